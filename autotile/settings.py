@@ -67,6 +67,9 @@ class Settings:
     """Whether nothing else is served (``AUTOTILE_PIN_STRICT``, ``pin_strict``; ``on`` or ``off``)."""
     numerics: Numerics = "any"
     """Whether a choice is only exchanged for one that computes the same bits (``AUTOTILE_NUMERICS``, ``numerics``)."""
+    race: bool = False
+    """Whether the first call for an unmeasured problem of an operation races the best few ways to compute it
+    (``AUTOTILE_RACE``, ``race``; ``on`` or ``off``)."""
     operation_folders: tuple[Path, ...] = ()
     """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
@@ -89,6 +92,7 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     pin_strict: str | msgspec.UnsetType = msgspec.UNSET
     numerics: str | msgspec.UnsetType = msgspec.UNSET
     operations: str | msgspec.UnsetType = msgspec.UNSET
+    race: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _EXPECTED_CONFIG = (
@@ -152,6 +156,9 @@ def _parse_settings(config: _Config) -> Settings:
     refresh = entry("AUTOTILE_REFRESH", config.refresh, 5)
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
         raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
+    race = entry("AUTOTILE_RACE", config.race, "off").lower()
+    if race not in _SWITCH:
+        raise InputError(f"the setting race (AUTOTILE_RACE) is {race!r}, expected on or off")
     captured = entry("AUTOTILE_CAPTURE", config.capture, "")
     bounds = {
         name: entry(f"AUTOTILE_{name.upper()}", getattr(config, name), "")

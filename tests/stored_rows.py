@@ -15,6 +15,7 @@ from autotile.database.database import Database
 from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.misses import study_times
+from autotile.database.model_store import save_model
 from autotile.errors import InputError
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
@@ -26,7 +27,7 @@ SIZES = {"M": 512, "N": 512, "K": 512}
 
 
 def make_database(path: Path) -> Path:
-    """Make a database of three problems of a kernel, with runs, trials, finals, misses and families."""
+    """Make a database of three problems of a kernel, with runs, trials, finals, misses, families and a model."""
     kernel = load_kernel(KERNEL)
     configs = [{p.name: p.values[n % len(p.values)] for p in kernel.spec.parameters} for n in range(4)]
     configs.insert(0, dict(kernel.spec.default))
@@ -44,6 +45,7 @@ def make_database(path: Path) -> Path:
             database.end_run(run, {"trials": 5})
         database.record_miss(Problem(KERNEL, {**SIZES, "M": 700}, "float32"), DEVICE.name, "nearest", 7)
         database.record_miss(Problem(KERNEL, {**SIZES, "M": 900}, "float32"), DEVICE.name, "default")
+        save_model(database, "matmul", "float32", DEVICE, {"format": 1, "candidates": []})
         _add_families(database, replace(key, sizes={}), configs)
     return path
 

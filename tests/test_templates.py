@@ -35,9 +35,8 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 
 
 def spread(space: SearchSpace, count: int) -> Iterator[Config]:
-    """Configurations at even distances over the whole space, its first and last among them."""
-    last = len(space) - 1
-    return (space.config(last * i // (count - 1)) for i in range(count))
+    """Configurations at even distances over the whole space."""
+    return (space.config((2 * i + 1) * len(space) // (2 * count)) for i in range(count))
 
 
 def compiled(kernel: Kernel, config: Config, architecture: str) -> Resources:

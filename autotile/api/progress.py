@@ -17,6 +17,7 @@ from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.workrate import Workrate
 from autotile.tuning.family_session import FamilyStep
+from autotile.tuning.operation_family_result import SweepStep
 from autotile.tuning.operation_result import OperationStep
 from autotile.tuning.result import Progress
 
@@ -221,6 +222,21 @@ def operation_observer(progress: bool | Callable[[Any], None], operation: Operat
                 line.show(head, step.problem, step.progress, specs[step.problem.kernel])
 
         yield observe
+
+
+@contextmanager
+def sweep_observer(progress: bool | Callable[[SweepStep], None]) -> Iterator[Callable[[SweepStep], None]]:
+    """Provide the observer of a family of an operation; ``progress`` is as for `session_observer`."""
+    display = default_display() if progress is True else None
+    if callable(progress):
+        yield progress
+    elif display is None:
+        yield lambda _: None
+    else:
+        try:
+            yield lambda step: display.show(step.text)
+        finally:
+            display.close()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.api.operations import check_gpu, served_so_far, tune_operation
+from autotile.api.operation_tuning import check_gpu, served_so_far, tune_operation, tune_operation_family
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
 from autotile.api.targets import (
     check_device_index,
@@ -24,13 +24,14 @@ from autotile.core.objectives import TIME, split_objectives
 from autotile.core.text import Displayed, plural
 from autotile.database.engine import parse_location
 from autotile.errors import AutotileError, InputError
-from autotile.families.family import Family, family_of, parse_family
+from autotile.families.family import Family, extent_text, family_of, parse_family
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import expand_path, read_settings
 from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
+from autotile.tuning.operation_family_result import OperationFamilyResult
 from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.recorder import Recorded
@@ -128,13 +129,16 @@ def tune_family(
     progress: bool | FamilyObserver = True,
     observe: FamilyObserver | None = None,
     **named_sizes: FamilySize,
-) -> FamilyResult:
+) -> FamilyResult | OperationFamilyResult:
     """Tune a few problems of a family, learn a rule from them that serves all others, and store it.
+
+    Of an operation, many configurations of all its kernels are measured at many problems, and a model of time is
+    learned that chooses among them and the libraries.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+        Name of a kernel or an operation, path of a search-space or operation file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         The family: for each size a number, a list of numbers, a ``range``, or text such as ``"1..8192"``.
     dtype
@@ -146,12 +150,12 @@ def tune_family(
     options
         Options of each session; None for the defaults. ``budget_s`` is the wall time of all sessions together.
     progress, observe
-        As for `tune`; a callable is called with a `FamilyStep`.
+        As for `tune`; a callable is called with a `FamilyStep`, of an operation with a `SweepStep`.
 
     Returns
     -------
-    FamilyResult
-        The rule, and its loss at each tuned problem.
+    FamilyResult or OperationFamilyResult
+        The rule, and its loss at each tuned problem; of an operation, how well the model chooses.
 
     Raises
     ------
@@ -167,6 +171,11 @@ def tune_family(
     0.021
     """
     chosen = session_options(options, device, database)
+    if (operation := named_operation(kernel)) is not None:
+        if plan is not None:
+            raise InputError("a plan is of a kernel's family; of an operation's, trials is the number of problems")
+        words = [f"{name}={extent_text(name, size)}" for name, size in merge_sizes(sizes, named_sizes).items()]
+        return tune_operation_family(operation, words, dtype, chosen, observe or progress)  # type: ignore[arg-type]
     loaded = load_kernel(kernel)
     family = family_of(loaded.spec, merge_sizes(sizes, named_sizes))
     with family_observer(observe or progress, loaded.spec) as observer:

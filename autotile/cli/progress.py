@@ -20,6 +20,7 @@ from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.workrate import Workrate
 from autotile.tuning.family_session import FamilyStep
+from autotile.tuning.operation_family_result import SweepStep
 from autotile.tuning.operation_result import OperationStep
 from autotile.tuning.result import Progress
 
@@ -180,6 +181,28 @@ class OperationProgress(SessionsProgress):
         name = step.problem.kernel
         heading = f"round {step.number} of {step.count}: {name}"
         self.show((step.number, name), heading, self._specs[name], step.problem, step.progress)
+
+
+class SweepProgress:
+    """Observer of a family of an operation, which prints a line at each new phase and every 15 seconds.
+
+    Parameters
+    ----------
+    console
+        Console of standard error.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._phase = ""
+        self._printed_s = float("-inf")
+
+    def __call__(self, step: SweepStep) -> None:
+        """Show a state."""
+        now_s = time.monotonic()
+        if step.phase != self._phase or now_s - self._printed_s >= _PLAIN_INTERVAL_S:
+            self._phase, self._printed_s = step.phase, now_s
+            self._console.print(shown_text(step.text), soft_wrap=True)
 
 
 def _bar_line(progress: Progress, since_s: float) -> Table:

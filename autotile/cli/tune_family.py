@@ -21,7 +21,7 @@ from autotile.cli.arguments import (
 from autotile.cli.list import loss_text, rule_facts
 from autotile.cli.output import INTERRUPTED, error_console, examples, notice, show
 from autotile.cli.tables import RIGHT, below, facts, table, title
-from autotile.cli.tune import MAX_CONFIGS, MAX_POINTS
+from autotile.cli.tune import MAX_CONFIGS, MAX_POINTS, is_operation
 from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, sizes_text, time_text
 from autotile.errors import InputError
 
@@ -61,6 +61,9 @@ def tune_family(
 
     --trials is for each of the problems, --budget for all of them together. The same command goes on where an
     interrupted one stopped.
+
+    Of an operation, such as matmul, many configurations of all its kernels and its libraries are measured at many
+    problems, and a model of time is learned that chooses among them; --trials is the number of problems.
     """
     run_family(kernel, sizes, dtype, search.options(), points=points, max_configs=max_configs, as_json=as_json)
 
@@ -82,6 +85,13 @@ def run_family(
 
     if kernel is None:
         raise InputError("no kernel is named; expected `autotile tune-family KERNEL SIZE=A..B ...`")
+    if is_operation(kernel):
+        from autotile.cli.tune_operation import run_operation_family
+
+        if points is not None or max_configs is not None:
+            raise InputError(f"--points and --max-configs are of a kernel's family, and {kernel} is an operation")
+        run_operation_family(kernel, words or [], dtype, options, as_json=as_json)
+        return
     loaded, family = open_family(kernel, words or [])
     call = family_serving_call(kernel, loaded, family, dtype=dtype, database=options.database)
     given = {"points": points, "max_configs": max_configs}
@@ -134,6 +144,7 @@ def register(app: typer.Typer) -> None:
         cls=ReplayCommand,
         epilog=examples(
             "autotile tune-family sgemm_2d M=1..8192 N=4096 K=4096,7168 --budget 30m",
+            "autotile tune-family matmul M=1..16384 N=1..16384 K=16..131072 --dtype bfloat16 --budget 30m",
             "autotile tune-family path/to/mine.toml N=1000..2000000 --points 12 --max-configs 4",
         ),
     )(tune_family)

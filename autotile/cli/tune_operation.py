@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.core.text import device_text, duration_text
 
 if TYPE_CHECKING:
+    from autotile.tuning.operation_family_result import OperationFamilyResult
     from autotile.tuning.operation_result import OperationResult
     from autotile.tuning.options import TuneOptions
 
 
 def run_operation(asked_as: str, words: list[str], dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
     """Tune the kernels of an operation, show the result, and exit as ``autotile tune`` does."""
-    from autotile.api.operations import tune_loaded_operation
+    from autotile.api.operation_tuning import tune_loaded_operation
     from autotile.api.tuning import serving_call
     from autotile.cli.assignments import read_sizes
     from autotile.cli.progress import OperationProgress
@@ -42,6 +43,28 @@ def run_operation(asked_as: str, words: list[str], dtype: str | None, options: T
         raise typer.Exit(INTERRUPTED)
     if result.winner is None:
         raise typer.Exit(NOTHING_FOUND)
+
+
+def run_operation_family(
+    asked_as: str, words: Sequence[str], dtype: str | None, options: TuneOptions, *, as_json: bool
+) -> None:
+    """Tune a family of an operation, show how well its model chooses, and exit with 130 if the user interrupted."""
+    from autotile.api.operation_tuning import tune_operation_family
+    from autotile.cli.progress import SweepProgress
+    from autotile.kernel.operation import load_operation
+    from autotile.tuning.operation_family_result import OperationFamilyResult
+
+    result = tune_operation_family(load_operation(asked_as), words, dtype, options, SweepProgress(error_console()))
+    show(result, family_model_table, OperationFamilyResult.to_json, as_json=as_json)
+    if result.interrupted:
+        notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+
+
+def family_model_table(result: OperationFamilyResult) -> RenderableType:
+    """Render how well the model of a family chooses."""
+    head = title(f"{result.operation} {result.family} {result.dtype} on {device_text(result.device)}")
+    return Group(head, facts(result.facts()))
 
 
 def operation_document(result: OperationResult, call: str) -> dict[str, Any]:

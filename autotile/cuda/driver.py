@@ -74,6 +74,8 @@ def has_driver() -> bool:
 
 def device_count() -> int:
     """Return the number of CUDA devices visible to this process; 0 without a driver, a device or CuPy."""
+    if not has_driver():  # importing CuPy would take longer than most commands
+        return 0
     try:
         runtime = load_cupy().cuda.runtime
     except ToolchainError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,6 +97,9 @@ class ProblemInstance:
         Whether to use the check values of scalars that have one (for example, a nonzero ``beta``).
     references
         Source of the expected outputs; None if they are expressions.
+    like
+        Problems of other kernels of the operation. The buffers, inputs and expected outputs of one that has the same
+        are used; they are then shared.
 
     Raises
     ------
@@ -116,6 +119,7 @@ class ProblemInstance:
         *,
         check: bool,
         references: ExpectedOutputs | None = None,
+        like: Sequence[ProblemInstance] = (),
     ) -> None:
         self.sizes = dict(sizes)
         self._spec = spec
@@ -125,11 +129,32 @@ class ProblemInstance:
         self._references = references or ExpectedOutputs(spec, dtype, support)
         self._scalars = problem_scalars(spec, sizes, dtype, check=check)
         self._buffers: dict[str, GuardedBuffer] = {}
-        for buffer in spec.buffers:
-            self._buffers[buffer.name] = self._new_buffer(buffer)
-        self._sets = {0: self._new_inputs(0)}
+        identity = self._data_identity if like else None
+        twin = next((one for one in like if one._data_identity == identity), None)
+        if twin is None:
+            for buffer in spec.buffers:
+                self._buffers[buffer.name] = self._new_buffer(buffer)
+        else:
+            self._buffers = twin._buffers
+        self._sets: dict[int, _InputSet] = {0: self._new_inputs(0)} if twin is None else twin._sets
         self._input_digests: dict[int, str] = {}
         self.use_inputs(0)
+
+    @property
+    def _data_identity(self) -> Any:
+        """All that determines the buffers, the inputs and the expected outputs."""
+        buffers = [
+            (b.name, b.extents(self.sizes), self._element_type(b.name).name, b.init, b.content, b.is_written)
+            for b in self._spec.buffers
+        ]
+        operands = {
+            scalar.name: scalar.given(self.sizes, check=self._check)
+            for scalar in self._spec.scalars
+            if scalar.is_operand and not scalar.repeats_size
+        }
+        names = frozenset[str]().union(*(e.names for e in self._spec.reference.outputs.values()))
+        used = {name: size for name, size in self.sizes.items() if name in names}
+        return buffers, operands, used, self._spec.reference.meaning(), self._dtype, self._check
 
     @property
     def size_bytes(self) -> int:

@@ -82,6 +82,7 @@ CHECKS_SQL = f"""
     WHERE studies.kernel = ? AND studies.dtype = ? AND trials.phase = 'final' AND trials.rank IS NULL
     ORDER BY trials.id
 """
+MODEL_SQL = "SELECT models.model FROM models WHERE operation = ? AND dtype = ? AND gpu_name = ?"
 """A test compares the statements with the ones that SQLAlchemy builds from the schema."""
 
 DIGESTED_SQL = f"""
@@ -107,9 +108,11 @@ CHANGES_SQL = """
     UNION ALL
     SELECT kernel, dtype, 'rule', count(id), max(id), max(learned_at)
     FROM families WHERE learned_at IS NOT NULL GROUP BY kernel, dtype
+    UNION ALL
+    SELECT operation, dtype, 'model', count(id), max(id), max(learned_at) FROM models GROUP BY operation, dtype
 """
-"""What was decided for each kernel and dtype: ended runs, verdicts and rules, each with their number and the newest.
-Trials of a search that still runs are left out: they would change what is served with every improvement."""
+"""What was decided for each kernel and dtype: ended runs, verdicts, rules and models, each with their number and the
+newest. Trials of a search that still runs are left out: they would change what is served with every improvement."""
 
 Changes = frozenset[tuple[Any, ...]]
 """Rows of `CHANGES_SQL`; kernel and dtype are their first two columns."""
@@ -160,6 +163,15 @@ def read_rules_fast(location: str, kernel: str, dtype: str) -> list[StoredRule] 
     try:
         rows = _rows(location, RULES_SQL, kernel, dtype)
         return None if rows is None else [convert(_decoded(row), RuleDocument).stored_rule() for row in rows]
+    except DataError:
+        return None
+
+
+def read_model_fast(location: str, operation: str, dtype: str, gpu_name: str) -> Any:
+    """Return the JSON of the model of an operation for a GPU; None if there is none, or in the cases of winners."""
+    try:
+        rows = _rows(location, MODEL_SQL, operation, dtype, gpu_name)
+        return json_cell(rows[0]["model"]) if rows else None
     except DataError:
         return None
 

@@ -16,8 +16,9 @@ from autotile.database.database import Database
 from autotile.database.family_store import check_family, replace_family
 from autotile.database.keys import TuningKey
 from autotile.database.misses import stored_miss
+from autotile.database.model_store import check_model, copy_model
 from autotile.database.rows import Row, StoredTrial, insert_trial, parsed_rows, rows_of, stored_trial, trial_row
-from autotile.database.schema import FAMILIES, MISSES, RUNS, STUDIES, TRIALS, insert_for, now_text
+from autotile.database.schema import FAMILIES, MISSES, MODELS, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.studies import StoredBest, stored_run, stored_study
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
@@ -113,6 +114,8 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
             runs, trials = runs + new_runs, trials + new_trials
         families = _usable(theirs, select(FAMILIES).order_by(FAMILIES.c.id), check_family)
         rules = sum(_copy_family(ours, row) for row in families)
+        for row in _usable(theirs, select(MODELS), check_model):
+            copy_model(ours, row)
         for row in _usable(theirs, select(MISSES), stored_miss):
             _copy_miss(ours, row)
         return CopiedRows(studies, runs, trials, rules)

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, Connection, delete, select
 from autotile.core.documents import Format, decode_json, encode_json, read_regular
 from autotile.database.family_store import check_family
 from autotile.database.misses import stored_miss
+from autotile.database.model_store import check_model
 from autotile.database.paths import atomic_write
 from autotile.database.rows import BadRow, BadRowError, Row, rows_of, stored_trial
 from autotile.database.schema import METADATA, RUNS, TRIALS
@@ -39,6 +40,7 @@ _PARSERS: Mapping[str, Callable[[Row], object]] = {
     "trials": stored_trial,
     "misses": stored_miss,
     "families": check_family,
+    "models": check_model,
 }
 """Function that parses a row of each table; parents before the tables that refer to them."""
 
@@ -61,7 +63,7 @@ class _Cell(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class _StoredRow(msgspec.Struct):
-    table: Literal["studies", "runs", "trials", "misses", "families"]
+    table: Literal["studies", "runs", "trials", "misses", "families", "models"]
     columns: dict[str, int | float | str | _Cell | None]
     reason: str = ""
 

@@ -168,5 +168,19 @@ FAMILIES = Table(
 """One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
 tuning is unfinished, ``rule`` is null before the first rule is learned."""
 
+MODELS = Table(
+    "models",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("operation", Text, nullable=False),
+    Column("dtype", Text, nullable=False),
+    Column("gpu_name", Text, nullable=False),
+    _json("device"),
+    _json("model"),
+    Column("learned_at", Text, nullable=False),
+    UniqueConstraint("operation", "dtype", "gpu_name", name="one_model_a_gpu"),
+)
+"""One row for each operation, element type and GPU: its newest model of time."""
+
 BEST = table("best", column("study_id"), column("trial_id"))
 """View of the best result of each study; its other columns are for people who open the database by hand."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from msgspec import Meta
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from autotile.core.documents import Count, Name, convert
 from autotile.core.frozen import dataclass
 from autotile.errors import DataError, ProblemError
-from autotile.kernel.spec import KernelSpec
 
 _MAX_SIZE = 2**31 - 1
 _PART = re.compile(r"(\d{1,10})(?:\.\.(\d{1,10}))?", re.ASCII)
@@ -104,7 +103,26 @@ def _ordered(name: str, parts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, 
     return parts
 
 
-def parse_family(spec: KernelSpec, words: Iterable[str]) -> Family:
+class Sized(Protocol):
+    """What has sizes and flags: a kernel, or an operation."""
+
+    @property
+    def name(self) -> str:
+        """Name, for messages."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Every size and flag with its default."""
+
+    @property
+    def flags(self) -> Collection[str]:
+        """Names that are 0 or 1."""
+
+    def is_optional(self, name: str) -> bool:
+        """Return whether a size may be left out."""
+
+
+def parse_family(spec: Sized, words: Iterable[str]) -> Family:
     """Parse a family from words such as ``M=1..8192 N=4096 K=4096,7168``.
 
     Parameters
@@ -138,7 +156,7 @@ def parse_family(spec: KernelSpec, words: Iterable[str]) -> Family:
     return Family({name: given.get(name, defaults[name]) for name in spec.sizes})
 
 
-def family_of(spec: KernelSpec, sizes: Mapping[str, int | str | Sequence[int] | range]) -> Family:
+def family_of(spec: Sized, sizes: Mapping[str, int | str | Sequence[int] | range]) -> Family:
     """Return the family that a program describes.
 
     Parameters
@@ -153,10 +171,10 @@ def family_of(spec: KernelSpec, sizes: Mapping[str, int | str | Sequence[int] | 
     ProblemError
         As for `parse_family`.
     """
-    return parse_family(spec, [f"{name}={_text(name, value)}" for name, value in sizes.items()])
+    return parse_family(spec, [f"{name}={extent_text(name, value)}" for name, value in sizes.items()])
 
 
-def _extent(spec: KernelSpec, name: str, text: str) -> Extent:
+def _extent(spec: Sized, name: str, text: str) -> Extent:
     low, high = (0, 1) if name in spec.flags else (1, _MAX_SIZE)
     parts = []
     for piece in text.split(","):
@@ -186,7 +204,8 @@ def _merge(parts: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
-def _text(name: str, value: object) -> str:
+def extent_text(name: str, value: object) -> str:
+    """Return an extent as text; an integer, several, a `range` of step 1, or text as it is."""
     if isinstance(value, str):
         return value
     if isinstance(value, range):
@@ -318,6 +337,27 @@ def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
 def sample_members(family: Family) -> list[dict[str, int]]:
     """Return members that cover the family evenly, with round and ragged sizes, and its corners and edges."""
     return [dict(zip(family.extents, values, strict=True)) for values in _candidates(family, _MEMBERS)]
+
+
+_SPREAD_KINDS = ("round", "vector", "odd", "round", "vector", "round", "vector")
+"""Kinds of a size in turn; that of each size has another period, so that kinds are mixed."""
+
+
+def spread_members(family: Family, count: int) -> list[dict[str, int]]:
+    """Return members in an order in which the first ones, however many, cover the family evenly.
+
+    Sizes are distributed evenly in logarithms; about a quarter of them are odd.
+    """
+    kinds = len(_SPREAD_KINDS)
+    found: dict[tuple[int, ...], None] = {}
+    for number, row in enumerate(_even_fractions(count, len(family.extents))):
+        pairs = zip(family.extents.values(), row, strict=True)
+        values = (
+            _value(extent, float(fraction), _SPREAD_KINDS[(number * (2 * place + 1) + number // kinds) % kinds])
+            for place, (extent, fraction) in enumerate(pairs)
+        )
+        found[tuple(values)] = None
+    return [dict(zip(family.extents, values, strict=True)) for values in found]
 
 
 def _candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:

@@ -95,6 +95,7 @@ class Dispatcher:
         strict: bool = False,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
         **sizes: int,
     ) -> BoundKernel:
         """Return the best known configuration of a kernel for a problem, ready to launch.
@@ -126,6 +127,9 @@ class Dispatcher:
         numerics
             ``"same"``: what is served is only exchanged for configurations that are known to compute the same bits,
             when there are new results, or in place of a pinned one. ``"any"``: for any. None for the setting.
+        race
+            Whether the first call for a problem of an operation that was not measured races the best few ways, for up
+            to 20 ms of GPU time; see `autotile.matmul`. The setting ``race`` does so for all.
         **sizes
             Sizes of the problem, such as ``M=4096``; for an operation also its conditions, such as ``EMULATE=0``.
 
@@ -150,7 +154,7 @@ class Dispatcher:
             place = self.current_device()
         try:
             served = self._find_served(
-                (name, dtype, place, database, bundle, library, numerics, *sizes, *sizes.values())
+                (name, dtype, place, database, bundle, library, numerics, race, *sizes, *sizes.values())
             )
         except TypeError:  # not hashable, such as a list for a size
             served = None
@@ -164,6 +168,7 @@ class Dispatcher:
                 bundle=bundle,
                 library=library,
                 numerics=numerics,
+                race=race,
             )
         if strict and served.tier != "exact":
             raise self._refuse(served, self.location(database), bundle)
@@ -180,6 +185,7 @@ class Dispatcher:
         bundle: str | Path | None,
         library: bool,
         numerics: Numerics | None,
+        race: bool,
     ) -> BoundKernel:
         """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
 
@@ -196,7 +202,7 @@ class Dispatcher:
         if not isinstance(place, str | None):
             place = device_index(place)
         try:
-            key = (name, dtype, place, database, bundle, library, numerics, *sizes, *sizes.values())
+            key = (name, dtype, place, database, bundle, library, numerics, race, *sizes, *sizes.values())
             served = self._served.recall(key)
         except TypeError:
             served = None  # the size that is no number is refused below
@@ -206,7 +212,7 @@ class Dispatcher:
         location = self.location(database)
         of_operation = isinstance(name, str) and self._is_operation(name)
         kernel = self.find_best_kernel(
-            name, dtype, place, location, sizes, bundle=bundle, library=library, numerics=numerics
+            name, dtype, place, location, sizes, bundle=bundle, library=library, numerics=numerics, race=race
         )
         device = place if isinstance(place, str) else None
         named = database or self._database, bundle or self._bundle
@@ -246,6 +252,7 @@ class Dispatcher:
         database: str | Path | None = None,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
     ) -> BoundKernel:
         """Return what `get_best_kernel` serves for an operation, whatever kernels there are of its name.
 
@@ -253,17 +260,17 @@ class Dispatcher:
         ----------
         operation
             Name of the operation.
-        sizes, dtype, device, database, library, numerics
+        sizes, dtype, device, database, library, numerics, race
             As for `get_best_kernel`.
         """
         place = self.current_device() if device is None else device
-        key = ("operation", operation, dtype, place, database, library, numerics, *sizes, *sizes.values())
+        key = ("operation", operation, dtype, place, database, library, numerics, race, *sizes, *sizes.values())
         served = self._served.get(key) or self._served.recall(key)
         if served is None:
             check_numerics(numerics)
             location = self.location(database)
             kernel = self.find_for_operation(
-                operation, dtype, place, location, sizes, library=library, numerics=numerics
+                operation, dtype, place, location, sizes, library=library, numerics=numerics, race=race
             )
             asked = Asked(operation, dtype, place, location, library, numerics)
             served = self._keep(key, kernel, sizes, asked, is_bundled=bool(self._bundle))
@@ -280,6 +287,7 @@ class Dispatcher:
         bundle: str | Path | None = None,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
         like: Choice | None = None,
     ) -> BoundKernel:
         """Return what `get_best_kernel` would serve, without keeping it and without counting a miss.
@@ -288,7 +296,7 @@ class Dispatcher:
         ----------
         location
             Path or URL of the database.
-        name, dtype, device, sizes, bundle, library, numerics
+        name, dtype, device, sizes, bundle, library, numerics, race
             As for `get_best_kernel`.
         like
             Choice whose bits must be kept; None if any may be computed.
@@ -299,7 +307,7 @@ class Dispatcher:
             As for `get_best_kernel`.
         """
         if isinstance(name, str | os.PathLike) and self._is_operation(str(name)):
-            options: dict[str, Any] = {"bundle": bundle, "library": library, "numerics": numerics}
+            options: dict[str, Any] = {"bundle": bundle, "library": library, "numerics": numerics, "race": race}
             return self.find_for_operation(str(name), dtype, device, location, sizes, **options)
         path = bundle_path(bundle) or self._bundle
         if path is not None:
@@ -340,6 +348,7 @@ class Dispatcher:
         bundle: str | Path | None = None,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
         anew: bool = False,
     ) -> BoundKernel:
         """Return what `serve_operation` would serve, without keeping it and without counting a miss.
@@ -350,8 +359,8 @@ class Dispatcher:
             Name of the operation, or path of its file.
         dtype, device, location, sizes, bundle, library, numerics
             As for `find_best_kernel`.
-        anew
-            Whether the database has changed.
+        race, anew
+            As for `get_best_kernel`, and whether the database has changed.
         """
         from autotile.serving.operations import OperationTable, serve_bundled
 
@@ -373,7 +382,7 @@ class Dispatcher:
             )
         served = self.pins.serve_operation(table, problem, library=library, numerics=numerics)
         if served is None:
-            served = table.serve(problem, library=library)
+            served = table.serve(problem, library=library, race=race and numerics != "same")
         served.operation, served.library_allowed = problem, library
         return served
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from autotile.core.device import DeviceProperties
 from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, compile_job
@@ -291,28 +292,11 @@ class Pipeline:
         return LaunchPlan.of(self._kernel.spec, config, self._problem.sizes, self._device)
 
     def _gated_trial(self, config: Config, plan: LaunchPlan, compiled: Compiled) -> Trial:
-        trial = Trial(
-            config,
-            compiled.outcome,
-            compiled.reason,
-            "compile",
-            plan.main.geometry,
-            source=self._backend.source,
-            seconds={"compile": round(compiled.seconds, 6)},
-        )
-        cubin = compiled.cubin
-        if cubin is None:
-            return trial
         for sizes, compilation in self._others.get(config_key(config), ()):
-            if (other := compilation.result()).cubin is None:
-                return replace(trial, outcome=other.outcome, reason=f"at {config_text(sizes)}: {other.reason}")
-        check_signatures(self._kernel, self._problem.dtype, cubin)
-        resources = {entry: function.resources for entry, function in cubin.functions.items()}
-        steps = compiled_steps(self._kernel.spec, plan, resources, self._device)
-        main = steps[0]
-        trial = replace(trial, resources=main.resources, occupancy=main.occupancy, cubin_hash=cubin.cubin_hash)
-        fault = next((step.fault for step in steps if step.fault), "")
-        return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
+            if compiled.cubin is not None and (other := compilation.result()).cubin is None:
+                compiled = replace(other, reason=f"at {config_text(sizes)}: {other.reason}", seconds=compiled.seconds)
+        trial = gated_trial(self._kernel, self._problem, config, compiled, plan=plan, device=self._device)
+        return replace(trial, source=self._backend.source)
 
     def _launch_of(self, trial: Trial) -> _Launch:
         spec, problem = self._kernel.spec, self._problem
@@ -336,6 +320,30 @@ class Pipeline:
 
     def _job(self, config: Config, sizes: Mapping[str, int]) -> CompileJob:
         return compile_job(self._kernel, config, self._problem.dtype, self._device.architecture, sizes)
+
+
+def gated_trial(
+    kernel: Kernel, problem: Problem, config: Config, compiled: Compiled, *, plan: LaunchPlan, device: DeviceProperties
+) -> Trial:
+    """Return the trial of a configuration up to the second gate: its compiled resources fit on the device.
+
+    Raises
+    ------
+    SpecError
+        A function takes other parameters than the declared arguments.
+    """
+    seconds = {"compile": round(compiled.seconds, 6)}
+    trial = Trial(config, compiled.outcome, compiled.reason, "compile", plan.main.geometry, seconds=seconds)
+    cubin = compiled.cubin
+    if cubin is None:
+        return trial
+    check_signatures(kernel, problem.dtype, cubin)
+    resources = {entry: function.resources for entry, function in cubin.functions.items()}
+    steps = compiled_steps(kernel.spec, plan, resources, device)
+    main = steps[0]
+    trial = replace(trial, resources=main.resources, occupancy=main.occupancy, cubin_hash=cubin.cubin_hash)
+    fault = next((step.fault for step in steps if step.fault), "")
+    return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
 
 
 def _other_sizes(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.documents import canonical_json, convert
 from autotile.core.model import Outcome
@@ -19,10 +20,15 @@ from autotile.workers.protocol import (
     RaceTimes,
     SizedCubin,
     Stage,
+    SweepSetup,
+    SweptTime,
     Workload,
     serve,
 )
 from autotile.workers.workbench import Workbench
+
+if TYPE_CHECKING:
+    from autotile.workers.sweep import Sweeper
 
 # CUresult codes after which the context still works (cuda.h): the launch or load was rejected before it began.
 _REJECTED = {
@@ -46,12 +52,13 @@ _MAX_KEPT = 16
 
 
 class GpuWorker:
-    """Handler of ``open``, ``evaluate``, ``verify``, ``race``, ``contest`` and ``occupancy`` requests."""
+    """Handler of ``open``, ``evaluate``, ``verify``, ``race``, ``contest``, ``sweep`` and ``occupancy`` requests."""
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
         self._benches: dict[str, Workbench] = {}
         """Problems that are laid out, by their workloads; the newest is the last."""
+        self._sweeper: Sweeper | None = None
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Handle one request."""
@@ -75,6 +82,8 @@ class GpuWorker:
             return {"error": str(error), "kind": "input" if isinstance(error, InputError) else "toolchain"}
 
     def _reply(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        if message["op"] == "sweep":
+            return self._sweep(message, stage)
         if message["op"] == "open":
             stage("open")
             return {"device": self._open(message["workload"]).device.to_json()}
@@ -128,6 +137,34 @@ class GpuWorker:
             if sum(one.size_bytes for one in self._benches.values()) <= limit_bytes and len(self._benches) < _MAX_KEPT:
                 return
             del self._benches[next(iter(self._benches))]
+
+    def _sweep(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """Measure one problem of a sweep; a CUDA error ends it at the configuration that caused it."""
+        from autotile.workers.sweep import Sweeper
+
+        cuda = load_cupy().cuda
+        setup = convert(message["setup"], SweepSetup)
+        if self._sweeper is None or self._sweeper.setup != setup:
+            stage("open")
+            self._bench, self._sweeper = None, None
+            self._benches.clear()
+            self._sweeper = Sweeper(setup)
+        entries = [(int(one["kernel"]), _candidate(one)) for one in message["entries"]]
+        libraries = convert(message["libraries"], tuple[LibraryCall, ...])
+        done: list[SweptTime] = []
+        try:
+            self._sweeper.measure(message["sizes"], libraries, entries, lambda number: stage(f"sweep {number}"), done)
+        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+            outcome = _REJECTED.get(int(error.status))
+            reply = {
+                "swept": [asdict(one) for one in done],
+                "failed": str(error),
+                "outcome": outcome or Outcome.CRASHED,
+            }
+            if outcome is None:
+                raise FinalReply({**reply, "last": True}) from None
+            return reply
+        return {"swept": [asdict(one) for one in done]}
 
     def _contest(self, bench: Workbench, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Race candidates of several kernels and libraries."""

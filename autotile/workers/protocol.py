@@ -196,6 +196,48 @@ class LibraryCall:
 
 
 @dataclass(frozen=True, slots=True)
+class SweepKernel:
+    """A kernel of an operation, as the GPU worker parses it."""
+
+    spec_text: str
+    spec_source: str
+    spec_folder: str = ""
+    reference_source: KernelSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSetup:
+    """What the problems of a sweep have in common; see `autotile.workers.sweep`."""
+
+    kernels: tuple[SweepKernel, ...]
+    dtype: Name
+    l2: L2Mode
+    cache: str
+    cache_limit_bytes: Whole
+    device_index: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SweptTime:
+    """Result of a configuration or library at one problem of a sweep.
+
+    Attributes
+    ----------
+    outcome, reason
+        ``pruned`` if it is clearly slower than the best.
+    measurement
+        Its time, if it is correct.
+    max_error
+        Maximum error of an output element, see `autotile.cuda.instance.Verdict`.
+    """
+
+    outcome: Outcome
+    reason: Text = ""
+    measurement: Measurement | None = None
+    max_error: NonNegative = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SizedCubin:
     """A configuration compiled for other sizes than those that are tuned."""
 
@@ -257,6 +299,15 @@ class Race(msgspec.Struct):
     """Reply of the GPU worker to ``race``."""
 
     raced: list[RaceTimes]
+
+
+class Swept(msgspec.Struct):
+    """Reply of the GPU worker to ``sweep``: results in the order of the request, all of them unless one broke it."""
+
+    swept: list[SweptTime]
+    failed: Text = ""
+    """Reason why the one after the last result broke the worker, which ends."""
+    outcome: Outcome = Outcome.OK
 
 
 class DriverOccupancy(msgspec.Struct):

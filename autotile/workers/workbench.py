@@ -65,7 +65,7 @@ class Workbench:
             support,
             device=self.device,
             cache=cache,
-            source=_reference_kernel(self._spec, source) if source else None,
+            source=reference_kernel(self._spec, source) if source else None,
             folder=Path(workload.reference_folder) if workload.reference_folder else None,
         )
 
@@ -120,7 +120,7 @@ class Workbench:
         captured, digest = self._capture(instance), instance.digest()
         stage("measure")
         bound = instance.bind(config, self.device)
-        evaluation = self._measure(_sequence(functions.tuned, instance, bound), best_us, bound)
+        evaluation = self._measure(launch_sequence(functions.tuned, instance, bound), best_us, bound)
         timer.end("measure")
         if evaluation.outcome.has_time:
             self._known_good = (functions, config)
@@ -199,7 +199,7 @@ class Workbench:
         """Return a verified candidate, ready to be timed."""
         instance = self._tuned.of(candidate.config)
         bound = instance.bind(candidate.config, self.device)
-        launch = _sequence(self._load(candidate).tuned, instance, bound)
+        launch = launch_sequence(self._load(candidate).tuned, instance, bound)
         self.fresh = False
         return Entrant(
             launch, partial(instance.prepare, bound), partial(self._verdict_on_timed, bound), candidate.weight
@@ -265,7 +265,7 @@ class Workbench:
                 return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.sizes)}")
             instance = instances.of(config)
             bound = instance.bind(config, self.device)
-            launch = _sequence(functions.at(instances.sizes), instance, bound)
+            launch = launch_sequence(functions.at(instances.sizes), instance, bound)
             instance.prepare(bound)
             self.fresh = False
             if as_measured:
@@ -282,7 +282,8 @@ class Workbench:
         return sized_functions(self._spec, candidate)
 
 
-def _reference_kernel(spec: KernelSpec, source: KernelSource) -> Kernel:
+def reference_kernel(spec: KernelSpec, source: KernelSource) -> Kernel:
+    """Return the kernel whose template holds a reference kernel."""
     return Kernel(
         spec,
         source.source,
@@ -293,7 +294,8 @@ def _reference_kernel(spec: KernelSpec, source: KernelSource) -> Kernel:
     )
 
 
-def _sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
+def launch_sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
+    """Return the launches of loaded functions on the buffers of an instance, with its constants in place."""
     instance.copy_constants(functions.module)
     return LaunchSequence(functions, bound.plan, bound.arguments)
 

@@ -109,3 +109,58 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
         assert reply["outcome"] == Outcome.OK
     assert benches[0] is benches[2]
     assert benches[0] is not benches[1]
+
+
+def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:
+    """Every pair of a problem and a configuration is verified; a run after it measures nothing again."""
+    pytest.importorskip("autotile.families.model_fit")
+    from autotile.database.model_store import read_models
+
+    path = scale_toml.with_name("scaling.toml")
+    path.write_text(SCALING)
+    options = TuneOptions(trials=26, workers=4)
+    result = autotile.tune_family(str(path), n="1000..1000000", options=options, progress=False)
+    assert result.problems == 26
+    assert result.pairs >= 26 * 6
+    assert result.refused == 0
+    assert result.losses is not None
+    assert 0 <= result.losses.mean <= result.losses.worst
+    with Database.open(read_settings().database) as database:
+        assert [(one.operation, one.dtype) for one in read_models(database)] == [("scaling", "float32")]
+    again = autotile.tune_family(str(path), n="1000..1000000", options=options, progress=False)
+    assert (again.resumed, again.pairs) == (26, result.pairs)
+
+
+def test_products_are_swept_beside_cublas() -> None:
+    from autotile.cuda.driver import live_device
+    from autotile.kernel.operation import load_operation
+    from autotile.serving.libraries import libraries_for
+    from autotile.tuning.contest import OperationLibrary
+    from autotile.tuning.operation_sweep import Sweep, SweepCandidate, problem_of
+    from autotile.workers.child import WorkerPool
+    from autotile.workers.compile_pool import CompilePool
+
+    operation, settings, device = load_operation("matmul"), read_settings(), live_device()
+    kernels = {member.name: member.load() for member in operation.members if "float32" in member.dtypes}
+    libraries = [OperationLibrary(one.name, one.version, one.call) for one in libraries_for(operation)]
+    setup = Sweep.setup_of(
+        kernels, "float32", "cold", cache=str(settings.cache), limit_bytes=settings.cache_limit_bytes, device_index=0
+    )
+    candidates = [SweepCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
+    with Database.open(settings.database) as database, WorkerPool() as pool:
+        compilers = CompilePool(settings.cache, settings.cache_limit_bytes, 4, 60.0, worker_pool=pool)
+        sweep = Sweep(
+            operation, kernels, libraries, setup, device, database=database, compile_pool=compilers, worker_pool=pool
+        )
+        try:
+            for sizes in ({"M": 256, "N": 512, "K": 128}, {"M": 33, "N": 65, "K": 129, "TRANS_A": 1}):
+                problem = operation.resolve(sizes, "float32")
+                named = problem_of(operation, kernels, problem, device)
+                swept = sweep.run(sweep.prepare(problem, named, candidates))
+                assert swept is not None
+                assert swept.libraries["cublas"] > 0
+                assert {trial.outcome.has_time for trial in swept.trials.values()} == {True}, swept.trials
+                assert len(database.best("matmul:cublas")) >= 1
+        finally:
+            sweep.close()
+            compilers.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotile.api import operations as operations_api
+from autotile.api import operation_tuning as operations_api
 from autotile.api import tuning as tuning_api
 from autotile.api.verification import verify
 from autotile.core.model import Config, Outcome, Trial, config_key

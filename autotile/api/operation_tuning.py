@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotile.api.progress import OperationObserver, operation_observer
+from autotile.api.progress import OperationObserver, operation_observer, sweep_observer
 from autotile.api.targets import check_device_index
+from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import split_objectives
 from autotile.cuda.driver import device_count
@@ -17,8 +18,9 @@ from autotile.kernel.operation import Operation
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
 from autotile.settings import read_settings
-from autotile.tuning import operation_session
+from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
+from autotile.tuning.operation_family_result import OperationFamilyResult, SweepStep
 from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
 
@@ -55,6 +57,53 @@ def tune_loaded_operation(
         )
     finally:
         forget_served()  # the next get_best_kernel reads the database again
+
+
+def tune_operation_family(
+    operation: Operation,
+    words: Sequence[str],
+    dtype: str | None,
+    options: TuneOptions,
+    progress: bool | Callable[[SweepStep], None],
+) -> OperationFamilyResult:
+    """Measure a family of an operation, learn a model of time from it, and store it.
+
+    Parameters
+    ----------
+    words
+        The family, as words such as ``M=1..8192``.
+    dtype, options, progress
+        As for `autotile.tune_family`.
+
+    Raises
+    ------
+    InputError
+        The family cannot be read, or as for `autotile.tuning.operation_family.tune_operation_family`.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    """
+    if options.only is not None or options.tries or options.verify_sizes or options.until or options.fresh:
+        raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
+    check_gpu(options)
+    chosen = dtype_name(dtype) if dtype is not None else operation.dtypes[0]
+    if chosen not in operation.dtypes:
+        raise InputError(
+            f"{operation.name} does not support dtype {chosen!r}; it supports {', '.join(operation.dtypes)}"
+        )
+    family = operation_family.operation_family(operation, words, chosen)
+    try:
+        with sweep_observer(progress) as observe:
+            return operation_family.tune_operation_family(
+                operation,
+                family,
+                chosen,
+                read_settings(),
+                options,
+                libraries=[OperationLibrary(one.name, one.version, one.call) for one in libraries_for(operation)],
+                observe=observe,
+            )
+    finally:
+        forget_served()
 
 
 def _libraries_of(operation: Operation, problem: Problem) -> list[OperationLibrary]:

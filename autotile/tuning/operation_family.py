@@ -1,0 +1,481 @@
+"""A family of an operation: times at sizes spread over it, and the model of time that is learned from them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Outcome, Problem, config_key
+from autotile.cuda.driver import device_count, has_driver, live_device
+from autotile.database.model_store import save_model
+from autotile.errors import InputError
+from autotile.exchange.shipped import shipped_winners
+from autotile.families.family import Extent, Family, parse_family, spread_members
+from autotile.kernel.library import Kernel
+from autotile.kernel.operation import Operation
+from autotile.kernel.problem import check_memory
+from autotile.kernel.workrate import Workrate
+from autotile.settings import Settings
+from autotile.space.limits import check_config
+from autotile.space.search_space import feasible_space
+from autotile.space.time_estimate import estimate_times
+from autotile.tuning.contest import OperationLibrary
+from autotile.tuning.operation_family_result import Losses, OperationFamilyResult, SweepPhase, SweepStep
+from autotile.tuning.operation_learning import learn_model
+from autotile.tuning.operation_sweep import CandidateKey, Sweep, SweepCandidate, SweptProblem, problem_of
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.stopping import StopRequest
+from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import CompilePool, worker_count
+
+if TYPE_CHECKING:
+    from autotile.database.database import Database
+    from autotile.families.operation_model import OperationModel
+
+_PROBLEMS = 400
+"""Problems of each of the two rounds; with less time there are fewer."""
+_MIN_PROBLEMS = 24
+_DRAWN = 8
+"""Problems that are drawn for each that is measured: many are too large, or computed by no kernel."""
+_MAX_FLOPS = 2**41
+"""Operations of a problem, where a kernel states them: 40 ms at 50 TFLOP/s."""
+_FIRST_SHARE, _MEASURING_SHARE = 0.5, 0.85
+"""Shares of the budget for the first round and for both; the rest is for learning the model."""
+_TRIED, _RANDOM = 24, 6
+"""Configurations at each problem: those expected to be the fastest, and others."""
+_SEEDED_PROBLEMS, _SEEDS, _MAX_WINNERS = 10, 3, 32
+"""Problems at which configurations are proposed by their estimated times, the number of them a kernel, and that of
+earlier winners of a kernel."""
+_ESTIMATED_ROWS = 200_000
+_UNKNOWN_LOSS, _UNKNOWN_WEIGHT = 0.3, 0.05
+"""Loss, in the logarithm, that is assumed of a configuration that was measured nowhere near."""
+_MAX_LOSS = math.log(4.0)
+_NEAR_DOUBLINGS, _FLAG_DOUBLINGS = 1.5, 3.0
+"""Distance at which a measurement says less, and that of a flag, in doublings of a size."""
+_MUTATED, _MUTATIONS = 40, 12
+"""Problems, worst first, at which variants of the best configuration are tried, and their number at each."""
+
+Observer = Callable[[SweepStep], None]
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """An operation as `parse_family` sees it: conditions are flags, too."""
+
+    operation: Operation
+
+    @property
+    def name(self) -> str:
+        return self.operation.name
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self.operation.sizes
+
+    @property
+    def flags(self) -> Sequence[str]:
+        return (*self.operation.flags, *self.operation.conditions)
+
+    def is_optional(self, name: str) -> bool:
+        return self.operation.is_optional(name)
+
+
+def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
+    """Return a family of an operation; a flag that is not given takes both values if it changes how inputs are stored.
+
+    Raises
+    ------
+    ProblemError
+        As for `autotile.families.family.parse_family`.
+    """
+    words = list(words)
+    family = parse_family(_Sized(operation), words)
+    given = {word.partition("=")[0] for word in words}
+    mixed = {
+        name: Extent(((0, 1),))
+        for name in operation.flags
+        if name not in given and _changes_layout(operation, name, dtype)
+    }
+    return Family({**family.extents, **mixed})
+
+
+def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
+    """Return whether the shape of an input depends on a flag."""
+    sizes = {name: 64 + 16 * place for place, name in enumerate(operation.proper_sizes)}
+    plain = {name: operation.sizes[name] for name in (*operation.flags, *operation.conditions)}
+    shapes = []
+    for value in (0, 1):
+        problem = operation.resolve({**sizes, **plain, flag: value}, dtype)
+        found: dict[str, Any] = {}
+        for member, own in operation.fitting(problem):
+            spec = member.load().spec
+            full = {**spec.sizes, **own}
+            found |= {
+                f"{member.name}.{b.name}": b.extents(full)
+                for b in spec.buffers
+                if b.is_initialized and not spec.shaping
+            }
+        shapes.append(found)
+    common = shapes[0].keys() & shapes[1].keys()
+    return any(shapes[0][name] != shapes[1][name] for name in common)
+
+
+def tune_operation_family(
+    operation: Operation,
+    family: Family,
+    dtype: str,
+    settings: Settings,
+    options: TuneOptions,
+    *,
+    libraries: Sequence[OperationLibrary] = (),
+    observe: Observer = lambda _: None,
+) -> OperationFamilyResult:
+    """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
+
+    Half of the time goes to a first round, at sizes that cover the family evenly, with the configurations that were the
+    fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
+    the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
+
+    Parameters
+    ----------
+    operation, family, dtype
+        Operation, its problems, and element type.
+    settings, options
+        As for `autotile.tuning.operation_session.tune_operation`; ``budget_s`` is the wall time of everything, and
+        ``trials`` the number of problems.
+    libraries
+        Libraries that the operation file names.
+    observe
+        Called with the state after each problem.
+
+    Raises
+    ------
+    InputError
+        There is no GPU, no kernel computes any problem of the family, too few problems were measured, or the database
+        cannot be written.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    """
+    if options.replay is not None or not has_driver() or not device_count():
+        raise InputError("a family of an operation is measured on a GPU, and there is none here")
+    device = live_device(options.device_index)
+    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
+    setup = Sweep.setup_of(
+        kernels,
+        dtype,
+        options.l2,
+        cache=str(settings.cache),
+        limit_bytes=settings.cache_limit_bytes,
+        device_index=options.device_index,
+    )
+    from autotile.database.database import Database
+
+    location = settings.database if options.database is None else options.database
+    with Database.open(location) as database, WorkerPool() as worker_pool:
+        pool = CompilePool(
+            settings.cache,
+            settings.cache_limit_bytes,
+            worker_count(options.workers),
+            options.compile_deadline_s,
+            worker_pool=worker_pool,
+        )
+        named = tuple(one for one in libraries if one.call is None)
+        sweep = Sweep(
+            operation,
+            kernels,
+            named,
+            setup,
+            device,
+            database=database,
+            compile_pool=pool,
+            worker_pool=worker_pool,
+        )
+        with closing(pool), closing(sweep):
+            session = _FamilySweep(operation, family, dtype, kernels, device, options, observe, database, sweep)
+            return session.run()
+
+
+@dataclass
+class _FamilySweep:
+    """The state of one run."""
+
+    operation: Operation
+    family: Family
+    dtype: str
+    kernels: Mapping[str, Kernel]
+    device: DeviceProperties
+    options: TuneOptions
+    observe: Observer
+    database: Database
+    sweep: Sweep
+    measured: list[SweptProblem] = field(default_factory=list)
+    candidates: dict[CandidateKey, SweepCandidate] = field(default_factory=dict)
+    _model: OperationModel | None = None
+    _resumed: int = 0
+    _seeded: int = 0
+
+    def run(self) -> OperationFamilyResult:
+        """Measure, learn, measure what the model proposes, and learn again."""
+        self._begun = time.monotonic()
+        self._random = np.random.default_rng(self.options.seed)
+        count = self.options.trials or 2 * _PROBLEMS
+        interrupted = False
+        losses: Losses | None = None
+        with StopRequest() as self._stop:
+            try:
+                problems = self._problems(count)
+                self._resume(problems)
+                self._seed(problems)
+                first = max(_MIN_PROBLEMS, len(problems) // 2)
+                self._measure(problems[:first], _FIRST_SHARE)
+                if self._has_time(_FIRST_SHARE + 0.1) and not self._stop.requested and len(self.measured) >= first // 2:
+                    self._learn()
+                    self._measure(problems[first:], _MEASURING_SHARE - 0.1)
+                    self._try_variants()
+                interrupted = self._stop.requested
+                if not interrupted:
+                    losses = self._learn()
+                    assert self._model is not None
+                    save_model(self.database, self.operation.name, self.dtype, self.device, self._model.to_json())
+            except KeyboardInterrupt:
+                interrupted = True
+        return OperationFamilyResult(
+            operation=self.operation.name,
+            dtype=self.dtype,
+            family=str(self.family),
+            device=self.device,
+            problems=len(self.measured),
+            pairs=self._pairs,
+            candidates=len(self._model.candidates) if losses is not None and self._model is not None else 0,
+            losses=losses,
+            refused=len(self.sweep.banned),
+            seconds=time.monotonic() - self._begun,
+            resumed=self._resumed,
+            interrupted=interrupted,
+            database=self.database.location,
+        )
+
+    @property
+    def _pairs(self) -> int:
+        return sum(len(one.trials) + len(one.libraries) for one in self.measured)
+
+    def _has_time(self, share: float) -> bool:
+        budget_s = self.options.budget_s
+        return budget_s is None or time.monotonic() - self._begun < share * budget_s
+
+    def _problems(self, count: int) -> list[tuple[Problem, dict[str, dict[str, int]]]]:
+        """Return problems in an order in which the first ones, however many, cover the family evenly."""
+        found = []
+        for sizes in spread_members(self.family, _DRAWN * count):
+            problem = self.operation.resolve(sizes, self.dtype)
+            kernels = problem_of(self.operation, self.kernels, problem, self.device)
+            if kernels and self._is_affordable(kernels):
+                found.append((problem, kernels))
+                if len(found) == count:
+                    break
+        if not found:
+            raise InputError(f"no kernel of {self.operation.name} computes a problem of {self.family}")
+        return found
+
+    def _is_affordable(self, kernels: Mapping[str, Mapping[str, int]]) -> bool:
+        name, sizes = next(iter(kernels.items()))
+        spec, problem = self.kernels[name].spec, Problem(name, sizes, self.dtype)
+        try:
+            check_memory(spec, problem, self.device)
+        except InputError:
+            return False
+        flops = Workrate.of(spec, problem).flops
+        return flops is None or flops <= _MAX_FLOPS
+
+    def _resume(self, problems: Sequence[tuple[Problem, dict[str, dict[str, int]]]]) -> None:
+        """Read what an earlier run has measured."""
+        names = [*self.kernels, *(f"{self.operation.name}:{name}" for name in self.operation.libraries)]
+        studies = {one.key.digest: one.study_id for name in names for one in self.database.studies(name)}
+        if not studies:
+            return
+        for problem, kernels in problems:
+            stored = self.sweep.stored(problem, kernels, studies)
+            if stored is not None:
+                self.measured.append(stored)
+                for (name, key), trial in stored.trials.items():
+                    self.candidates.setdefault((name, key), SweepCandidate(name, trial.config))
+        self._resumed = len(self.measured)
+
+    def _seed(self, problems: Sequence[tuple[Problem, dict[str, dict[str, int]]]]) -> None:
+        """Collect configurations: defaults, earlier winners, and those with the best estimates at some problems."""
+        for name, kernel in self.kernels.items():
+            self._add(name, kernel.spec.default)
+            winners = [best.trial.config for best in self.database.best(name, dtype=self.dtype)]
+            winners += [one.config for one in shipped_winners(name, self.dtype)]
+            distinct = list(
+                {config_key(config): config for config in winners if self._is_known(kernel, config)}.values()
+            )
+            for place in np.linspace(0, len(distinct) - 1, min(len(distinct), _MAX_WINNERS)).astype(int):
+                self._add(name, distinct[place])
+        for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():
+            for name, sizes in kernels.items():
+                for config in self._estimated(name, sizes):
+                    self._add(name, config)
+
+    def _add(self, name: str, config: Config) -> None:
+        one = SweepCandidate(name, dict(config))
+        self.candidates.setdefault(one.key, one)
+
+    @staticmethod
+    def _is_known(kernel: Kernel, config: Config) -> bool:
+        """Return whether a configuration, maybe of another version of the kernel, has the values of this one."""
+        values = {parameter.name: parameter.values for parameter in kernel.spec.parameters}
+        return config.keys() == values.keys() and all(config[name] in values[name] for name in values)
+
+    def _estimated(self, name: str, sizes: Mapping[str, int]) -> list[Config]:
+        """Return the configurations with the best estimated times at a problem."""
+        spec = self.kernels[name].spec
+        try:
+            space = feasible_space(spec, sizes, self.device, self.dtype)
+        except InputError:
+            return []
+        if len(space) > _ESTIMATED_ROWS:
+            space = space.select(self._random.choice(len(space), _ESTIMATED_ROWS, replace=False))
+        estimate = estimate_times(spec, sizes, self.device, space, self.dtype)
+        if estimate is None:
+            rows: Any = self._random.choice(len(space), min(_SEEDS, len(space)), replace=False)
+        else:
+            rows = np.argsort(estimate.time_us)[:_SEEDS]
+        return [space.config(int(row)) for row in rows]
+
+    def _measure(self, problems: Sequence[tuple[Problem, dict[str, dict[str, int]]]], share: float) -> None:
+        """Measure problems that were not, until a share of the budget is used; the next one compiles meanwhile."""
+        known = {tuple(one.sizes.items()) for one in self.measured}
+        left = iter([one for one in problems if tuple(self._proper(one[0]).items()) not in known])
+        following = next(left, None)
+        job = self.sweep.prepare(*following, self._chosen(*following)) if following is not None else None
+        while job is not None and self._has_time(share) and not self._stop.requested:
+            current, following = job, next(left, None)
+            job = self.sweep.prepare(*following, self._chosen(*following)) if following is not None else None
+            self._run(current)
+
+    def _run(self, job: Any) -> None:
+        swept = self.sweep.run(job)
+        if swept is not None:
+            self.measured.append(swept)
+        self._report("measuring", job.problem)
+
+    def _report(self, phase: SweepPhase, problem: Problem | None = None) -> None:
+        elapsed_s = time.monotonic() - self._begun
+        self.observe(SweepStep(phase, problem, len(self.measured), self._pairs, elapsed_s, self.options.budget_s))
+
+    def _proper(self, problem: Problem) -> dict[str, int]:
+        return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}
+
+    def _chosen(self, problem: Problem, kernels: Mapping[str, Mapping[str, int]]) -> list[SweepCandidate]:
+        """Return the configurations to measure at a problem: those expected to be the fastest, then others."""
+        ordered = self._ranked(problem, kernels)
+        best, others = ordered[:_TRIED], ordered[_TRIED:]
+        rest = self._random.permutation(len(others))[:_RANDOM]
+        return [*best, *(others[int(number)] for number in rest)]
+
+    def _ranked(self, problem: Problem, kernels: Mapping[str, Mapping[str, int]]) -> list[SweepCandidate]:
+        valid = [
+            one
+            for one in self.candidates.values()
+            if one.kernel in kernels
+            and one.key not in self.sweep.banned
+            and not check_config(
+                self.kernels[one.kernel].spec, one.config, kernels[one.kernel], self.device, self.dtype
+            )
+        ]
+        losses = self._nearby_losses(self._proper(problem), [one.key for one in valid])
+        if self._model is not None:
+            specs = {name: kernel.spec for name, kernel in self.kernels.items()}
+            ranking = self._model.rank(self._proper(problem), kernels, specs, self.device)
+            expected = {ranking.candidates[number].key: place for place, number in enumerate(ranking.order)}
+            order = [expected.get(one.key, len(expected) + losses[place]) for place, one in enumerate(valid)]
+        else:
+            order = list(losses)
+        return [valid[number] for number in np.argsort(order, kind="stable")]
+
+    def _nearby_losses(self, sizes: Mapping[str, int], keys: Sequence[CandidateKey]) -> NDArray[np.float64]:
+        """Return the expected loss of configurations: the mean of the losses nearby, weighted by distance."""
+        total = np.full(len(keys), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
+        weights = np.full(len(keys), _UNKNOWN_WEIGHT)
+        numbers = {key: number for number, key in enumerate(keys)}
+        for one in self.measured:
+            weight = math.exp(-self._distance(sizes, one.sizes) / _NEAR_DOUBLINGS)
+            timed = {key: trial.time_us for key, trial in one.trials.items() if trial.time_us is not None}
+            best_us = min(timed.values(), default=math.nan)
+            for key, time_us in timed.items():
+                if (number := numbers.get(key)) is not None:
+                    total[number] += weight * min(math.log(time_us / best_us), _MAX_LOSS)
+                    weights[number] += weight
+        return np.asarray(total / weights)
+
+    def _distance(self, a: Mapping[str, int], b: Mapping[str, int]) -> float:
+        flags = self.operation.flags
+        return sum(
+            _FLAG_DOUBLINGS * (a[name] != b[name]) if name in flags else abs(math.log2(a[name] / b[name])) for name in a
+        )
+
+    def _learn(self) -> Losses:
+        """Learn the model from everything that was measured, and return how well it chooses where it was held out."""
+        self._report("learning")
+        usable = {
+            key: one
+            for key, one in self.candidates.items()
+            if key not in self.sweep.banned and key in self.sweep.resources
+        }
+        self._model, losses = learn_model(
+            self.operation,
+            self.dtype,
+            device=self.device,
+            kernels=self.kernels,
+            measured=self.measured,
+            usable=usable,
+            resources=self.sweep.resources,
+        )
+        return losses
+
+    def _try_variants(self) -> None:
+        """Try variants of the best configuration in one parameter, where a library is faster."""
+        losing = []
+        for one in self.measured:
+            timed = [(t.time_us, key) for key, t in one.trials.items() if t.outcome is Outcome.OK and t.time_us]
+            if timed and one.libraries and min(one.libraries.values()) < 0.98 * min(timed)[0]:
+                losing.append((min(timed)[0] / min(one.libraries.values()), min(timed)[1], one))
+        losing.sort(key=lambda item: -item[0])
+        for _, key, one in losing[:_MUTATED]:
+            if not self._has_time(_MEASURING_SHARE) or self._stop.requested:
+                return
+            best = self.candidates[key]
+            variants = [
+                SweepCandidate(best.kernel, config) for config in self._variants(best, one.kernels[best.kernel])
+            ]
+            for variant in variants:
+                self.candidates.setdefault(variant.key, variant)
+            problem = self.operation.resolve(one.sizes, self.dtype)
+            again = self.sweep.run(self.sweep.prepare(problem, one.kernels, [best, *variants]))
+            if again is not None:
+                merged = replace(
+                    one, trials={**one.trials, **again.trials}, libraries={**one.libraries, **again.libraries}
+                )
+                self.measured[self.measured.index(one)] = merged
+            self._report("measuring", problem)
+
+    def _variants(self, one: SweepCandidate, sizes: Mapping[str, int]) -> list[Config]:
+        """Return valid neighbours of a configuration in one parameter, in random order."""
+        spec, found = self.kernels[one.kernel].spec, []
+        for parameter in spec.parameters:
+            values = list(parameter.values)
+            place = values.index(one.config[parameter.name])
+            for neighbour in values[max(0, place - 1) : place + 2]:
+                config = {**one.config, parameter.name: neighbour}
+                if neighbour != values[place] and not check_config(spec, config, sizes, self.device, self.dtype):
+                    found.append(config)
+        return [found[int(number)] for number in self._random.permutation(len(found))[:_MUTATIONS]]

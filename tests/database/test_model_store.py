@@ -1,0 +1,47 @@
+"""Models of operations in the database: newest wins, also in a merge, and fast reads agree."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotile.core.device import DeviceProperties
+from autotile.database.database import Database
+from autotile.database.fast_access import read_changes_fast, read_model_fast
+from autotile.database.merging import copy_missing_rows
+from autotile.database.model_store import read_models, save_model
+
+
+def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:
+    return [(one.operation, one.dtype, one.gpu_name, one.document) for one in read_models(database, **chosen)]
+
+
+def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: DeviceProperties) -> None:
+    other = replace(device, name="Other")
+    save_model(database, "matmul", "float32", device, {"format": 1, "number": 1})
+    save_model(database, "matmul", "float32", other, {"format": 1, "number": 2})
+    save_model(database, "matmul", "float32", device, {"format": 1, "number": 3})
+    assert found(database) == [
+        ("matmul", "float32", device.name, {"format": 1, "number": 3}),
+        ("matmul", "float32", "Other", {"format": 1, "number": 2}),
+    ]
+    assert [one[3]["number"] for one in found(database, gpu_name="Other")] == [2]
+    assert found(database, dtype="float16") == []
+
+
+def test_a_fast_read_finds_it_and_notices_a_new_one(database: Database, device: DeviceProperties) -> None:
+    location = str(database.path)
+    assert read_model_fast(location, "matmul", "float32", device.name) is None
+    before = read_changes_fast(location)
+    save_model(database, "matmul", "float32", device, {"format": 1})
+    assert read_model_fast(location, "matmul", "float32", device.name) == {"format": 1}
+    assert read_changes_fast(location) != before
+
+
+def test_a_merge_keeps_the_newer_model(database: Database, device: DeviceProperties, tmp_path: Path) -> None:
+    save_model(database, "matmul", "float32", device, {"format": 1, "number": 1})
+    with Database.open(tmp_path / "other.db") as other:
+        save_model(other, "matmul", "float32", device, {"format": 1, "number": 2})
+        copy_missing_rows(database, other)
+        assert [one.document["number"] for one in read_models(other)] == [2]
+        copy_missing_rows(other, database)
+    assert [one.document["number"] for one in read_models(database)] == [2]
