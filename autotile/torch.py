@@ -106,7 +106,11 @@ class _Group:
         size = int(length.item())
         if size > MAX_BYTES:  # in every rank
             raise PinError(f"rank 0 serves too many choices: {size:,} bytes, and at most {MAX_BYTES:,} can be sent")
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.is_first else torch.empty(size).byte()
+        own = (
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if self.is_first
+            else torch.empty(size, dtype=torch.uint8)
+        )
         sent = own.to(self._device)
         torch.distributed.broadcast(sent, self._source, group=self._group)
         return bytes(sent.cpu().numpy().tobytes())

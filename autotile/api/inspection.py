@@ -27,7 +27,6 @@ from autotile.api.targets import (
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.model import Occupancy, Problem, Value
 from autotile.core.text import Displayed, bytes_text, device_text, occupancy_text, plural, sizes_text
-from autotile.database.database import database_location
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -253,6 +252,8 @@ def explain(
     if (operation := named_operation(kernel)) is not None:
         given_sizes = {**operation.sizes, **_merge(assignments, named_assignments)}
         problem = operation.resolve(cast("dict[str, int]", given_sizes), dtype)
+        from autotile.database.database import database_location
+
         location, served_for = str(database_location(database)), resolve_served_device(device)
         served = find_best_kernel(str(kernel), problem.dtype, served_for, location, problem.sizes, library=library)
         return explain_operation(operation, problem, served)

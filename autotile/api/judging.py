@@ -17,7 +17,7 @@ from autotile.core.text import Displayed, device_text, time_text
 from autotile.database.database import database_location
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, make_kernel
-from autotile.serving.dispatcher import find_best_kernel
+from autotile.serving.dispatcher import find_best_result
 from autotile.settings import read_settings
 from autotile.tuning.candidate_check import CandidateVerdict, judge
 from autotile.tuning.options import TuneOptions
@@ -159,7 +159,7 @@ def check(
     chosen = session_options(options, device, database)
     chosen = checked_options(kernel, problem, replace(chosen, transfer=False))
     location = str(database_location(chosen.database))
-    served = find_best_kernel(kernel, problem.dtype, _index(chosen), location, problem.sizes)
+    served = find_best_result(kernel, problem.dtype, _index(chosen), location, problem.sizes)
     wanted = complete_config(kernel.spec, {**served.config, **(config or {})})
     judged = judge(
         kernel,

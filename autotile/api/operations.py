@@ -14,7 +14,7 @@ from autotile.cuda.driver import device_count
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
-from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
@@ -76,7 +76,7 @@ def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Con
         return None
     location = options.database or read_settings().database
     try:
-        served = find_best_kernel(kernel, problem.dtype, options.device_index, location, problem.sizes)
+        served = find_best_result(kernel, problem.dtype, options.device_index, location, problem.sizes)
     except InputError:  # the session reports it
         return None
     return dict(served.config) if served.tier != "default" else None

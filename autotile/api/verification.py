@@ -20,7 +20,7 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.tuning.missed_problems import assess_misses
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.retiming import MAX_RETIMED, Retimed, ServedCheck, check_served, retime, tuned_problems
@@ -289,7 +289,7 @@ def _served_result(problem: Problem, before: BoundKernel, after: BoundKernel, ch
 
 def _served(kernel: KernelName, problem: Problem, options: TuneOptions) -> BoundKernel:
     index = options.device_index if options.replay is None else None
-    return find_best_kernel(kernel, problem.dtype, index, str(options.database), problem.sizes)
+    return find_best_result(kernel, problem.dtype, index, str(options.database), problem.sizes)
 
 
 def _compare(problem: Problem, before: BoundKernel, after: BoundKernel, retimed: Retimed) -> VerifiedProblem:

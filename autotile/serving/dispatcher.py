@@ -474,6 +474,13 @@ get_best_kernel = default_dispatcher.get_best_kernel
 
 find_best_kernel = default_dispatcher.find_best_kernel
 
+
+def find_best_result(*request: Any, **options: Any) -> BoundKernel:
+    """Return what `find_best_kernel` does where nothing is pinned: results are judged by what they are."""
+    with default_dispatcher.pins.set_aside():
+        return find_best_kernel(*request, **options)
+
+
 pin = default_dispatcher.pins.pin
 unpin = default_dispatcher.pins.unpin
 

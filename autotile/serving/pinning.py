@@ -10,8 +10,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -213,6 +213,8 @@ class _Override(threading.local):
     """Choices that are tried in the calling thread before they are in force."""
 
     pin: Pin | None = None
+    is_set_aside = False
+    """Whether nothing is pinned in the calling thread."""
 
 
 class Pins:
@@ -232,12 +234,21 @@ class Pins:
 
     def in_force(self) -> Pin | None:
         """Return the choices that are in force, if any are; at first those of the setting ``pin``."""
-        if self._tried.pin is not None:
+        if self._tried.is_set_aside or self._tried.pin is not None:
             return self._tried.pin
         if self._reads_setting:
             settings = read_settings()
             return _pin_of_setting(settings.pin, strict=settings.pin_strict) if settings.pin is not None else None
         return self._pin
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let the results alone decide in the calling thread, within the block."""
+        self._tried.is_set_aside = True
+        try:
+            yield
+        finally:
+            self._tried.is_set_aside = False
 
     def choice_for(self, request: Requested, numerics: Numerics | None) -> Choice | None:
         """Return the pinned choice for a problem of a kernel; None if there is none.

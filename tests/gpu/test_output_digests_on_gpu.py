@@ -61,7 +61,7 @@ ATOMIC = 0
 
 [launch]
 block = ["BLOCK"]
-grid = ["ceil_div(R, BLOCK)", "PARTS if ATOMIC else 1"]
+grid = ["ceil_div(R, BLOCK)", "PARTS if ATOMIC != 0 else 1"]
 
 [arguments]
 x = { buffer = "float32", shape = ["R", "C"], access = "in" }

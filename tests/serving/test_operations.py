@@ -57,6 +57,12 @@ class Model:
         return [one for one in self.expected if one.candidate.kernel in known]
 
 
+@pytest.fixture(autouse=True)
+def _no_shipped_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a model of times, only measurements are known."""
+    monkeypatch.setattr(operations, "shipped_model", lambda *_: None)
+
+
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     """A model for the H200, which expects nothing yet."""

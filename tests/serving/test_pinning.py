@@ -20,7 +20,13 @@ from autotile.database.database import Database
 from autotile.database.fast_access import read_digested_rows_fast
 from autotile.errors import InputError, PinError, PinWarning
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
+from autotile.serving.dispatcher import (
+    Dispatcher,
+    default_dispatcher,
+    find_best_kernel,
+    find_best_result,
+    get_best_kernel,
+)
 from autotile.serving.pinned_choices import parse_choices, read_choices, write_choices
 from autotile.serving.pinning import Pin
 from autotile.settings import read_settings
@@ -202,6 +208,14 @@ class TestFile:
         with pytest.warns(PinWarning, match="written by another process"):
             pin.flush()
         assert (pin.is_recording, file.read_text()) == (False, "of another process")
+
+    def test_results_are_judged_whatever_is_pinned(self, store: Any, file: Path) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        store.put(4096, BEST)
+        request = (store.path, None, "h200", read_settings().database, {"n": 4096})
+        assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
+        assert find_best_kernel(*request).tier == "default"
 
     def test_dispatchers_pin_for_themselves(self, store: Any, file: Path) -> None:
         ask(store, 4096)

@@ -248,7 +248,13 @@ def put_product(name: str, time_us: float) -> None:
         database.end_run(run)
 
 
-@pytest.mark.usefixtures("live_gpu")
+@pytest.fixture
+def _no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a model of times, only measurements are known."""
+    monkeypatch.setattr("autotile.serving.operations.shipped_model", lambda *_: None)
+
+
+@pytest.mark.usefixtures("live_gpu", "_no_model")
 class TestOperations:
     def test_another_kernel_takes_over(self, loads: list[str]) -> None:
         put_product("sgemm", 50.0)

@@ -150,7 +150,7 @@ class TestTuningAProblemThatWasServed:
         seen: list[TuneOptions] = []
         monkeypatch.setattr(operations_api, "device_count", lambda: 1)
         monkeypatch.setattr(tuning_api, "check_gpu", lambda _: None)
-        monkeypatch.setattr(operations_api, "find_best_kernel", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
+        monkeypatch.setattr(operations_api, "find_best_result", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
         monkeypatch.setattr(tuning_api.session, "tune", lambda *arguments: seen.append(arguments[3]))
         tuning_api.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
         assert seen[0].served == expected
