@@ -192,7 +192,7 @@ class Layout:
             source,
             tuple(zip(starts, found, strict=False)),
             np.ascontiguousarray(tiles.T, np.float32),
-            covering.reshape(len(numbers), -1),
+            covering.reshape(len(numbers), len(own) * tiles.shape[1]),
             (is_tiled * log2_tiles).sum(axis=1).astype(np.float32),
             columns["units"].astype(np.float32),
             device.sm_count * np.stack([np.ones(len(numbers)), columns["resident"]]).astype(np.float32),
