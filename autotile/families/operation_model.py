@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert
-from autotile.core.model import Value
+from autotile.core.model import Config, Value
 from autotile.errors import DataError
 from autotile.families.model_inputs import Layout, ModelCandidate, Vector, Vocabulary
 from autotile.families.network import Ensemble, Prepared
@@ -337,12 +337,12 @@ class _Ready:
         count = sum(not one.is_library for one in model.candidates)
         listed = [n for n, one in enumerate(model.candidates) if one.is_library and one.kernel in libraries]
         candidates = tuple(model.candidates[n] for n in (*layout.numbers.tolist(), *listed))
-        no_pairs = np.zeros((len(listed), 0), np.float32)
+        no_pairs = np.zeros((0, len(listed)), np.float32)
         own = others = None
         if model.kernels is not None and len(layout.numbers):
             own = model.kernels.prepare(layout.numbers, layout.item_inputs)
         if model.libraries is not None and listed:
-            others = model.libraries.prepare(np.array(listed) - count, no_pairs)
+            others = model.libraries.prepare(np.array(listed) - count, no_pairs.T)
         rules = tuple(_KernelRules.of(specs[name], kernels[name], device) for name in kernels)
         return cls(layout, candidates, len(listed), (own, others), no_pairs, model.doubts, rules)
 
@@ -356,7 +356,8 @@ class _Ready:
         if others is not None:
             parts.append(others.predict(problem, self.no_pairs))
         if not parts:
-            return Ranking((), 0, self.no_pairs, self.no_pairs, self.doubts, added_doubt, [])
+            nothing = np.zeros(0, np.float32)
+            return Ranking((), 0, nothing, nothing, self.doubts, added_doubt, [])
         log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
         order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
         return Ranking(self.candidates, self.libraries, log2_us, spread, self.doubts, added_doubt, order)
@@ -428,12 +429,20 @@ class _Checks:
             return not check_config(rules.spec, config, sizes, self._device, self._dtype)
         names = {**known, **config}
         if number not in rules.refused:
-            rules.refused[number] = not all(rule.evaluate(names) for rule in rules.of_config)
+            rules.refused[number] = not (
+                _is_declared(rules.spec, config) and all(rule.evaluate(names) for rule in rules.of_config)
+            )
             if rules.refused[number]:
                 return False
         if not all(rule.evaluate(names) for rule in rules.of_pair):
             return False
         return not limit_violation(demand_of(rules.spec, names, sizes, self._dtype), self._device, rules.spec)
+
+
+def _is_declared(spec: KernelSpec, config: Config) -> bool:
+    """Return whether a kernel, which may have changed since a model was learned, has the parameters and values."""
+    declared = {parameter.name: parameter.values for parameter in spec.parameters}
+    return config.keys() == declared.keys() and all(config[name] in values for name, values in declared.items())
 
 
 class _ModelDocument(msgspec.Struct):
