@@ -189,7 +189,9 @@ class OperationTable:
         }
         return frozenset(one for one in read_changes_fast(self._location) or () if one[0] in names)
 
-    def serve(self, problem: Problem, *, library: bool = True, race: bool = False) -> BoundKernel:
+    def serve(
+        self, problem: Problem, *, library: bool = True, race: bool = False, may_race: bool = True
+    ) -> BoundKernel:
         """Return what computes a problem.
 
         Parameters
@@ -200,6 +202,8 @@ class OperationTable:
             Whether a library may compute it.
         race
             Whether the first call may race the best few ways, if nothing was measured for the problem.
+        may_race
+            False: it does not, whatever the setting says.
 
         Raises
         ------
@@ -214,7 +218,7 @@ class OperationTable:
         if not fits:
             raise InputError(f"no kernel computes {problem}: {self._refusals() or 'none is written for it'}")
         libraries = [one for one in self._libraries if library and computes(one, self.operation, problem)]
-        race = (race or self._races) and self.device_index is not None
+        race = may_race and (race or self._races) and self.device_index is not None
         ways = self._ways(problem, fits, libraries, SHOWN if race else 1)
         served = ways[0].bind((ways[0].contender,)) if ways else self._nearest(problem, fits)
         if ways:
