@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from autotile.serving.operations import OperationTable
 
 
+Options = tuple[str | Path | None, str | Path | None, bool, Numerics | None, bool]
+"""Options of a call: database, bundle, library, numerics and race."""
+
+_PLAIN: Options = (None, None, True, None, False)
+
+
 class Dispatcher:
     """Serves kernels, and keeps what it served.
 
@@ -152,46 +158,27 @@ class Dispatcher:
         place = self._only_device if device is None else device
         if place is None:
             place = self.current_device()
+        is_plain = database is None and bundle is None and library is True and numerics is None and race is False
+        options = None if is_plain else (database, bundle, library, numerics, race)  # a shorter key is found faster
         try:
-            served = self._find_served(
-                (name, dtype, place, database, bundle, library, numerics, race, *sizes, *sizes.values())
-            )
+            served = self._find_served((name, dtype, place, options, *sizes, *sizes.values()))
         except TypeError:  # not hashable, such as a list for a size
             served = None
         if served is None:
-            served = self._serve(
-                name,
-                sizes,
-                dtype=dtype,
-                place=place,
-                database=database,
-                bundle=bundle,
-                library=library,
-                numerics=numerics,
-                race=race,
-            )
+            served = self._serve(name, sizes, dtype, place, (database, bundle, library, numerics, race))
         if strict and served.tier != "exact":
             raise self._refuse(served, self.location(database), bundle)
         return served
 
     def _serve(
-        self,
-        given: KernelName,
-        sizes: Mapping[str, Any],
-        *,
-        dtype: object,
-        place: int | str | None,
-        database: str | Path | None,
-        bundle: str | Path | None,
-        library: bool,
-        numerics: Numerics | None,
-        race: bool,
+        self, given: KernelName, sizes: Mapping[str, Any], dtype: object, place: int | str | None, options: Options
     ) -> BoundKernel:
         """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
 
         In this form, plain names, absolute paths and whole sizes are as in the call, which therefore finds the kernel
         at once the next time. A call with a relative path comes here each time.
         """
+        database, bundle, library, numerics, race = options
         bundle = bundle_path(bundle)
         name = given if held_kernel(given) else str(given)
         if isinstance(name, str) and is_path(name) and not (bundle or self._bundle):
@@ -202,7 +189,8 @@ class Dispatcher:
         if not isinstance(place, str | None):
             place = device_index(place)
         try:
-            key = (name, dtype, place, database, bundle, library, numerics, race, *sizes, *sizes.values())
+            options = (database, bundle, library, numerics, race)
+            key = (name, dtype, place, None if options == _PLAIN else options, *sizes, *sizes.values())
             served = self._served.recall(key)
         except TypeError:
             served = None  # the size that is no number is refused below
