@@ -46,6 +46,7 @@ class KernelRules:
 
     @classmethod
     def of(cls, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> KernelRules:
+        """Part the rules of a kernel; ``sizes`` are those of any problem."""
         fixed = fixed_names(spec, sizes, device).keys()
         proper = spec.sizes.keys() - set(spec.flags)
         rules = [rule.expression for rule in spec.rules]
