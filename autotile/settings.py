@@ -202,6 +202,17 @@ def _parse_settings(config: _Config) -> Settings:
     )
 
 
+def served_database() -> str:
+    """Return the setting ``database``; the user's ``config.toml`` is read once, as each look-up needs it."""
+    variables = ("AUTOTILE_DB", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HOME")
+    return _database_of(tuple([os.environ.get(variable) for variable in variables]))
+
+
+@lru_cache(maxsize=16)
+def _database_of(_: tuple[str | None, ...]) -> str:
+    return read_settings().database
+
+
 def expand_path(path: str | Path, what: str) -> Path:
     """Return a path with ``~`` and ``~user`` at its start replaced by the home folder.
 

@@ -28,7 +28,7 @@ from autotile.serving.pinning import Pins
 from autotile.serving.recent_cache import MAX_SERVED, RecentCache
 from autotile.serving.refresh import Refresher
 from autotile.serving.requests import Asked, Request, bundle_path, choose_again, device_index, whole_size
-from autotile.settings import Numerics, absolute_path, read_settings
+from autotile.settings import Numerics, absolute_path, served_database
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
@@ -433,7 +433,7 @@ class Dispatcher:
         """Return the path or URL of the database that a call uses."""
         if database:
             return absolute_location(str(database))
-        return self._database or read_settings().database
+        return self._database or served_database()
 
     def _find_bundled(
         self, path: str, name: str, dtype: str | None, device: int | str | None, sizes: Mapping[str, int]

@@ -153,7 +153,7 @@ class BoundLibrary(BoundKernel):
         if library.call is None and device_index is not None:
             self._gemm = Gemm(Layout.of(problem.sizes, problem.dtype), device_index)
         self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
-        self._one_device = device_count() == 1
+        self._one_device = False
 
     @property
     def is_library(self) -> bool:
@@ -216,7 +216,7 @@ class BoundLibrary(BoundKernel):
                 arrays = checked.arrays
                 pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self.definition.spec.buffers]
                 self._launch(arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
-                library = library_of(arrays[0])
+                library, self._one_device = library_of(arrays[0]), device_count() == 1
                 if library is not None:
                     self._specs.setdefault(type(arrays[0]), (library, self._arrays.array_specs(library)))
         self._count_call()
