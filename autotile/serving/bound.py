@@ -390,7 +390,7 @@ class BoundKernel:
                 self.kernel, self.definition, self.problem = other.kernel, other.definition, other.problem
                 self._plan, self._data, self._scalars = other._plan, other._data, other._scalars
                 self._packed, self._cubin, self._launcher = other._packed, other._cubin, other._launcher
-            self.choice = other.choice
+            self.choice, self.find_contenders = other.choice, other.find_contenders
         return True
 
     def _launch_device(self) -> int:

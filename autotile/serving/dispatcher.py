@@ -382,7 +382,8 @@ class Dispatcher:
             )
         served = self.pins.serve_operation(table, problem, library=library, numerics=numerics)
         if served is None:
-            served = table.serve(problem, library=library, race=race and numerics != "same")
+            may_race = numerics != "same" and not anew and self.pins.in_force() is None
+            served = table.serve(problem, library=library, race=race, may_race=may_race)
         served.operation, served.library_allowed = problem, library
         return served
 

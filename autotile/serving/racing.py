@@ -74,6 +74,8 @@ class RacedKernel(BoundKernel):
         self._operation = operation
         self._location = location
         self._race_lock = threading.Lock()
+        self._former: list[BoundKernel] = []
+        """Kernels that were served before: their code may still run, or be part of a graph that the caller captured."""
 
     @property
     def is_library(self) -> bool:
@@ -111,6 +113,7 @@ class RacedKernel(BoundKernel):
 
     def adopt(self, other: BoundKernel) -> bool:
         """Serve another kernel from the next call on, as a result that was stored meanwhile says."""
+        self._former.append(self._winner)
         self._waiting, self._winner = (), other
         self.choice, self.kernel = other.choice, other.kernel
         return True
