@@ -491,8 +491,6 @@ def find_best_result(*request: Any, **options: Any) -> BoundKernel:
         return find_best_kernel(*request, **options)
 
 
-pin = default_dispatcher.pins.pin
-unpin = default_dispatcher.pins.unpin
 
 
 def forget_served() -> None:

@@ -97,9 +97,8 @@ def test_what_determines_the_bits(tmp_path: Path) -> None:
 def test_a_running_program_keeps_its_bits(tmp_path: Path) -> None:
     cupy: Any = pytest.importorskip("cupy")
     toml = write_kernel(tmp_path, TEMPLATE, SPACE)
-    kernels = {
-        numerics: autotile.get_best_kernel(toml, R=3000, C=1200, numerics=numerics) for numerics in ("same", "any")
-    }
+    sizes = {"R": 3000, "C": 1200}
+    kernels = {numerics: autotile.get_best_kernel(toml, **sizes, numerics=numerics) for numerics in ("same", "any")}
     x = cupy.asarray(np.random.default_rng(1).standard_normal((3000, 1200)).astype(np.float32))
 
     def computed() -> bytes:
