@@ -20,12 +20,11 @@ from autotile.database.fast_access import Changes, file_signature, read_changes_
 from autotile.database.keys import key_of, library_key
 from autotile.database.winners import Check, Winner
 from autotile.errors import InputError
-from autotile.exchange.shipped import shipped_model
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
 from autotile.serving.bound import BoundKernel
-from autotile.serving.candidates import Candidates
+from autotile.serving.candidates import Candidates, model_of
 from autotile.serving.choice import Choice, Contender, choose, choose_stored, wrong_configs
 from autotile.serving.libraries import BoundLibrary, Library, computes, libraries_for
 from autotile.serving.numerics import Requested
@@ -157,7 +156,7 @@ class OperationTable:
         self._measured_names = [name for name in operation.sizes if name not in operation.conditions]
         self._races = read_settings().race and read_settings().numerics != "same"
         self._specs = {name: table.kernel.spec for name, table in self._members.items()}
-        self._model = shipped_model(operation.name, dtype, self.device.name)
+        self._model = model_of(location, operation.name, dtype, self.device.name)
         self._libraries = libraries_for(operation, is_present=self.device_index is not None)
         self._library_times = {library.name: self._times_of(library) for library in self._libraries}
         self._changes = self._relevant_changes()
@@ -182,8 +181,12 @@ class OperationTable:
         return self._relevant_changes() != self._changes
 
     def _relevant_changes(self) -> Changes:
-        """Return what was decided of the operation's kernels and libraries."""
-        names = {*self._members, *(f"{self.operation.name}:{library.name}" for library in self._libraries)}
+        """Return what was decided of the operation, of its kernels and libraries."""
+        names = {
+            self.operation.name,
+            *self._members,
+            *(f"{self.operation.name}:{library.name}" for library in self._libraries),
+        }
         return frozenset(one for one in read_changes_fast(self._location) or () if one[0] in names)
 
     def serve(

@@ -45,7 +45,7 @@ def served(**options: Any) -> Any:
 
 
 def only_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotile.serving.operations.shipped_model", lambda *_: None)
+    monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
 
 class TestCublas:
