@@ -491,8 +491,6 @@ def find_best_result(*request: Any, **options: Any) -> BoundKernel:
         return find_best_kernel(*request, **options)
 
 
-
-
 def forget_served() -> None:
     """Clear the default dispatcher, so that new tuning results and new bundles are seen."""
     default_dispatcher.clear()
