@@ -88,6 +88,14 @@ def test_choices_seldom_lose_against_the_library(fitted: Fitted) -> None:
     assert ratios.max() > 1.5
 
 
+def test_the_first_of_one_is_the_first_of_many(fitted: Fitted) -> None:
+    random = np.random.default_rng(2)
+    for _ in range(60):
+        sizes = dict(_problem(random).sizes)
+        one, many = (_choose(fitted.model, sizes, libraries=("cublas",), count=count) for count in (1, 9))
+        assert one == many[:1]
+
+
 def test_a_library_that_may_not_be_used_is_not_chosen(fitted: Fitted) -> None:
     found = _choose(fitted.model, _sizes(3000, 3000, 1000))
     assert found
