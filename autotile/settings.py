@@ -156,9 +156,7 @@ def _parse_settings(config: _Config) -> Settings:
     refresh = entry("AUTOTILE_REFRESH", config.refresh, 5)
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
         raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
-    race = entry("AUTOTILE_RACE", config.race, "off").lower()
-    if race not in _SWITCH:
-        raise InputError(f"the setting race (AUTOTILE_RACE) is {race!r}, expected on or off")
+    race = _switch("race", entry("AUTOTILE_RACE", config.race, "off"))
     captured = entry("AUTOTILE_CAPTURE", config.capture, "")
     bounds = {
         name: entry(f"AUTOTILE_{name.upper()}", getattr(config, name), "")
@@ -194,6 +192,7 @@ def _parse_settings(config: _Config) -> Settings:
         pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
         pin_strict=pin_strict,
         numerics="same" if numerics == "same" else "any",
+        race=race,
         refresh_s=float(refresh),
         operation_folders=(
             *(_folder(folder, "a folder of operations") for folder in operations if folder),

@@ -479,10 +479,6 @@ def find_best_result(*request: Any, **options: Any) -> BoundKernel:
         return find_best_kernel(*request, **options)
 
 
-pin = default_dispatcher.pins.pin
-unpin = default_dispatcher.pins.unpin
-
-
 def forget_served() -> None:
     """Clear the default dispatcher, so that new tuning results and new bundles are seen."""
     default_dispatcher.clear()

@@ -300,34 +300,7 @@ class Pins:
             pin.add(_pinned(kernel))
 
     def pin(self, path: str | Path, *, strict: bool = False) -> None:
-        """Freeze what is served to a file, or serve what the file says.
-
-        If the file does not exist, it is written: with what was served so far, and whatever is served from now on. If
-        it exists, its choices are served, also by kernels that the program has already, and it is not changed. New
-        results change nothing any more, except with ``numerics="same"``.
-
-        Parameters
-        ----------
-        path
-            The file, JSON.
-        strict
-            Refuse to serve a problem that is not in an existing file, rather than serve it as usual with a
-            `PinWarning`.
-
-        Raises
-        ------
-        PinError
-            The file cannot be read or written, is malformed, or holds a choice that cannot be served in place of what
-            is served now: of another version of the kernel, or for arrays of other shapes. Nothing is changed then.
-        InputError
-            The path is empty.
-        CompileError, ToolchainError
-            A pinned kernel cannot be loaded in place of one that is. Nothing is changed then.
-
-        Examples
-        --------
-        >>> autotile.pin("choices.json")  # doctest: +SKIP
-        """
+        """Freeze what is served to a file, or serve what the file says; see `autotile.pin`."""
         whole = absolute_path(path, "a file of pinned choices")
         if whole.exists():
             pin = Pin(str(whole), read_choices(whole), strict=strict)
@@ -463,3 +436,44 @@ def _nvrtc_version() -> str:
 def _exchanged(choice: Choice, request: Requested, numerics: Numerics | None) -> Choice:
     is_same = (numerics or read_settings().numerics) == "same"
     return exchanged(choice, request) if is_same else choice
+
+
+def pin(path: str | Path, *, strict: bool = False) -> None:
+    """Freeze what is served to a file, or serve what the file says.
+
+    If the file does not exist, it is written: with what was served so far, and whatever is served from now on. If
+    it exists, its choices are served, also by kernels that the program has already, and it is not changed. New
+    results change nothing any more, except with ``numerics="same"``.
+
+    Parameters
+    ----------
+    path
+        The file, JSON.
+    strict
+        Refuse to serve a problem that is not in an existing file, rather than serve it as usual with a
+        `PinWarning`.
+
+    Raises
+    ------
+    PinError
+        The file cannot be read or written, is malformed, or holds a choice that cannot be served in place of what
+        is served now: of another version of the kernel, or for arrays of other shapes. Nothing is changed then.
+    InputError
+        The path is empty.
+    CompileError, ToolchainError
+        A pinned kernel cannot be loaded in place of one that is. Nothing is changed then.
+
+    Examples
+    --------
+    >>> pin("choices.json")  # doctest: +SKIP
+    """
+    from autotile.serving.dispatcher import default_dispatcher
+
+    default_dispatcher.pins.pin(path, strict=strict)
+
+
+def unpin() -> None:
+    """Serve what the results say again, whatever was pinned by `pin` or by the setting."""
+    from autotile.serving.dispatcher import default_dispatcher
+
+    default_dispatcher.pins.unpin()
