@@ -12,11 +12,13 @@
     │   ├── DeviceError            compute capability that the kernel does not support
     │   ├── ArgumentError          kernel argument of wrong shape, dtype, layout or device
     │   ├── NotTunedError          only a fallback could be served, with strict serving
+    │   ├── PinError               pinned choices that cannot be read, or a problem that they do not allow
     │   └── DataError              file, row or message from outside that does not match its schema
     │       ├── BundleError        bundle that cannot be written or read, is damaged, or is for another device
     │       ├── DatabaseError      database that cannot be opened, read or written
     │       └── RecordingError     recording that is damaged, or of another version or kernel
     ├── DataWarning                warning of database rows that do not match their schema, and are skipped
+    ├── PinWarning                 warning of a problem that is served although its choice is not pinned
     ├── ToolchainError             missing or outdated NVRTC, CuPy or driver
     ├── RescuedRunError            run that its database lost; its trials are in a rescue file
     ├── CompileError               failed compilation

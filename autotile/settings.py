@@ -67,6 +67,9 @@ class Settings:
     """Whether nothing else is served (``AUTOTILE_PIN_STRICT``, ``pin_strict``; ``on`` or ``off``)."""
     numerics: Numerics = "any"
     """Whether a choice is only exchanged for one that computes the same bits (``AUTOTILE_NUMERICS``, ``numerics``)."""
+    race: bool = False
+    """Whether the first call for an unmeasured problem of an operation races the best few ways to compute it
+    (``AUTOTILE_RACE``, ``race``; ``on`` or ``off``)."""
     operation_folders: tuple[Path, ...] = ()
     """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
@@ -89,6 +92,7 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     pin_strict: str | msgspec.UnsetType = msgspec.UNSET
     numerics: str | msgspec.UnsetType = msgspec.UNSET
     operations: str | msgspec.UnsetType = msgspec.UNSET
+    race: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _EXPECTED_CONFIG = (
@@ -152,6 +156,7 @@ def _parse_settings(config: _Config) -> Settings:
     refresh = entry("AUTOTILE_REFRESH", config.refresh, 5)
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
         raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
+    race = _switch("race", entry("AUTOTILE_RACE", config.race, "off"))
     captured = entry("AUTOTILE_CAPTURE", config.capture, "")
     bounds = {
         name: entry(f"AUTOTILE_{name.upper()}", getattr(config, name), "")
@@ -187,12 +192,24 @@ def _parse_settings(config: _Config) -> Settings:
         pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
         pin_strict=pin_strict,
         numerics="same" if numerics == "same" else "any",
+        race=race,
         refresh_s=float(refresh),
         operation_folders=(
             *(_folder(folder, "a folder of operations") for folder in operations if folder),
             data_folder("operations"),
         ),
     )
+
+
+def served_database() -> str:
+    """Return the setting ``database``; the user's ``config.toml`` is read once, as each look-up needs it."""
+    variables = ("AUTOTILE_DB", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HOME")
+    return _database_of(tuple([os.environ.get(variable) for variable in variables]))
+
+
+@lru_cache(maxsize=16)
+def _database_of(_: tuple[str | None, ...]) -> str:
+    return read_settings().database
 
 
 def expand_path(path: str | Path, what: str) -> Path:

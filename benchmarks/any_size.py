@@ -9,9 +9,10 @@
 Matrix products are drawn log-uniformly, M and N in 1..16384, K in 16..131072, at most 2^41 operations, in all four
 layouts; in a quarter of them every size is odd, in a quarter even, in the others a multiple of 8. Each is computed by
 what `autotile.get_best_kernel` serves with an empty user database, and by cuBLAS through PyTorch and through CuPy (the
-faster counts; fp32 without TF32), in the same run, interleaved, with a cold L2, times under 50 us in CUDA graphs. The
-ratio is the time of the library over the time served, also where a library is what is served. Results are compared with
-those of the library. With ``--tune-count`` the first sizes are also tuned by themselves, into another database.
+faster counts; fp32 without TF32), in the same run, interleaved, with a cold L2, in CUDA graphs. The ratio is the time
+of the library over the time served, also where a library is what is served. Results are compared with float64
+where they differ most from those of the library, and at random positions. With ``--tune-count``
+the first sizes are also tuned by themselves, into another database.
 
 The file is rewritten as results come in; ``--resume`` measures only what it lacks. ``--limit`` is the time that all
 measurements together should take; the number of rounds follows from it.

@@ -37,7 +37,9 @@ ROW_KEYS = {
     "tier": "how it was found",
     "grid": "blocks in x, y and z of its main launch; null for a library",
     "waves": "blocks over those that are resident at once; null for a library",
-    "error": "largest difference from the library's result over the larger of the element and the RMS; null if NaN",
+    "error": "largest error over the larger of the element and the RMS, by float64, where the result differs most from "
+    "the library's and at random positions; of a user's operation the largest difference from it; null if NaN",
+    "library_error": "that of the library at the same positions; null if unknown",
     "tolerance": "what is allowed of it",
     "rounds": "interleaved rounds",
     "fault": "why there is no time; empty if there is",
@@ -214,7 +216,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _beside(value: float | None, target: float | None) -> str:
-    return _digits(value) + (f" (>= {target:.2f})" if target is not None else "")
+    return ("" if value is None else f"{value:.3f}") + (f" (>= {target:.2f})" if target is not None else "")
 
 
 def _digits(value: float | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +16,9 @@ from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec
 
 Launch = Callable[[], None]
+
+_MAX_EXACT_TERMS = 1 << 24
+"""Products of two elements that are held in float64 at a time."""
 
 
 class Class(NamedTuple):
@@ -50,6 +52,9 @@ class Subject(Protocol):
 
     def libraries(self, arrays: Sequence[Any], sizes: Sizes, dtype: str) -> dict[str, Launch]:
         """Return the calls that are compared with, by the names of their packages."""
+
+    def exact(self, sizes: Sizes, positions: Any) -> Any | None:
+        """Return elements of the exact result in float64, by their positions in the flat output; None if unknown."""
 
     def reduction(self, sizes: Sizes) -> int:
         """Return the number of terms in an element of the output."""
@@ -105,6 +110,18 @@ class Products:
             "torch": self._follow(lambda: torch.mm(left, right, out=out)),
             "cupy": lambda: cupy.matmul(a, b, out=c),
         }
+
+    def exact(self, sizes: Sizes, positions: Any) -> Any:
+        """Return elements of the product, computed in float64."""
+        torch, (x, y) = self._torch, self._stored(sizes)
+        left, right = x.T if sizes["TRANS_A"] else x, y.T if sizes["TRANS_B"] else y
+        flat = torch.as_tensor(positions, device="cuda")
+        found = []
+        for part in flat.split(max(1, _MAX_EXACT_TERMS // sizes["K"])):
+            rows, columns = part // sizes["N"], part % sizes["N"]
+            found.append((left[rows].double() * right[:, columns].T.double()).sum(1))
+        torch.cuda.synchronize()
+        return cupy.asarray(torch.cat(found))
 
     def reduction(self, sizes: Sizes) -> int:
         """Return K."""
@@ -194,13 +211,16 @@ class UserOperation:
         """Return the calls of the libraries that were added."""
         from autotile.serving.libraries import libraries_for
 
-        added = [library for library in libraries_for(self._operation) if library.call is not None]
+        added = {library.name: library.call for library in libraries_for(self._operation) if library.call is not None}
         if not added:
             raise SystemExit(
                 f"{self._operation.name} has no library to compare with; add one by autotile.add_library in a file "
                 "that --python names"
             )
-        return {library.name: partial(library.call, *arrays) for library in added}
+        return {name: _bound(call, arrays) for name, call in added.items()}
+
+    def exact(self, sizes: Sizes, positions: Any) -> None:
+        """Return None: the operation is only compared with its library."""
 
     def reduction(self, sizes: Sizes) -> int:
         """Return the number of terms that the first kernel's file declares."""
@@ -221,6 +241,13 @@ class UserOperation:
         for member, own in self._operation.fitting(self._operation.resolve(sizes, dtype)):
             return member.load().spec, own
         raise SystemExit(f"no kernel of {self._operation.name} computes {sizes}")
+
+
+def _bound(call: Callable[..., object], arrays: Sequence[Any]) -> Launch:
+    def launch() -> None:
+        call(*arrays)
+
+    return launch
 
 
 def _random(generator: Any, shape: tuple[int, ...], kind: np.dtype[Any]) -> Any:

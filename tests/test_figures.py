@@ -30,6 +30,7 @@ STATED = {
         "22 us",  # an example of a sentence of `explain`
         "2200 us",
         "50 ms",  # a timeout
+        "20 ms",  # the limit of a race at the first call
         "100 %",
     },
 }

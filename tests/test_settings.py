@@ -167,3 +167,26 @@ def test_changes_of_the_file_and_of_the_environment_are_seen(config: Path, monke
     config.unlink()
     monkeypatch.delenv("AUTOTILE_GRAPHS")
     assert read_settings().graphs
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("AUTOTILE_RACE", "on", "race", True),
+        ("AUTOTILE_REFRESH", "0.5", "refresh_s", 0.5),
+        ("AUTOTILE_PIN", "/choices.json", "pin", Path("/choices.json")),
+        ("AUTOTILE_PIN_STRICT", "On", "pin_strict", True),
+        ("AUTOTILE_NUMERICS", "same", "numerics", "same"),
+    ],
+)
+def test_each_variable_sets_something(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, name: str, value: object
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    assert getattr(read_settings(), name) != value
+    monkeypatch.setenv(variable, text)
+    assert getattr(read_settings(), name) == value
+    if variable != "AUTOTILE_PIN":
+        monkeypatch.setenv(variable, "nonsense")
+        with pytest.raises(InputError, match=variable):
+            read_settings()

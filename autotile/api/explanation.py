@@ -235,7 +235,7 @@ class OperationExplanation(Displayed):
 
 def explain_operation(operation: Operation, problem: Problem, served: BoundKernel) -> OperationExplanation:
     """Return what is served for a problem of an operation, as values."""
-    contenders = served.choice.contenders or (
+    contenders = served.contenders or (
         Contender(served.kernel, served.config, served.measurement.time_us if served.measurement else None),
     )
     return OperationExplanation(

@@ -335,7 +335,7 @@ def _best_result(bound: BoundKernel) -> BestResult:
         aged=bound.choice.aged,
         shipped=bound.choice.shipped,
         bundle=bound.choice.packed,
-        contenders=bound.choice.contenders,
+        contenders=bound.contenders,
         kernel=bound.kernel,
         geometry=None if bound.is_library else bound.geometry,
         resources=bound.resources,

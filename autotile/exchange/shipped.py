@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from glob import escape
-from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,6 +24,9 @@ from autotile.database.paths import atomic_write
 from autotile.database.winners import ResultDocument, RuleDocument, StoredRule, Winner
 from autotile.errors import DataError, InputError
 from autotile.settings import data_folder
+
+if TYPE_CHECKING:
+    from autotile.families.operation_model import OperationModel
 
 _WINNERS_FORMAT = 1
 _RULES_FORMAT = 1
@@ -109,7 +111,7 @@ def shipped_rules(kernel: str, dtype: str) -> list[StoredRule]:
 
 
 @lru_cache
-def shipped_model(operation: str, dtype: str, gpu_name: str) -> Any:
+def shipped_model(operation: str, dtype: str, gpu_name: str) -> OperationModel | None:
     """Return the model of times of an operation that ships with autotile for a GPU; None if there is none.
 
     That for bfloat16 also serves float16, whose kernels run at the same speed.
@@ -123,9 +125,10 @@ def shipped_model(operation: str, dtype: str, gpu_name: str) -> Any:
     for known in (dtype, *_SAME_SPEED.get(dtype, ())):
         path = data_folder("tuned") / "models" / f"{gpu}.{operation}.{known}.json"
         if path.is_file():
-            module: Any = import_module("autotile.families.operation_model")
+            from autotile.families.operation_model import OperationModel
+
             try:
-                return module.OperationModel.from_json(decode_json(read_regular(path, _MAX_BYTES), dict))
+                return OperationModel.from_json(decode_json(read_regular(path, _MAX_BYTES), dict))
             except OSError as error:
                 raise InputError(f"cannot read the model in {path}: {error.strerror}") from None
             except DataError as error:

@@ -203,7 +203,7 @@ class _Rows:
             chosen = measured[layout.numbers]
             numbers = layout.numbers[chosen]
             if chosen.any():
-                pair = layout.pair_inputs(kernels)[chosen]
+                pair = layout.pair_inputs(kernels).T[chosen]
                 whole = np.repeat(problem[None], len(numbers), axis=0)
                 parts[0].append(Inputs(whole, layout.item_inputs[chosen], pair, numbers))
                 owners[0].extend([row] * len(numbers))

@@ -120,14 +120,15 @@ class Layout:
     """Position of each configuration's kernel."""
     _tilings: tuple[tuple[int, Tilings], ...]
     """Tilings of each kernel, and the position of its first configuration."""
-    _tiles: Column
-    _is_tiled: Column
-    """1 where the grid depends on a size, else 0."""
-    _log2_tile: Column
+    _tiles: Vector
+    """Tile along each size of the kernel, shape (sizes, configurations)."""
+    _covering: Vector
+    """Matrix of 1 for each size of its kernel that a configuration tiles, shape (configurations, kernels x sizes)."""
+    _log2_tile: Vector
     """Logarithm of the outputs of a tile."""
-    _units: Column
-    _slots: Column
-    """Number of SMs, and of the blocks that they hold at once, shape (configurations, 2)."""
+    _units: Vector
+    _slots: Vector
+    """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
     _extents: tuple[tuple[int | None, ...], ...]
     """Extents of each array of the first kernel, as positions of its sizes."""
 
@@ -178,20 +179,23 @@ class Layout:
         first = next(iter(kernels), None)
         extents = array_extents(specs[first], kernels[first]) if first is not None else {}
         log2_tiles = np.log2(tiles)
-        is_tiled = (tiles < _SMALL_TILE).astype(float)
+        is_tiled = tiles < _SMALL_TILE
+        source = np.repeat(np.arange(len(own)), list(map(len, own.values())))
+        covering = np.zeros((len(numbers), len(own), tiles.shape[1]), np.float32)
+        covering[np.arange(len(numbers)), source] = is_tiled
         return cls(
             vocabulary,
             tuple(float(sizes[name]) for name in vocabulary.flags),
             tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True)),
             np.array(numbers, np.int64),
             _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, columns),
-            np.repeat(np.arange(len(own)), list(map(len, own.values()))),
+            source,
             tuple(zip(starts, found, strict=False)),
-            tiles,
-            is_tiled,
-            (is_tiled * log2_tiles).sum(axis=1),
-            columns["units"],
-            device.sm_count * np.stack([np.ones(len(numbers)), columns["resident"]], axis=1),
+            np.ascontiguousarray(tiles.T, np.float32),
+            covering.reshape(len(numbers), len(own) * tiles.shape[1]),
+            (is_tiled * log2_tiles).sum(axis=1).astype(np.float32),
+            columns["units"].astype(np.float32),
+            device.sm_count * np.stack([np.ones(len(numbers)), columns["resident"]]).astype(np.float32),
             tuple(extents.get(name, ()) for name in vocabulary.arrays),
         )
 
@@ -212,28 +216,32 @@ class Layout:
         return np.array(inputs, np.float32)
 
     def pair_inputs(self, kernels: Mapping[str, Mapping[str, int]]) -> Vector:
-        """Return the inputs of each configuration for a problem, shape (configurations, pair inputs)."""
-        width = self._tiles.shape[1]
-        table = [[kernels[name][size] for size in names[:width]] for name, names in self.names]
-        rows = np.array([row + [1] * (width - len(row)) for row in table], float).reshape(len(table), width)
-        counts = np.ceil(rows[self._source] / self._tiles)
-        blocks = counts.prod(axis=1) * self._units
+        """Return the inputs of each configuration for a problem, shape (pair inputs, configurations)."""
+        sizes = len(self.vocabulary.sizes)
+        table = [[kernels[name][size] for size in names[:sizes]] for name, names in self.names]
+        rows = np.array([row + [1] * (sizes - len(row)) for row in table], np.float32).reshape(len(table), sizes)
+        counts = rows.T.take(self._source, axis=1)
+        counts /= self._tiles
+        np.ceil(counts, out=counts)
+        blocks = np.multiply.reduce(counts)
+        blocks *= self._units
         for start, tilings in self._tilings:
             for number, grid in tilings.irregular.items():
                 given = kernels[grid.spec.name]
                 blocks[start + number] = grid.blocks([given[name] for name in grid.names])
-        shares = np.empty((len(counts), 4))
-        np.divide(blocks[:, None], self._slots, out=shares[:, :2])
-        np.ceil(shares[:, :2], out=shares[:, 2:])
+        shares = np.empty((4, len(blocks)), np.float32)
+        np.divide(blocks, self._slots, out=shares[:2])
+        np.ceil(shares[:2], out=shares[2:])
+        inputs = np.empty((_PAIR_INPUTS + sizes, len(blocks)), np.float32)
         logs = np.log2(shares)
-        inputs = np.empty((len(counts), _PAIR_INPUTS + width), np.float32)
-        inputs[:, 0] = logs[:, 0]
-        inputs[:, 1:3] = logs[:, 2:]
-        inputs[:, 3:5] = logs[:, 2:] - logs[:, :2]
-        np.log2(counts, out=inputs[:, _PAIR_INPUTS:], casting="same_kind")
-        covered = (self._is_tiled * np.log2(rows)[self._source]).sum(axis=1)
-        inputs[:, 5] = inputs[:, _PAIR_INPUTS:].sum(axis=1) + self._log2_tile - covered
-        np.minimum(shares[:, 0], _MANY_ROUNDS, out=inputs[:, 6], casting="same_kind")
+        inputs[0] = logs[0]
+        inputs[1:3] = logs[2:]
+        np.subtract(logs[2:], logs[:2], out=inputs[3:5])
+        log2_counts = np.log2(counts, out=inputs[_PAIR_INPUTS:])
+        np.add.reduce(log2_counts, out=inputs[5])
+        inputs[5] += self._log2_tile
+        inputs[5] -= self._covering @ np.log2(rows).reshape(-1)
+        np.minimum(shares[0], _MANY_ROUNDS, out=inputs[6])
         return inputs
 
 

@@ -168,17 +168,15 @@ class Ensemble:
         hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
         direct = a["item_out"] @ own.T + a["bias"][:, items]
         members, _, width = a["problem_in"].shape
-        first = np.concatenate([hidden.transpose(1, 0, 2).reshape(len(items), members * width), direct.T], axis=1)
+        first = np.concatenate([hidden.transpose(0, 2, 1).reshape(members * width, len(items)), direct])
         weights = []
         for name in ("problem", "pair"):
-            scale = a[f"{name}_scale"][:, None]
-            inner = a[f"{name}_in"].transpose(1, 0, 2).reshape(len(scale), members * width)
-            weights.append(np.ascontiguousarray(np.concatenate([inner, a[f"{name}_out"].T], axis=1) * scale))
-            first = first - a[f"{name}_center"] @ weights[-1]
-        second_bias = np.ascontiguousarray(a["second_bias"][:, None, :])
-        return Prepared(
-            members, width, first, weights[0], weights[1], a["middle"], second_bias, a["out"][:, :, None].copy()
-        )
+            inner = a[f"{name}_in"].transpose(0, 2, 1).reshape(members * width, len(a[f"{name}_scale"]))
+            weights.append(np.concatenate([inner, a[f"{name}_out"]]) * a[f"{name}_scale"])
+            first = first - (weights[-1] @ a[f"{name}_center"])[:, None]
+        middle = np.ascontiguousarray(a["middle"].transpose(0, 2, 1))
+        out = np.ascontiguousarray(a["out"][:, None, :])
+        return Prepared(members, first, weights[0], weights[1], middle, a["second_bias"][:, :, None].copy(), out)
 
     def only(self, items: Sequence[int]) -> Ensemble:
         """Return the ensemble for some of the items, numbered anew."""
@@ -187,7 +185,7 @@ class Ensemble:
 
     def predict(self, inputs: Inputs) -> tuple[Matrix, Matrix]:
         """Return mean and spread of the predictions for rows, each of shape (rows,)."""
-        return self.prepare(inputs.number, inputs.item).predict(inputs.problem, inputs.pair)
+        return self.prepare(inputs.number, inputs.item).predict(inputs.problem.T, inputs.pair.T)
 
     def to_json(self) -> dict[str, Any]:
         """Return the arrays as base64 of little-endian single-precision numbers, with their dimensions."""
@@ -252,9 +250,8 @@ class Prepared:
     """An ensemble for given items: what is left is the part of the problem and of the pairs."""
 
     members: int
-    width: int
     first: Matrix
-    """Part of the items in the first layer and, in the last columns, in the result."""
+    """Part of the items in the first layer and, in the last rows, in the result; a column for each item."""
     problem_in: Matrix
     pair_in: Matrix
     middle: Matrix
@@ -267,22 +264,23 @@ class Prepared:
         Parameters
         ----------
         problem
-            Inputs of the problem, shape (problem inputs,) for one problem of all items, or (items, problem inputs).
+            Inputs of the problem, shape (problem inputs,) for one problem of all items, or (problem inputs, items).
         pair
-            Inputs of each pair, shape (items, pair inputs).
+            Inputs of each pair, shape (pair inputs, items).
         """
-        sums = pair @ self.pair_in
+        sums = self.pair_in @ pair
         sums += self.first
-        sums += problem @ self.problem_in
-        hidden, direct = sums[:, : -self.members], sums[:, -self.members :]
+        of_problem = self.problem_in @ problem
+        sums += of_problem[:, None] if of_problem.ndim == 1 else of_problem
+        hidden = sums[: -self.members]
         np.maximum(hidden, 0.0, out=hidden)
-        second = hidden.reshape(-1, self.members, self.width).swapaxes(0, 1) @ self.middle
+        second = self.middle @ hidden.reshape(self.members, -1, hidden.shape[1])
         second += self.second_bias
         np.maximum(second, 0.0, out=second)
-        values = (second @ self.out)[:, :, 0].T
-        values += direct
-        highest, lowest = values.max(axis=1), values.min(axis=1)
-        return values.mean(axis=1), (highest - lowest) * np.float32(0.5)
+        values = (self.out @ second)[:, 0]
+        values += sums[-self.members :]
+        highest, lowest = np.maximum.reduce(values), np.minimum.reduce(values)
+        return np.add.reduce(values) * np.float32(1.0 / self.members), (highest - lowest) * np.float32(0.5)
 
 
 class _Training:

@@ -11,7 +11,7 @@ where the model is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -21,15 +21,11 @@ from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert
-from autotile.core.model import Value
 from autotile.errors import DataError
+from autotile.families.candidate_rules import Checks, KernelRules
 from autotile.families.model_inputs import Layout, ModelCandidate, Vector, Vocabulary
 from autotile.families.network import Ensemble, Prepared
-from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import KernelSpec
-from autotile.space.demand import demand_of
-from autotile.space.limits import check_config, limit_violation
 
 _FORMAT = 1
 SPREAD_COST = 0.5
@@ -162,7 +158,9 @@ class OperationModel:
         """
         ready = self._prepared(sizes, kernels, specs, device, libraries)
         ranking = ready.rank(sizes, kernels, self._added_doubt(sizes))
-        checks = _Checks(ready.rules, kernels, device, dtype or self.dtype)
+        if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
+            return [library]
+        checks = Checks(ready.rules, kernels, device, dtype or self.dtype)
         own: list[Expected] = []
         others: list[Expected] = []
         for number in ranking.order:
@@ -297,6 +295,26 @@ class Ranking(NamedTuple):
         doubt = math.hypot(constant, per_spread * float(self.spread[number])) + self.added_doubt
         return Expected(candidate, 2.0 ** float(self.log2_us[number]), doubt)
 
+    def unrivalled_library(self, confidence: float) -> Expected | None:
+        """Return the fastest library if no configuration, valid or not, is expected to be faster with confidence."""
+        library: Expected | None = None
+        for number in self.order:
+            if self.candidates[number].is_library:
+                library = self.expected(number)
+                break
+        if library is None:
+            return None
+        for number in self.order:
+            one = self.expected(number)
+            if one.candidate.is_library:
+                continue
+            lead = math.log(library.time_us / one.time_us)
+            if lead > confidence * math.hypot(one.doubt, library.doubt):
+                return None
+            if lead <= confidence * library.doubt:  # the others are slower still
+                break
+        return library
+
 
 def _in_order(own: list[Expected], libraries: list[Expected], confidence: float) -> list[Expected]:
     """Return candidates with the best library first unless a kernel is expected to be faster with confidence."""
@@ -320,7 +338,7 @@ class _Ready:
     no_pairs: Vector
     """Inputs of the pairs with libraries, which have none."""
     doubts: Mapping[str, Doubt]
-    rules: tuple[_KernelRules, ...]
+    rules: tuple[KernelRules, ...]
 
     @classmethod
     def of(
@@ -337,13 +355,13 @@ class _Ready:
         count = sum(not one.is_library for one in model.candidates)
         listed = [n for n, one in enumerate(model.candidates) if one.is_library and one.kernel in libraries]
         candidates = tuple(model.candidates[n] for n in (*layout.numbers.tolist(), *listed))
-        no_pairs = np.zeros((len(listed), 0), np.float32)
+        no_pairs = np.zeros((0, len(listed)), np.float32)
         own = others = None
         if model.kernels is not None and len(layout.numbers):
             own = model.kernels.prepare(layout.numbers, layout.item_inputs)
         if model.libraries is not None and listed:
-            others = model.libraries.prepare(np.array(listed) - count, no_pairs)
-        rules = tuple(_KernelRules.of(specs[name], kernels[name], device) for name in kernels)
+            others = model.libraries.prepare(np.array(listed) - count, no_pairs.T)
+        rules = tuple(KernelRules.of(specs[name], kernels[name], device) for name in kernels)
         return cls(layout, candidates, len(listed), (own, others), no_pairs, model.doubts, rules)
 
     def rank(self, sizes: Mapping[str, int], kernels: Mapping[str, Mapping[str, int]], added_doubt: float) -> Ranking:
@@ -356,84 +374,11 @@ class _Ready:
         if others is not None:
             parts.append(others.predict(problem, self.no_pairs))
         if not parts:
-            return Ranking((), 0, self.no_pairs, self.no_pairs, self.doubts, added_doubt, [])
+            nothing = np.zeros(0, np.float32)
+            return Ranking((), 0, nothing, nothing, self.doubts, added_doubt, [])
         log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
         order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
         return Ranking(self.candidates, self.libraries, log2_us, spread, self.doubts, added_doubt, order)
-
-
-@dataclass(frozen=True, slots=True)
-class _KernelRules:
-    """The rules of a kernel, parted so that the best candidates are checked quickly.
-
-    Attributes
-    ----------
-    spec
-        The kernel.
-    of_problem
-        Rules about sizes and flags alone, which hold for all configurations or for none.
-    of_pair
-        Rules about sizes and parameters.
-    of_config
-        Rules about parameters and flags alone, which hold for all sizes or for none.
-    refused
-        Configurations that break one of the latter, and those known to meet them.
-    """
-
-    spec: KernelSpec
-    of_problem: tuple[Expression, ...]
-    of_pair: tuple[Expression, ...]
-    of_config: tuple[Expression, ...]
-    refused: dict[int, bool] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> _KernelRules:
-        fixed = fixed_names(spec, sizes, device).keys()
-        proper = spec.sizes.keys() - set(spec.flags)
-        rules = [rule.expression for rule in spec.rules]
-        return cls(
-            spec,
-            tuple(rule for rule in rules if rule.names <= fixed),
-            tuple(rule for rule in rules if not rule.names <= fixed and not rule.names.isdisjoint(proper)),
-            tuple(rule for rule in rules if not rule.names <= fixed and rule.names.isdisjoint(proper)),
-        )
-
-
-class _Checks:
-    """Checks of configurations for one problem."""
-
-    def __init__(
-        self,
-        rules: Sequence[_KernelRules],
-        kernels: Mapping[str, Mapping[str, int]],
-        device: DeviceProperties,
-        dtype: str,
-    ) -> None:
-        self._rules = dict(zip(kernels, rules, strict=True))
-        self._kernels, self._device, self._dtype = kernels, device, dtype
-        self._fixed: dict[str, dict[str, Value] | None] = {}
-        """Sizes, flags and ``device.*`` of each kernel; None where no configuration is valid."""
-
-    def pass_for(self, number: int, candidate: ModelCandidate) -> bool:
-        """Return whether a configuration is valid for the problem; ``number`` is its position in the layout."""
-        name, config = candidate.kernel, candidate.config
-        rules, sizes = self._rules[name], self._kernels[name]
-        if name not in self._fixed:
-            fixed = fixed_names(rules.spec, sizes, self._device)
-            self._fixed[name] = fixed if all(rule.evaluate(fixed) for rule in rules.of_problem) else None
-        known = self._fixed[name]
-        if known is None or rules.refused.get(number):
-            return False
-        if rules.spec.computed:
-            return not check_config(rules.spec, config, sizes, self._device, self._dtype)
-        names = {**known, **config}
-        if number not in rules.refused:
-            rules.refused[number] = not all(rule.evaluate(names) for rule in rules.of_config)
-            if rules.refused[number]:
-                return False
-        if not all(rule.evaluate(names) for rule in rules.of_pair):
-            return False
-        return not limit_violation(demand_of(rules.spec, names, sizes, self._dtype), self._device, rules.spec)
 
 
 class _ModelDocument(msgspec.Struct):

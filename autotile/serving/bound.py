@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
-from autotile.serving.choice import Choice, Tier
+from autotile.serving.choice import Choice, Contender, Tier
 from autotile.serving.description import document, explain
 from autotile.serving.requests import Request
 from autotile.settings import read_settings
@@ -60,6 +61,8 @@ class BoundKernel:
         The configuration that was chosen, with the reason and with what differs from the request.
     request
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
+    find_contenders
+        Function that returns the best ways to compute the problem of an operation; None otherwise.
     operation
         Problem of the operation that it is served for; None if it was asked for as a kernel.
     library_allowed
@@ -116,6 +119,7 @@ class BoundKernel:
         self.choice = choice
         self.calls = 0
         self.request: Request | None = None
+        self.find_contenders: Callable[[], tuple[Contender, ...]] | None = None
         self.operation: Problem | None = None
         self.library_allowed = True
         self._device_index = device_index
@@ -199,9 +203,16 @@ class BoundKernel:
         resources = self.resources
         return compiled_occupancy(self.geometry, resources, self.device) if resources is not None else None
 
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        """For an operation: the best ways to compute the problem, that which is served first."""
+        if self.find_contenders is not None and len(self.choice.contenders) < 2:
+            self.choice = replace(self.choice, contenders=self.find_contenders())
+        return self.choice.contenders
+
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
-        return explain(self.problem, self.device, self.choice)
+        return explain(self.problem, self.device, replace(self.choice, contenders=self.contenders))
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts about the served kernel as JSON values."""
@@ -379,7 +390,7 @@ class BoundKernel:
                 self.kernel, self.definition, self.problem = other.kernel, other.definition, other.problem
                 self._plan, self._data, self._scalars = other._plan, other._data, other._scalars
                 self._packed, self._cubin, self._launcher = other._packed, other._cubin, other._launcher
-            self.choice = other.choice
+            self.choice, self.find_contenders = other.choice, other.find_contenders
         return True
 
     def _launch_device(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,19 +16,22 @@ from autotile.database.fast_access import (
     FORK_LOCK,
     SERVER_TIMEOUT_S,
     read_checks_fast,
+    read_model_fast,
     read_rules_fast,
     read_winners_fast,
 )
 from autotile.database.keys import key_differences, key_of
+from autotile.database.paths import looks_like_url
 from autotile.database.winners import Check, StoredRule, Winner
-from autotile.errors import BundleError, DatabaseError, NotTunedError, ToolchainError
+from autotile.errors import BundleError, DatabaseError, DataError, NotTunedError, ToolchainError
 from autotile.exchange.bundle import FALLBACK, Bundle, BundledCubin, BundledKernel
-from autotile.exchange.shipped import shipped_rules, shipped_winners
+from autotile.exchange.shipped import shipped_model, shipped_rules, shipped_winners
 from autotile.kernel.problem import check_device, runs_on
 from autotile.serving.choice import Choice, choose
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
+    from autotile.families.operation_model import OperationModel
     from autotile.serving.bound import BoundKernel
 
 
@@ -101,6 +105,38 @@ class Candidates:
         except DatabaseError as error:
             self.fault = str(error)
             return []
+
+
+def model_of(location: str, operation: str, dtype: str, gpu_name: str) -> OperationModel | None:
+    """Return the model of times of an operation on a GPU: the user's own, else the one that ships; None without one.
+
+    A model that cannot be read counts as none.
+    """
+    own = read_model_fast(location, operation, dtype, gpu_name)
+    if own is None and looks_like_url(location):
+        own = _model_of_server(location, operation, dtype, gpu_name)
+    if own is not None:
+        from autotile.families.operation_model import OperationModel
+
+        with suppress(DataError):
+            return OperationModel.from_json(own)
+    return shipped_model(operation, dtype, gpu_name)
+
+
+def _model_of_server(location: str, operation: str, dtype: str, gpu_name: str) -> Any:
+    from autotile.database.database import Database
+    from autotile.database.model_store import read_models
+
+    try:
+        with FORK_LOCK:
+            database = Database.open_readonly(location, server_timeout_s=SERVER_TIMEOUT_S)
+            if database is None:
+                return None
+            with database:
+                found = read_models(database, operation, dtype, gpu_name)
+                return found[0].document if found else None
+    except DatabaseError:
+        return None
 
 
 def choose_bundled(

@@ -143,7 +143,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "source": kernel.source,
         "tuned_on": kernel.tuned_on,
         "tuned_at": kernel.tuned_at.isoformat() if kernel.tuned_at else None,
-        "contenders": [contender.to_json() for contender in choice.contenders],
+        "contenders": [contender.to_json() for contender in kernel.contenders],
         "differences": [list(difference) for difference in choice.differences],
         "aged": list(choice.aged),
         "shipped": choice.shipped,

@@ -28,11 +28,17 @@ from autotile.serving.pinning import Pins
 from autotile.serving.recent_cache import MAX_SERVED, RecentCache
 from autotile.serving.refresh import Refresher
 from autotile.serving.requests import Asked, Request, bundle_path, choose_again, device_index, whole_size
-from autotile.settings import Numerics, absolute_path, read_settings
+from autotile.settings import Numerics, absolute_path, served_database
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
     from autotile.serving.operations import OperationTable
+
+
+Options = tuple[str | Path | None, str | Path | None, bool, Numerics | None, bool]
+"""Options of a call: database, bundle, library, numerics and race."""
+
+_PLAIN: Options = (None, None, True, None, False)
 
 
 class Dispatcher:
@@ -95,6 +101,7 @@ class Dispatcher:
         strict: bool = False,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
         **sizes: int,
     ) -> BoundKernel:
         """Return the best known configuration of a kernel for a problem, ready to launch.
@@ -126,6 +133,9 @@ class Dispatcher:
         numerics
             ``"same"``: what is served is only exchanged for configurations that are known to compute the same bits,
             when there are new results, or in place of a pinned one. ``"any"``: for any. None for the setting.
+        race
+            Whether the first call for a problem of an operation that was not measured races the best few ways, for up
+            to 20 ms of GPU time; see `autotile.matmul`. The setting ``race`` does so for all.
         **sizes
             Sizes of the problem, such as ``M=4096``; for an operation also its conditions, such as ``EMULATE=0``.
 
@@ -148,44 +158,27 @@ class Dispatcher:
         place = self._only_device if device is None else device
         if place is None:
             place = self.current_device()
+        is_plain = database is None and bundle is None and library is True and numerics is None and race is False
+        options = None if is_plain else (database, bundle, library, numerics, race)  # a shorter key is found faster
         try:
-            served = self._find_served(
-                (name, dtype, place, database, bundle, library, numerics, *sizes, *sizes.values())
-            )
+            served = self._find_served((name, dtype, place, options, *sizes, *sizes.values()))
         except TypeError:  # not hashable, such as a list for a size
             served = None
         if served is None:
-            served = self._serve(
-                name,
-                sizes,
-                dtype=dtype,
-                place=place,
-                database=database,
-                bundle=bundle,
-                library=library,
-                numerics=numerics,
-            )
+            served = self._serve(name, sizes, dtype, place, (database, bundle, library, numerics, race))
         if strict and served.tier != "exact":
             raise self._refuse(served, self.location(database), bundle)
         return served
 
     def _serve(
-        self,
-        given: KernelName,
-        sizes: Mapping[str, Any],
-        *,
-        dtype: object,
-        place: int | str | None,
-        database: str | Path | None,
-        bundle: str | Path | None,
-        library: bool,
-        numerics: Numerics | None,
+        self, given: KernelName, sizes: Mapping[str, Any], dtype: object, place: int | str | None, options: Options
     ) -> BoundKernel:
         """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
 
         In this form, plain names, absolute paths and whole sizes are as in the call, which therefore finds the kernel
         at once the next time. A call with a relative path comes here each time.
         """
+        database, bundle, library, numerics, race = options
         bundle = bundle_path(bundle)
         name = given if held_kernel(given) else str(given)
         if isinstance(name, str) and is_path(name) and not (bundle or self._bundle):
@@ -196,7 +189,8 @@ class Dispatcher:
         if not isinstance(place, str | None):
             place = device_index(place)
         try:
-            key = (name, dtype, place, database, bundle, library, numerics, *sizes, *sizes.values())
+            options = (database, bundle, library, numerics, race)
+            key = (name, dtype, place, None if options == _PLAIN else options, *sizes, *sizes.values())
             served = self._served.recall(key)
         except TypeError:
             served = None  # the size that is no number is refused below
@@ -206,7 +200,7 @@ class Dispatcher:
         location = self.location(database)
         of_operation = isinstance(name, str) and self._is_operation(name)
         kernel = self.find_best_kernel(
-            name, dtype, place, location, sizes, bundle=bundle, library=library, numerics=numerics
+            name, dtype, place, location, sizes, bundle=bundle, library=library, numerics=numerics, race=race
         )
         device = place if isinstance(place, str) else None
         named = database or self._database, bundle or self._bundle
@@ -246,6 +240,7 @@ class Dispatcher:
         database: str | Path | None = None,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
     ) -> BoundKernel:
         """Return what `get_best_kernel` serves for an operation, whatever kernels there are of its name.
 
@@ -253,17 +248,17 @@ class Dispatcher:
         ----------
         operation
             Name of the operation.
-        sizes, dtype, device, database, library, numerics
+        sizes, dtype, device, database, library, numerics, race
             As for `get_best_kernel`.
         """
         place = self.current_device() if device is None else device
-        key = ("operation", operation, dtype, place, database, library, numerics, *sizes, *sizes.values())
+        key = ("operation", operation, dtype, place, database, library, numerics, race, *sizes, *sizes.values())
         served = self._served.get(key) or self._served.recall(key)
         if served is None:
             check_numerics(numerics)
             location = self.location(database)
             kernel = self.find_for_operation(
-                operation, dtype, place, location, sizes, library=library, numerics=numerics
+                operation, dtype, place, location, sizes, library=library, numerics=numerics, race=race
             )
             asked = Asked(operation, dtype, place, location, library, numerics)
             served = self._keep(key, kernel, sizes, asked, is_bundled=bool(self._bundle))
@@ -280,6 +275,7 @@ class Dispatcher:
         bundle: str | Path | None = None,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
         like: Choice | None = None,
     ) -> BoundKernel:
         """Return what `get_best_kernel` would serve, without keeping it and without counting a miss.
@@ -288,7 +284,7 @@ class Dispatcher:
         ----------
         location
             Path or URL of the database.
-        name, dtype, device, sizes, bundle, library, numerics
+        name, dtype, device, sizes, bundle, library, numerics, race
             As for `get_best_kernel`.
         like
             Choice whose bits must be kept; None if any may be computed.
@@ -299,7 +295,7 @@ class Dispatcher:
             As for `get_best_kernel`.
         """
         if isinstance(name, str | os.PathLike) and self._is_operation(str(name)):
-            options: dict[str, Any] = {"bundle": bundle, "library": library, "numerics": numerics}
+            options: dict[str, Any] = {"bundle": bundle, "library": library, "numerics": numerics, "race": race}
             return self.find_for_operation(str(name), dtype, device, location, sizes, **options)
         path = bundle_path(bundle) or self._bundle
         if path is not None:
@@ -340,6 +336,7 @@ class Dispatcher:
         bundle: str | Path | None = None,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
         anew: bool = False,
     ) -> BoundKernel:
         """Return what `serve_operation` would serve, without keeping it and without counting a miss.
@@ -350,8 +347,8 @@ class Dispatcher:
             Name of the operation, or path of its file.
         dtype, device, location, sizes, bundle, library, numerics
             As for `find_best_kernel`.
-        anew
-            Whether the database has changed.
+        race, anew
+            As for `get_best_kernel`, and whether the database has changed.
         """
         from autotile.serving.operations import OperationTable, serve_bundled
 
@@ -373,7 +370,8 @@ class Dispatcher:
             )
         served = self.pins.serve_operation(table, problem, library=library, numerics=numerics)
         if served is None:
-            served = table.serve(problem, library=library)
+            may_race = numerics != "same" and not anew and self.pins.in_force() is None
+            served = table.serve(problem, library=library, race=race, may_race=may_race)
         served.operation, served.library_allowed = problem, library
         return served
 
@@ -435,7 +433,7 @@ class Dispatcher:
         """Return the path or URL of the database that a call uses."""
         if database:
             return absolute_location(str(database))
-        return self._database or read_settings().database
+        return self._database or served_database()
 
     def _find_bundled(
         self, path: str, name: str, dtype: str | None, device: int | str | None, sizes: Mapping[str, int]
@@ -479,10 +477,6 @@ def find_best_result(*request: Any, **options: Any) -> BoundKernel:
     """Return what `find_best_kernel` does where nothing is pinned: results are judged by what they are."""
     with default_dispatcher.pins.set_aside():
         return find_best_kernel(*request, **options)
-
-
-pin = default_dispatcher.pins.pin
-unpin = default_dispatcher.pins.unpin
 
 
 def forget_served() -> None:

@@ -15,10 +15,11 @@ from autotile.errors import ArgumentError, InputError, ToolchainError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import LIBRARIES, Operation, load_operation
+from autotile.kernel.problem import resolve_problem
 from autotile.serving.arrays import ArraySpec, accepted_pointers, library_of, on_stream
 from autotile.serving.arrays import Library as ArrayLibrary
 from autotile.serving.bound import BoundKernel
-from autotile.serving.call_arrays import CallArrays
+from autotile.serving.call_arrays import CallArrays, CheckedArrays
 from autotile.serving.choice import Choice
 
 _SIZES = {"M", "N", "K"}
@@ -125,8 +126,8 @@ class BoundLibrary(BoundKernel):
     ----------
     library, problem, device, choice
         The library, the problem of the operation, its device, and the choice.
-    definition, definition_problem
-        A kernel of the operation, which declares the arrays, and the problem by its names.
+    definition, sizes
+        A kernel of the operation, which declares the arrays, and the problem's sizes by its names.
     device_index
         CUDA device of the arrays; None if it can only be inspected.
     """
@@ -140,20 +141,19 @@ class BoundLibrary(BoundKernel):
         choice: Choice,
         *,
         definition: Kernel,
-        definition_problem: Problem,
+        sizes: Mapping[str, int],
     ) -> None:
         self._hold(definition, problem, device, device_index, choice)
         self.kernel = library.name
         self.version = library.version
         self._call = library.call
-        spec = definition.spec
-        self._scalar_names = [scalar.name for scalar in spec.scalars if scalar.default is not None]
-        self._arrays = CallArrays(spec, definition_problem, spec.default, -1 if device_index is None else device_index)
+        self._sizes = sizes
+        self._checked: CallArrays | None = None
         self._gemm: Gemm | None = None
         if library.call is None and device_index is not None:
             self._gemm = Gemm(Layout.of(problem.sizes, problem.dtype), device_index)
         self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
-        self._one_device = device_count() == 1
+        self._one_device = False
 
     @property
     def is_library(self) -> bool:
@@ -186,6 +186,15 @@ class BoundLibrary(BoundKernel):
         return ()
 
     @property
+    def _arrays(self) -> CallArrays:
+        """What the arrays must be; computed at the first call rather than within a look-up."""
+        if self._checked is None:
+            spec, index = self.definition.spec, self._device_index
+            problem = resolve_problem(spec, self._sizes, self.problem.dtype)
+            self._checked = CallArrays(spec, problem, spec.default, -1 if index is None else index)
+        return self._checked
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each array, by its name."""
         return self._arrays.shapes
@@ -207,7 +216,7 @@ class BoundLibrary(BoundKernel):
                 arrays = checked.arrays
                 pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self.definition.spec.buffers]
                 self._launch(arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
-                library = library_of(arrays[0])
+                library, self._one_device = library_of(arrays[0]), device_count() == 1
                 if library is not None:
                     self._specs.setdefault(type(arrays[0]), (library, self._arrays.array_specs(library)))
         self._count_call()
@@ -222,6 +231,10 @@ class BoundLibrary(BoundKernel):
             self(*arrays, **scalars)
 
         return launch
+
+    def check(self, arrays: Sequence[Any]) -> CheckedArrays:
+        """Check the arrays of a call, and allocate the outputs that were left out."""
+        return self._arrays.check(arrays)
 
     def _launch_fast(self, arrays: Sequence[Any], scalars: Mapping[str, float], index: int) -> bool:
         """Launch on arrays like those of an earlier call; return whether it did."""
@@ -241,12 +254,17 @@ class BoundLibrary(BoundKernel):
     def _launch(
         self, arrays: Sequence[Any], pointers: Sequence[int], stream: int, scalars: Mapping[str, float]
     ) -> None:
-        if scalars and (unknown := [name for name in scalars if name not in self._scalar_names]):
-            known = ", ".join(self._scalar_names) or "none"
-            raise ArgumentError(
-                f"{self.problem.kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}"
-            )
+        if scalars:
+            self._check_scalars(scalars)
         if self._gemm is not None:
             self._gemm(stream, pointers, **scalars)
         elif self._call is not None:
             self._call(*arrays, **scalars)
+
+    def _check_scalars(self, scalars: Mapping[str, float]) -> None:
+        names = [scalar.name for scalar in self.definition.spec.scalars if scalar.default is not None]
+        if unknown := [name for name in scalars if name not in names]:
+            known = ", ".join(names) or "none"
+            raise ArgumentError(
+                f"{self.problem.kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}"
+            )

@@ -263,6 +263,10 @@ def matmul(
     numerics
         ``"same"``: while the program runs, or with `autotile.pin`, only configurations that compute the same bits are
         exchanged; ``"any"``: all are. None for the setting.
+    race
+        Whether the first call of a product that was not measured races the best few kernels and cuBLAS for up to 20 ms
+        of GPU time, on scratch outputs; the times are stored. Nothing is raced while the stream is captured, or if
+        ``out`` overlaps a factor.
     database
         Path or URL; None for the user's own.
     stream

@@ -20,18 +20,18 @@ from autotile.database.fast_access import Changes, file_signature, read_changes_
 from autotile.database.keys import key_of, library_key
 from autotile.database.winners import Check, Winner
 from autotile.errors import InputError
-from autotile.exchange.shipped import shipped_model
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
 from autotile.serving.bound import BoundKernel
-from autotile.serving.candidates import Candidates
+from autotile.serving.candidates import Candidates, model_of
 from autotile.serving.choice import Choice, Contender, choose, choose_stored, wrong_configs
 from autotile.serving.libraries import BoundLibrary, Library, computes, libraries_for
 from autotile.serving.numerics import Requested
+from autotile.settings import read_settings
 
 SHOWN = 3
-"""Contenders that a choice keeps for its explanation."""
+"""Contenders that an explanation states. A look-up asks the model for the first only, since each one is checked."""
 _CLEARLY = 3.0
 """Standard deviations by which the model must expect something to be faster than what was measured."""
 _RECHECK_S = 1.0
@@ -52,7 +52,7 @@ class _MemberTable:
 
     Parameters
     ----------
-    member, kernel
+    member
         The kernel.
     winners
         Its stored results, of all GPUs.
@@ -60,21 +60,46 @@ class _MemberTable:
         Verdicts on its configurations.
     device
         The device.
+    flags
+        Flags and conditions of the operation.
     """
 
     def __init__(
-        self, member: Member, kernel: Kernel, winners: list[Winner], checks: list[Check], device: DeviceProperties
+        self,
+        member: Member,
+        winners: list[Winner],
+        checks: list[Check],
+        device: DeviceProperties,
+        flags: tuple[str, ...],
     ) -> None:
         self.member = member
-        self.kernel = kernel
+        self.kernel = kernel = member.load()
         self.winners = winners
         self.checks = checks
         self.refusal = unsupported_reason(kernel.spec, device)
         self._names = kernel.spec.sizes
+        self._device = device
+        names = {name for name in member.when.names if "." not in name} if member.when is not None else set()
+        self._conditions = tuple(sorted(names)) if names <= set(flags) else ()
+        self._holds: dict[tuple[int, ...], bool] = {}
+        """Whether the condition of the kernel holds, by the flags and conditions of a problem."""
+        self._unconditional = replace(member, when=None)
         self._exact: dict[tuple[int, ...], list[Winner]] = {}
         for winner in winners:
             if winner.key.gpu_name == device.name:
                 self._exact.setdefault(self._key(winner.key.sizes), []).append(winner)
+
+    def sizes_for(self, problem: Problem) -> dict[str, int] | None:
+        """Return the sizes of a problem by the kernel's names, as the member does; None if it does not compute it."""
+        when, given = self.member.when, problem.sizes
+        if when is None or not self._conditions:
+            return self.member.sizes_for(problem, self._device)
+        key = tuple([given[name] for name in self._conditions])
+        holds = self._holds.get(key)
+        if holds is None:
+            names = {name: getattr(self._device, name.removeprefix("device.")) for name in when.names if "." in name}
+            holds = self._holds[key] = bool(when.evaluate({**given, **names}))
+        return self._unconditional.sizes_for(problem) if holds else None
 
     def exact(self, sizes: Sizes) -> list[Winner]:
         """Return the results for sizes by the kernel's names."""
@@ -118,15 +143,20 @@ class OperationTable:
         self._nvrtc_version = find_nvrtc(every)
         self._members = {
             member.name: _MemberTable(
-                member, member.load(), winners[member.name], stored[member.name].checks(), self.device
+                member,
+                winners[member.name],
+                stored[member.name].checks(),
+                self.device,
+                (*operation.flags, *operation.conditions),
             )
             for member in operation.members
         }
         self.fault = next((candidates.fault for candidates in stored.values() if candidates.fault), "")
         self._stored = stored
         self._measured_names = [name for name in operation.sizes if name not in operation.conditions]
+        self._races = read_settings().race and read_settings().numerics != "same"
         self._specs = {name: table.kernel.spec for name, table in self._members.items()}
-        self._model = shipped_model(operation.name, dtype, self.device.name)
+        self._model = model_of(location, operation.name, dtype, self.device.name)
         self._libraries = libraries_for(operation, is_present=self.device_index is not None)
         self._library_times = {library.name: self._times_of(library) for library in self._libraries}
         self._changes = self._relevant_changes()
@@ -151,11 +181,17 @@ class OperationTable:
         return self._relevant_changes() != self._changes
 
     def _relevant_changes(self) -> Changes:
-        """Return what was decided of the operation's kernels and libraries."""
-        names = {*self._members, *(f"{self.operation.name}:{library.name}" for library in self._libraries)}
+        """Return what was decided of the operation, of its kernels and libraries."""
+        names = {
+            self.operation.name,
+            *self._members,
+            *(f"{self.operation.name}:{library.name}" for library in self._libraries),
+        }
         return frozenset(one for one in read_changes_fast(self._location) or () if one[0] in names)
 
-    def serve(self, problem: Problem, *, library: bool = True) -> BoundKernel:
+    def serve(
+        self, problem: Problem, *, library: bool = True, race: bool = False, may_race: bool = True
+    ) -> BoundKernel:
         """Return what computes a problem.
 
         Parameters
@@ -164,6 +200,10 @@ class OperationTable:
             Problem of the operation, with its conditions.
         library
             Whether a library may compute it.
+        race
+            Whether the first call may race the best few ways, if nothing was measured for the problem.
+        may_race
+            False: it does not, whatever the setting says.
 
         Raises
         ------
@@ -171,23 +211,48 @@ class OperationTable:
             No kernel computes the problem on the device.
         """
         fits = {
-            member.name: sizes
-            for member, sizes in self.operation.fitting(problem, self.device)
-            if not self._members[member.name].refusal
+            name: sizes
+            for name, table in self._members.items()
+            if not table.refusal and (sizes := table.sizes_for(problem)) is not None
         }
         if not fits:
             raise InputError(f"no kernel computes {problem}: {self._refusals() or 'none is written for it'}")
         libraries = [one for one in self._libraries if library and computes(one, self.operation, problem)]
+        race = may_race and (race or self._races) and self.device_index is not None
+        ways = self._ways(problem, fits, libraries, SHOWN if race else 1)
+        served = ways[0].bind((ways[0].contender,)) if ways else self._nearest(problem, fits)
+        if ways:
+            served.find_contenders = lambda: _shown(self._ways(problem, fits, libraries, SHOWN))
+        if race and served.tier != "exact":
+            return self._raced(served, ways, problem, fits, libraries)
+        return served
+
+    def _ways(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library], count: int) -> list[_Way]:
+        """Return ways to compute a problem, the one to serve first, with at most ``count`` of the model; maybe none."""
         measured = self._measured(problem, fits, libraries)
-        expected = self._expected(problem, fits, libraries)
+        expected = self._expected(problem, fits, libraries, count)
         if measured and expected and _is_clearly_faster(expected[0].contender, measured[0].contender):
-            return _bind_first([expected[0], *measured, *expected[1:]])
-        if measured or expected:
-            return _bind_first([*measured, *expected])
-        if libraries:
-            way = self._library(libraries[0], problem, fits, None)
-            return _bind_first([way, *(self._library(one, problem, fits, None) for one in libraries[1:])])
-        return self._nearest(problem, fits)
+            return [expected[0], *measured, *expected[1:]]
+        return [*measured, *expected] or [self._library(one, problem, fits, None) for one in libraries]
+
+    def _raced(
+        self,
+        served: BoundKernel,
+        ways: list[_Way],
+        problem: Problem,
+        fits: Mapping[str, Sizes],
+        libraries: list[Library],
+    ) -> BoundKernel:
+        """Return a kernel whose first call races what is served, the next best ways, and a library."""
+        from autotile.serving.racing import RacedKernel
+
+        rivals = [way.bind(()) for way in ways[1:SHOWN]]
+        present = [served, *rivals]
+        if libraries and not any(one.is_library for one in present):
+            present.append(self._library(libraries[0], problem, fits, None).bind(()))
+        if not self._model and served.is_library:
+            present.append(self._nearest(problem, fits))
+        return RacedKernel(present, self.operation, self._location) if len(present) > 1 else served
 
     def _measured(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library]) -> list[_Way]:
         """Return what was measured for exactly this problem on this GPU, the fastest first."""
@@ -212,13 +277,15 @@ class OperationTable:
         contender = Contender(name, choice.config, choice.measurement.time_us)
         return _Way(contender, lambda shown: self._bind(table.kernel, problem, choice, shown))
 
-    def _expected(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library]) -> list[_Way]:
+    def _expected(
+        self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library], count: int
+    ) -> list[_Way]:
         """Return what the model of times expects to be the fastest; nothing if there is no model for this GPU."""
         if self._model is None:
             return []
         own = {library.name: library for library in libraries}
         found = self._model.choose(
-            problem.sizes, fits, self._specs, self.device, libraries=list(own), count=SHOWN, dtype=self._dtype
+            problem.sizes, fits, self._specs, self.device, libraries=list(own), count=count, dtype=self._dtype
         )
         ways = []
         for expected in found:
@@ -302,7 +369,7 @@ class OperationTable:
                 self.device_index,
                 replace(choice, contenders=contenders, unread=self.fault),
                 definition=definition,
-                definition_problem=resolve_problem(definition.spec, sizes, self._dtype),
+                sizes=sizes,
             )
 
         return bind
@@ -398,12 +465,12 @@ def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ..
     return order, size_distance(choice.tuned_sizes or {}, problem.sizes), time_us
 
 
-def _bind_first(ways: list[_Way]) -> BoundKernel:
-    """Bind the first of several ways; the choice states it and the next ones, each once."""
+def _shown(ways: list[_Way]) -> tuple[Contender, ...]:
+    """Return the contenders that an explanation states, each once."""
     shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
     for way in ways:
         shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
-    return ways[0].bind(tuple(shown.values())[:SHOWN])
+    return tuple(shown.values())[:SHOWN]
 
 
 def _is_clearly_faster(expected: Contender, measured: Contender) -> bool:

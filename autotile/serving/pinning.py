@@ -71,7 +71,7 @@ class Pin:
         if path is not None:
             from multiprocessing.util import Finalize  # also runs in the children that it forks, unlike atexit
 
-            self._at_exit = Finalize(None, self._flush_quietly, exitpriority=0)
+            self._at_exit = Finalize(None, self.flush_quietly, exitpriority=0)
 
     @property
     def is_recording(self) -> bool:
@@ -152,7 +152,7 @@ class Pin:
             if self.is_recording and len(self._choices) < MAX_CHOICES:
                 self._choices.setdefault(choice.request, choice)
         if time.monotonic() >= self._resume_s:
-            self._flush_quietly()
+            self.flush_quietly()
 
     def flush(self) -> None:
         """Write the file if choices were added since, in the process that pinned them.
@@ -180,14 +180,13 @@ class Pin:
             end_s = time.monotonic()
             self._resume_s = end_s + (end_s - start_s) / _MAX_SHARE
 
-    def end(self) -> None:
-        """Write the file, and add nothing any more."""
-        if self._path is not None:
-            self._at_exit.cancel()
-            self._flush_quietly()
-            self._path = None
+    def abandon(self) -> None:
+        """Neither add choices nor write the file any more."""
+        self._at_exit.cancel()
+        self._path = None
 
-    def _flush_quietly(self) -> None:
+    def flush_quietly(self) -> None:
+        """Write the file as `flush` does, if it can be written."""
         with suppress(PinError):  # it is tried again, at exit at last
             self.flush()
 
@@ -229,16 +228,18 @@ class Pins:
     def __init__(self, refresher: Refresher) -> None:
         self._refresher = refresher
         self._pin: Pin | None = None
-        self._reads_setting = True
+        self._is_decided = False
+        """Whether the setting is read, or something else was pinned."""
         self._tried = _Override()
 
     def in_force(self) -> Pin | None:
         """Return the choices that are in force, if any are; at first those of the setting ``pin``."""
         if self._tried.is_set_aside or self._tried.pin is not None:
             return self._tried.pin
-        if self._reads_setting:
+        if not self._is_decided:
             settings = read_settings()
-            return _pin_of_setting(settings.pin, strict=settings.pin_strict) if settings.pin is not None else None
+            self._pin = _pin_of_setting(settings.pin, strict=settings.pin_strict) if settings.pin is not None else None
+            self._is_decided = True
         return self._pin
 
     @contextmanager
@@ -299,34 +300,7 @@ class Pins:
             pin.add(_pinned(kernel))
 
     def pin(self, path: str | Path, *, strict: bool = False) -> None:
-        """Freeze what is served to a file, or serve what the file says.
-
-        If the file does not exist, it is written: with what was served so far, and whatever is served from now on. If
-        it exists, its choices are served, also by kernels that the program has already, and it is not changed. New
-        results change nothing any more, except with ``numerics="same"``.
-
-        Parameters
-        ----------
-        path
-            The file, JSON.
-        strict
-            Refuse to serve a problem that is not in an existing file, rather than serve it as usual with a
-            `PinWarning`.
-
-        Raises
-        ------
-        PinError
-            The file cannot be read or written, is malformed, or holds a choice that cannot be served in place of what
-            is served now: of another version of the kernel, or for arrays of other shapes. Nothing is changed then.
-        InputError
-            The path is empty.
-        CompileError, ToolchainError
-            A pinned kernel cannot be loaded in place of one that is. Nothing is changed then.
-
-        Examples
-        --------
-        >>> autotile.pin("choices.json")  # doctest: +SKIP
-        """
+        """Freeze what is served to a file, or serve what the file says; see `autotile.pin`."""
         whole = absolute_path(path, "a file of pinned choices")
         if whole.exists():
             pin = Pin(str(whole), read_choices(whole), strict=strict)
@@ -336,21 +310,21 @@ class Pins:
         try:
             pin.flush()
         except PinError:
-            pin.end()
+            pin.abandon()
             raise
         self.put_in_force(pin, [])
 
     def unpin(self) -> None:
         """Serve what the results say again, whatever was pinned, also by the setting."""
         self.forget()
-        self._reads_setting = False
+        self._is_decided = True
         self._refresher.refresh()
 
     def forget(self) -> None:
         """Forget what is pinned, and read the setting again; what is served stays as it is."""
         if self._pin is not None:
-            self._pin.end()
-        self._pin, self._reads_setting = None, True
+            self._pin.flush_quietly()
+        self._pin, self._is_decided = None, False
 
     def served_choices(self) -> list[PinnedChoice]:
         """Return what is served, except from bundles."""
@@ -379,9 +353,8 @@ class Pins:
 
     def put_in_force(self, pin: Pin, checked: list[_Exchange]) -> None:
         """Serve pinned choices from now on, given what `checked` returned for them."""
-        if self._pin is not None:
-            self._pin.end()
-        self._pin, self._reads_setting = pin, False
+        self.forget()
+        self._pin, self._is_decided = pin, True
         for location, kernel, fresh, again in checked:
             self._refresher.exchange(location, kernel, fresh, again)
 
@@ -463,3 +436,44 @@ def _nvrtc_version() -> str:
 def _exchanged(choice: Choice, request: Requested, numerics: Numerics | None) -> Choice:
     is_same = (numerics or read_settings().numerics) == "same"
     return exchanged(choice, request) if is_same else choice
+
+
+def pin(path: str | Path, *, strict: bool = False) -> None:
+    """Freeze what is served to a file, or serve what the file says.
+
+    If the file does not exist, it is written: with what was served so far, and whatever is served from now on. If
+    it exists, its choices are served, also by kernels that the program has already, and it is not changed. New
+    results change nothing any more, except with ``numerics="same"``.
+
+    Parameters
+    ----------
+    path
+        The file, JSON.
+    strict
+        Refuse to serve a problem that is not in an existing file, rather than serve it as usual with a
+        `PinWarning`.
+
+    Raises
+    ------
+    PinError
+        The file cannot be read or written, is malformed, or holds a choice that cannot be served in place of what
+        is served now: of another version of the kernel, or for arrays of other shapes. Nothing is changed then.
+    InputError
+        The path is empty.
+    CompileError, ToolchainError
+        A pinned kernel cannot be loaded in place of one that is. Nothing is changed then.
+
+    Examples
+    --------
+    >>> pin("choices.json")  # doctest: +SKIP
+    """
+    from autotile.serving.dispatcher import default_dispatcher
+
+    default_dispatcher.pins.pin(path, strict=strict)
+
+
+def unpin() -> None:
+    """Serve what the results say again, whatever was pinned by `pin` or by the setting."""
+    from autotile.serving.dispatcher import default_dispatcher
+
+    default_dispatcher.pins.unpin()

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -205,7 +206,8 @@ class Refresher:
         ToolchainError, CompileError, InputError
             As for a call.
         """
-        if fresh.choice == kernel.choice and fresh.kernel == kernel.kernel:
+        choices = [replace(one.choice, contenders=()) for one in (fresh, kernel)]  # which are only found when asked for
+        if fresh.kernel == kernel.kernel and choices[0] == choices[1]:
             return False
         if kernel.is_loaded:
             fresh.load()

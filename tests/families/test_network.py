@@ -48,7 +48,7 @@ def test_preparing_the_items_of_one_problem_changes_nothing(ensemble: Ensemble) 
     inputs = inputs._replace(problem=np.repeat(inputs.problem[:1], ITEMS, axis=0), number=np.arange(ITEMS))
     prepared = ensemble.prepare(inputs.number, inputs.item)
     np.testing.assert_allclose(
-        prepared.predict(inputs.problem[0], inputs.pair)[0], ensemble.predict(inputs)[0], rtol=1e-5
+        prepared.predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5
     )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,14 @@ def test_choices_seldom_lose_against_the_library(fitted: Fitted) -> None:
     assert ratios.max() > 1.5
 
 
+def test_the_first_of_one_is_the_first_of_many(fitted: Fitted) -> None:
+    random = np.random.default_rng(2)
+    for _ in range(60):
+        sizes = dict(_problem(random).sizes)
+        one, many = (_choose(fitted.model, sizes, libraries=("cublas",), count=count) for count in (1, 9))
+        assert one == many[:1]
+
+
 def test_a_library_that_may_not_be_used_is_not_chosen(fitted: Fitted) -> None:
     found = _choose(fitted.model, _sizes(3000, 3000, 1000))
     assert found
@@ -106,6 +115,15 @@ def test_only_valid_configurations_are_chosen(fitted: Fitted) -> None:
         for one in _choose(fitted.model, sizes, count=9):
             name = one.candidate.kernel
             assert not check_config(SPECS[name], one.candidate.config, _kernels(sizes)[name], DEVICE, "float32")
+
+
+def test_a_configuration_that_the_kernel_no_longer_has_is_not_chosen(fitted: Fitted) -> None:
+    spec = SPECS["sgemm"]
+    changed = replace(spec, parameters=tuple(one for one in spec.parameters if one.name != "GROUP"))
+    sizes = _sizes(500, 500, 500)
+    kernels = {"sgemm": _kernels(sizes)["sgemm"]}
+    model = OperationModel.from_json(fitted.model.to_json())
+    assert model.choose(sizes, kernels, {"sgemm": changed}, DEVICE) == []
 
 
 def test_a_kernel_that_is_not_named_is_not_chosen(fitted: Fitted) -> None:

@@ -10,11 +10,13 @@ import pytest
 from candidates import evaluate
 from feature_kernels import write_kernel
 
+import autotile
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import GuardedBuffer, SupportKernels
+from autotile.serving.dispatcher import default_dispatcher
 
 pytestmark = pytest.mark.gpu
 
@@ -90,6 +92,28 @@ def test_what_determines_the_bits(tmp_path: Path) -> None:
     assert other != default
     assert other.split(":")[0] == default.split(":")[0]
     assert digest(PARTS=100, ATOMIC=1) == VARYING_OUTPUTS
+
+
+def test_a_running_program_keeps_its_bits(tmp_path: Path) -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    toml = write_kernel(tmp_path, TEMPLATE, SPACE)
+    sizes = {"R": 3000, "C": 1200}
+    kernels = {numerics: autotile.get_best_kernel(toml, **sizes, numerics=numerics) for numerics in ("same", "any")}
+    x = cupy.asarray(np.random.default_rng(1).standard_normal((3000, 1200)).astype(np.float32))
+
+    def computed() -> bytes:
+        y = cupy.zeros(3000, np.float32)
+        kernels["same"](x, y)
+        return bytes(y.get().tobytes())
+
+    before = computed()
+    options = autotile.TuneOptions(sampler="brute-force")
+    winner = autotile.tune(toml, **sizes, options=options, progress=False).winner
+    default_dispatcher.refresher.poll()
+    assert winner is not None
+    assert kernels["any"].config == winner.config
+    assert kernels["same"].config["PARTS"] == 1
+    assert computed() == before
 
 
 def _mixed(bits: np.ndarray) -> np.ndarray:

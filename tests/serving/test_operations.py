@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,14 +17,17 @@ from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of, library_key
+from autotile.database.model_store import save_model
 from autotile.errors import InputError
+from autotile.exchange.shipped import shipped_model
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import libraries, operations
 from autotile.serving.bound import BoundKernel
+from autotile.serving.candidates import model_of
 from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
-from autotile.settings import read_settings
+from autotile.settings import data_folder, read_settings
 
 DEVICE = replace(device_profile("h200"), source="cuda")
 SIZES = {"M": 1000, "N": 1000, "K": 1000}
@@ -57,22 +61,18 @@ class Model:
         return [one for one in self.expected if one.candidate.kernel in known]
 
 
-@pytest.fixture(autouse=True)
-def _no_shipped_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a model of times, only measurements are known."""
-    monkeypatch.setattr(operations, "shipped_model", lambda *_: None)
-
-
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+def model(_nothing_else_is_known: None, monkeypatch: pytest.MonkeyPatch) -> Model:
     """A model for the H200, which expects nothing yet."""
     made = Model()
-    monkeypatch.setattr(operations, "shipped_model", lambda *_: made)
+    monkeypatch.setattr(operations, "model_of", lambda *_: made)
     return made
 
 
 @pytest.fixture(autouse=True)
-def _no_added_libraries() -> Iterator[None]:
+def _nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No model but that of a test, and no library of another test."""
+    monkeypatch.setattr(operations, "model_of", lambda *_: None)
     yield
     libraries._added.clear()
 
@@ -120,7 +120,7 @@ class TestMeasured:
         store_library(library_us)
         found = serve(EMULATE=0)
         assert (found.kernel, found.tier, found.is_library) == (served, "exact", served == "cublas")
-        times_us = [one.time_us for one in found.choice.contenders]
+        times_us = [one.time_us for one in found.contenders]
         assert times_us == sorted([3.0, 5.0, library_us])
         assert found.measurement is not None
         assert found.measurement.time_us == times_us[0]
@@ -153,13 +153,13 @@ class TestExpected:
         model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0), expect("sgemm", 7.0, 0.2)]
         found = serve(EMULATE=0, TRANS_A=0)
         assert (found.kernel, found.tier) == ("sgemm_ws", "model")
-        assert [(one.kernel, one.time_us, one.doubt, one.is_library) for one in found.choice.contenders] == [
+        assert [(one.kernel, one.time_us, one.doubt, one.is_library) for one in found.contenders] == [
             ("sgemm_ws", 5.0, 0.05, False),
             ("cublas", 6.0, 0.05, True),
             ("sgemm", 7.0, 0.2, False),
         ]
         assert "sgemm_ws 5 us expected (+-5 %)" in found.explain()
-        ((sizes, kernels, asked),) = model.asked
+        sizes, kernels, asked = model.asked[0]
         assert sizes["M"] == 1000
         assert kernels == {"sgemm", "sgemm_ws", "gemm_small"} & kernels
         assert "sgemm_bf16x6" not in kernels
@@ -190,6 +190,42 @@ class TestExpected:
             database.end_run(run)
         model.expected = [expect("sgemm_ws", 1.0), expect("sgemm", 2.0)]
         assert serve().kernel == "sgemm"
+
+
+class TestLearned:
+    """Models that were learned here take the place of the one that ships."""
+
+    @pytest.fixture(autouse=True)
+    def _as_it_is(self, _nothing_else_is_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(operations, "model_of", model_of)
+
+    def learn(self, change: Callable[[dict[str, Any]], None]) -> None:
+        path = data_folder("tuned") / "models" / "nvidia-h200.matmul.float32.json"
+        document = json.loads(path.read_text())
+        change(document)
+        with Database.open(read_settings().database) as database:
+            save_model(database, "matmul", "float32", DEVICE, document)
+
+    def test_a_learned_one_is_asked(self) -> None:
+        shipped = serve()
+        assert shipped.tier == "model"
+        self.learn(lambda document: document.update(candidates=document["candidates"]))
+        assert model_of(read_settings().database, "matmul", "float32", DEVICE.name) is not shipped_model(
+            "matmul", "float32", DEVICE.name
+        )
+        assert serve().choice == shipped.choice
+
+    def test_a_damaged_one_is_not(self) -> None:
+        self.learn(lambda document: document.update(candidates=[]))
+        assert serve().tier == "model"
+
+    def test_that_of_bfloat16_serves_float16(self) -> None:
+        assert serve(dtype="float16").tier == "model"
+        assert serve(dtype="float16", library=False).kernel in {"gemm_wgmma", "gemm_mma", "gemm_small"}
+
+    def test_there_is_none_for_another_gpu(self) -> None:
+        found = get_best_kernel("matmul", dtype="float32", device="a100", **SIZES)
+        assert (found.kernel, found.tier) == ("cublas", "library")
 
 
 class TestUnknown:

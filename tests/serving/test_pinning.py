@@ -27,6 +27,7 @@ from autotile.serving.dispatcher import (
     find_best_result,
     get_best_kernel,
 )
+from autotile.serving.operations import OperationTable
 from autotile.serving.pinned_choices import parse_choices, read_choices, write_choices
 from autotile.serving.pinning import Pin
 from autotile.settings import read_settings
@@ -261,6 +262,22 @@ class TestOperations:
         with pytest.raises(PinError, match="the library another, which is not here"):
             get_best_kernel("matmul", **sizes, device="h200")
 
+    @pytest.mark.parametrize("pinned", [True, False])
+    def test_nothing_is_raced_while_choices_are_pinned(
+        self, file: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool
+    ) -> None:
+        if pinned:
+            autotile.pin(file)
+        serve, asked = OperationTable.serve, []
+
+        def record(self: OperationTable, *problem: Any, **options: Any) -> BoundKernel:
+            asked.append((options["race"], options["may_race"]))
+            return serve(self, *problem, **options)
+
+        monkeypatch.setattr(OperationTable, "serve", record)
+        get_best_kernel("matmul", M=384, N=384, K=384, device="h200", race=True)
+        assert asked == [(True, not pinned)]
+
 
 class TestSetting:
     def test_processes_share_a_file(self, store: Any, file: Path) -> None:
@@ -287,9 +304,11 @@ class TestSetting:
         with pytest.warns(PinWarning, match="served as usual"):
             ask(store, 4096)
         monkeypatch.setenv("AUTOTILE_PIN_STRICT", "on")
+        default_dispatcher.pins.forget()
         with pytest.raises(PinError, match="no others are allowed"):
             ask(store, 8192)
         monkeypatch.setenv("AUTOTILE_PIN_STRICT", "perhaps")
+        default_dispatcher.pins.forget()
         with pytest.raises(InputError, match="AUTOTILE_PIN_STRICT"):
             ask(store, 2048)
 

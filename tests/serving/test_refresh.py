@@ -251,11 +251,15 @@ def put_product(name: str, time_us: float) -> None:
 @pytest.fixture
 def _no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a model of times, only measurements are known."""
-    monkeypatch.setattr("autotile.serving.operations.shipped_model", lambda *_: None)
+    monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
 
 @pytest.mark.usefixtures("live_gpu", "_no_model")
 class TestOperations:
+    @pytest.fixture(autouse=True)
+    def _without_a_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
+
     def test_another_kernel_takes_over(self, loads: list[str]) -> None:
         put_product("sgemm", 50.0)
         kernel = get_best_kernel("matmul", **SIZES, dtype="float32", library=False)

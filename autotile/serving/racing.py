@@ -1,0 +1,359 @@
+"""First use, on request: race the best few ways to compute a problem on the caller's own arrays, and keep the fastest.
+
+Contenders write to scratch outputs, are compared with each other, and are then timed in turns with a cold L2 cache, for
+at most 20 ms of GPU time. Nothing is raced while the stream is captured, or if an output overlaps another array.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from autotile.core.dtypes import DTYPES, output_tolerance
+from autotile.core.model import LaunchGeometry, Measurement, Outcome, Resources, Trial
+from autotile.core.statistics import median_interval
+from autotile.cuda.driver import outside_of_captures
+from autotile.cuda.timing import EventTimer
+from autotile.cuda.toolchain import load_cupy, nvrtc_version
+from autotile.database.keys import TuningKey, key_of, library_key
+from autotile.errors import AutotileError
+from autotile.kernel.launch import StepLaunch
+from autotile.kernel.operation import Operation
+from autotile.serving.arrays import as_bits, as_cupy, new_array, on_stream
+from autotile.serving.bound import BoundKernel
+from autotile.serving.call_arrays import CallArrays
+from autotile.serving.choice import Contender
+from autotile.serving.libraries import BoundLibrary
+
+BUDGET_US = 20_000.0
+"""GPU time of a race."""
+_MAX_ROUNDS = 20
+_ROUNDS_BEFORE_DROPPING = 3
+_DROP_BEYOND = 1.25
+"""Ratio to the fastest beyond which a contender leaves the race."""
+_CHUNK = 1 << 24
+"""Elements that are compared at once, which bounds the memory for it."""
+
+
+class Raced(NamedTuple):
+    """A contender with its times in microseconds."""
+
+    kernel: BoundKernel
+    times_us: list[float]
+
+    @property
+    def measurement(self) -> Measurement:
+        """Median time with its interval."""
+        found = median_interval(self.times_us)
+        return Measurement(found.value, found.low, found.high)
+
+
+class RacedKernel(BoundKernel):
+    """The best few ways to compute a problem, raced at the first call; from then on the fastest.
+
+    Until then it describes the one that would be served without a race.
+
+    Parameters
+    ----------
+    contenders
+        The ways, that which is served without a race first.
+    operation
+        The operation.
+    location
+        Path or URL of the database that the times are stored in.
+    """
+
+    def __init__(self, contenders: Sequence[BoundKernel], operation: Operation, location: str) -> None:
+        self._winner = first = contenders[0]
+        self._hold(first.definition, first.problem, first.device, first._device_index, first.choice)
+        self.kernel = first.kernel
+        self._waiting: Sequence[BoundKernel] = contenders
+        self._operation = operation
+        self._location = location
+        self._race_lock = threading.Lock()
+        self._former: list[BoundKernel] = []
+        """Kernels that were served before: their code may still run, or be part of a graph that the caller captured."""
+
+    @property
+    def is_library(self) -> bool:
+        """Whether a library is served."""
+        return self._winner.is_library
+
+    @property
+    def geometry(self) -> LaunchGeometry:
+        """As of the kernel that is served."""
+        return self._winner.geometry
+
+    @property
+    def launches(self) -> tuple[StepLaunch, ...]:
+        """As of the kernel that is served."""
+        return self._winner.launches
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name."""
+        return self._winner.shapes
+
+    @property
+    def resources(self) -> Resources | None:
+        """As of the kernel that is served."""
+        return self._winner.resources
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether what is served is loaded."""
+        return self._winner.is_loaded
+
+    def load(self) -> None:
+        """Load what is served."""
+        self._winner.load()
+
+    def adopt(self, other: BoundKernel) -> bool:
+        """Serve another kernel from the next call on, as a result that was stored meanwhile says."""
+        self._former.append(self._winner)
+        self._waiting, self._winner = (), other
+        self.choice, self.kernel = other.choice, other.kernel
+        return True
+
+    def __repr__(self) -> str:
+        return repr(self._winner)
+
+    def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
+        """Launch on arrays, as a `BoundKernel`; the first call that can be raced on is."""
+        if self._waiting:
+            self._race(arrays, stream, scalars)
+        self._count_call()
+        return self._winner(*arrays, stream=stream, **scalars)
+
+    def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
+        """Race on these arrays, and return a function that launches on them."""
+        if self._waiting:
+            self._race(arrays, None, scalars)
+        return self._winner.bind(*arrays, **scalars)
+
+    def _race(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> None:
+        """Race unless the arrays or the stream do not allow it, in which case the next call tries again."""
+        if not self._race_lock.acquire(blocking=False):
+            return  # another thread races; this call is served as without it
+        try:
+            with _place(self._launch_device(), arrays, stream) as is_captured:
+                raced = None if is_captured else race(self._waiting, arrays, scalars)
+            if raced:
+                self._keep(raced)
+            elif raced is not None:
+                self._waiting = ()  # it would take too long, or too much memory
+        finally:
+            self._race_lock.release()
+
+    def _keep(self, raced: list[Raced]) -> None:
+        shown = tuple(
+            Contender(one.kernel.kernel, one.kernel.config, one.measurement.time_us, None, one.kernel.is_library)
+            for one in raced
+        )
+        winner, self._waiting = raced[0], ()
+        winner.kernel.choice = replace(
+            winner.kernel.choice, tier="exact", measurement=winner.measurement, contenders=shown, source="cuda"
+        )
+        self._winner, self.choice, self.kernel = winner.kernel, winner.kernel.choice, winner.kernel.kernel
+        with suppress(AutotileError):  # the program goes on without a database
+            store_race(raced, self._operation, self._location)
+
+
+@contextmanager
+def _place(device_index: int, arrays: Sequence[Any], stream: Any) -> Iterator[bool]:
+    """Make the device and the stream of a call current, and say whether the stream is captured."""
+    cuda = load_cupy().cuda
+    with cuda.Device(device_index), on_stream(arrays, stream), outside_of_captures():
+        current = cuda.get_current_stream().ptr
+        yield current != 0 and bool(cuda.runtime.streamIsCapturing(current))
+
+
+def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapping[str, float]) -> list[Raced] | None:
+    """Race contenders on CuPy's current stream, and return those that agree, the fastest first.
+
+    Parameters
+    ----------
+    contenders
+        The contenders; the results are compared with those of the first library among them, else of the first kernel.
+    arrays
+        Arrays of a call, which are not written; outputs may be left out.
+    scalars
+        Scalars of the call.
+
+    Returns
+    -------
+    list of Raced or None
+        Empty if there is no race: memory is short, or one launch takes too long. None if these arrays cannot be raced
+        on: an output overlaps another array, or results of its type cannot be compared.
+    """
+    ordered = sorted(contenders, key=lambda one: not one.is_library)
+    try:
+        scratch = _Scratch(ordered[0], arrays)
+        return _race(ordered, scratch, scalars) if scratch.is_raceable else None
+    except load_cupy().cuda.memory.OutOfMemoryError:
+        return []
+
+
+def _race(ordered: Sequence[BoundKernel], scratch: _Scratch, scalars: Mapping[str, float]) -> list[Raced]:
+    spent_us, entrants = 0.0, []
+    for number, kernel in enumerate(ordered):
+        with suppress(Exception):  # what fails to compile, or to run, leaves the race
+            kernel.load()
+            target = scratch.expected if number == 0 else scratch.written
+            scratch.restore(target)
+            timer = EventTimer(lambda kernel=kernel, target=target: kernel(*target, **scalars), _nothing)  # type: ignore[misc]
+            timer.start()
+            spent_us += timer.time_us()
+            if number == 0 or scratch.agrees():
+                entrants.append(Raced(kernel, []))
+        if number == 0 and (not entrants or len(ordered) * spent_us > BUDGET_US):
+            return []
+        if spent_us > BUDGET_US / 2:
+            break
+    racing = list(entrants)
+    flush, flush_us = _flush(ordered[0])
+    timers = [EventTimer(lambda one=one: one.kernel(*scratch.written, **scalars), flush) for one in entrants]  # type: ignore[misc]
+    for turn in range(_MAX_ROUNDS):
+        for one, timer in zip(entrants, timers, strict=True):
+            if one in racing and spent_us < BUDGET_US:
+                timer.start()
+                one.times_us.append(timer.time_us())
+                spent_us += one.times_us[-1] + flush_us
+        if turn + 1 >= _ROUNDS_BEFORE_DROPPING:
+            best_us = min(_median(one) for one in racing if one.times_us)
+            racing = [one for one in racing if one.times_us and _median(one) <= _DROP_BEYOND * best_us]
+        if spent_us >= BUDGET_US or len(racing) == 1:
+            break
+    return sorted((one for one in entrants if one.times_us), key=_median)
+
+
+class _Scratch:
+    """Copies of the outputs of a call, so that contenders write nothing of the caller's.
+
+    Attributes
+    ----------
+    is_raceable
+        Whether no output overlaps another array, and the results can be compared.
+    expected, written
+        Arrays of a call with copies in place of the outputs.
+    """
+
+    def __init__(self, kernel: BoundKernel, arrays: Sequence[Any]) -> None:
+        spec, problem = kernel.definition.spec, kernel.problem
+        if isinstance(kernel, BoundLibrary):
+            checked = kernel.check(arrays)
+        else:
+            checked = CallArrays(spec, problem, kernel.config, kernel._launch_device()).check(arrays)
+        self._buffers = spec.buffers
+        self._types = [b.element_type(problem.dtype, problem.sizes) for b in self._buffers]
+        self._own = checked.arrays
+        self._views = [checked.views[b.name] for b in self._buffers]
+        self._outputs = [i for i, b in enumerate(self._buffers) if b.access != "in"]
+        ranges = [(view.data.ptr, view.data.ptr + view.nbytes) for view in self._views]
+        self.is_raceable = all(self._types[i] in _COMPARED for i in self._outputs) and not any(
+            ranges[i][0] < ranges[j][1] and ranges[j][0] < ranges[i][1]
+            for i in self._outputs
+            for j in range(len(ranges))
+            if i != j
+        )
+        inputs = [DTYPES[self._types[i]] for i in range(len(self._buffers)) if i not in self._outputs]
+        terms = max(problem.sizes.values(), default=1)
+        self._tolerances = {i: 2 * output_tolerance(DTYPES[self._types[i]], inputs, terms) for i in self._outputs}
+        self.expected, self.written = (self._copies(), self._copies()) if self.is_raceable else ([], [])
+
+    def restore(self, arrays: Sequence[Any]) -> None:
+        """Give outputs that are also read their content."""
+        for i in self._outputs:
+            if self._buffers[i].is_read:
+                as_bits(as_cupy(arrays[i], "scratch"), self._types[i])[...] = self._views[i]
+
+    def agrees(self) -> bool:
+        """Return whether both sets of outputs are equal, up to the rounding of their sums."""
+        return all(self._is_close(i) for i in self._outputs)
+
+    def _copies(self) -> list[Any]:
+        return [
+            new_array(own, tuple(view.shape), self._types[i], zeroed=False) if i in self._outputs else own
+            for i, (own, view) in enumerate(zip(self._own, self._views, strict=True))
+        ]
+
+    def _is_close(self, index: int) -> bool:
+        cupy = load_cupy()
+        x, y = (
+            as_bits(as_cupy(arrays[index], "scratch"), self._types[index]).ravel()
+            for arrays in (self.expected, self.written)
+        )
+        for start in range(0, x.size, _CHUNK):
+            a, b = (_values(v[start : start + _CHUNK], self._types[index]) for v in (x, y))
+            finite = cupy.where(cupy.isfinite(a), a, 0)
+            rms = cupy.sqrt(cupy.mean(finite * finite))
+            is_close = cupy.abs(a - b) <= self._tolerances[index] * cupy.maximum(cupy.abs(finite), rms)
+            if not bool((is_close | (a == b) | (cupy.isnan(a) & cupy.isnan(b))).all()):
+                return False
+        return True
+
+
+_COMPARED = {"float64", "float32", "float16", "bfloat16", "int8", "uint8", "int16", "uint16", "int32", "uint32"}
+
+
+def _values(stored: Any, element_type: str) -> Any:
+    """Return stored numbers as float64 for wide types, else as float32."""
+    if element_type == "bfloat16" and stored.dtype.itemsize == 2:
+        return (stored.view("uint16").astype("uint32") << 16).view("float32")
+    wide = element_type in {"float64", "int32", "uint32"}
+    return stored.astype("float64" if wide else "float32")
+
+
+def _flush(kernel: BoundKernel) -> tuple[Callable[[], None], float]:
+    """Return a function that queues a flush of the L2 cache, and its time in microseconds."""
+    memory = load_cupy().cuda.alloc(max(kernel.device.l2_bytes, 1 << 20))
+
+    def flush() -> None:
+        memory.memset_async(0, memory.mem.size)
+
+    timer = EventTimer(flush, _nothing)
+    timer.start()
+    return flush, timer.time_us()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _median(one: Raced) -> float:
+    return one.measurement.time_us
+
+
+def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> None:
+    """Store the times of a race, as tuning does: for each kernel, a run whose finals these are.
+
+    Raises
+    ------
+    DatabaseError
+        The database cannot be written.
+    """
+    from autotile.database.database import Database
+
+    by_key: dict[TuningKey, list[Raced]] = {}
+    version = nvrtc_version()
+    keys: dict[str, TuningKey] = {}
+    for one in raced:
+        kernel = one.kernel
+        if isinstance(kernel, BoundLibrary):
+            key = library_key(
+                operation, kernel.problem, kernel.device, kernel.kernel, kernel.version, nvrtc_version=version
+            )
+        else:
+            key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=version, l2_mode="cold")
+        by_key.setdefault(keys.setdefault(key.digest, key), []).append(one)
+    with Database.open(location) as database:
+        for key, ranked in by_key.items():
+            device = ranked[0].kernel.device
+            run = database.start_run(study := database.study(key, device), sampler="race", driver=device.driver or "")
+            for rank, one in enumerate(ranked, 1):
+                trial = Trial(one.kernel.config, Outcome.OK, "", "finals", measurement=one.measurement)
+                database.add_trial(study, run, trial, phase="final", rank=rank)
+            database.end_run(run)

@@ -1,0 +1,178 @@
+"""What is served for an operation, on a device: cuBLAS in place of a kernel, races at the first call, own libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autotile
+from autotile.database.database import Database
+from autotile.errors import ArgumentError
+from autotile.serving import libraries
+from autotile.serving.dispatcher import default_dispatcher
+from autotile.serving.racing import RacedKernel
+from autotile.settings import read_settings
+
+pytestmark = pytest.mark.gpu
+
+cupy: Any = pytest.importorskip("cupy")
+SIZES = {"M": 70, "N": 96, "K": 130}
+
+
+@pytest.fixture(autouse=True)
+def _no_added_libraries() -> Iterator[None]:
+    yield
+    libraries._added.clear()
+    default_dispatcher.clear()
+
+
+def factors(dtype: str = "float32") -> tuple[Any, Any]:
+    generator = np.random.default_rng(0)
+    return tuple(cupy.asarray(generator.standard_normal(shape).astype(dtype)) for shape in ((70, 130), (130, 96)))  # type: ignore[return-value]
+
+
+def is_close(result: Any, a: Any, b: Any, tolerance: float = 1e-4) -> bool:
+    expected = a.get().astype(np.float64) @ b.get().astype(np.float64)
+    return bool(np.abs(result.get() - expected).max() <= tolerance * np.abs(expected).max())
+
+
+def served(**options: Any) -> Any:
+    return autotile.get_best_kernel("matmul", dtype="float32", **SIZES, **options)
+
+
+def only_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
+
+
+class TestCublas:
+    @pytest.fixture(autouse=True)
+    def _without_a_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        only_cublas(monkeypatch)
+
+    def test_it_is_called_like_a_kernel(self) -> None:
+        kernel = served(EMULATE=0)
+        assert (kernel.kernel, kernel.tier, kernel.can_launch) == ("cublas", "library", True)
+        a, b = factors()
+        for _ in range(3):  # the later calls take the fast path
+            assert is_close(kernel(a, b), a, b)
+        out = cupy.ones((70, 96), "float32")
+        assert kernel(a, b, out, alpha=2.0, beta=3.0) is out
+        assert is_close((out - 3) / 2, a, b)
+        launch = kernel.bind(a, b, out)
+        launch()
+        assert is_close(out, a, b)
+        with pytest.raises(ArgumentError, match="no scalar 'gamma'"):
+            kernel(a, b, out, gamma=1.0)
+        with pytest.raises(ArgumentError, match="has shape"):
+            kernel(b, a)
+
+    def test_every_call_gives_the_same_bits(self) -> None:
+        kernel, (a, b) = served(), factors()
+        first = kernel(a, b).get()
+        for _ in range(10):
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                again = kernel(a, b)
+                stream.synchronize()
+            assert (again.get() == first).all()
+
+    def test_it_can_be_captured(self) -> None:
+        a, b = factors()
+        out, stream = cupy.zeros((70, 96), "float32"), cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.get_current_stream().synchronize()
+        kernel = served()
+        with stream:
+            stream.begin_capture()
+            kernel(a, b, out)
+            graph = stream.end_capture()
+            graph.launch(stream)
+            stream.synchronize()
+        assert is_close(out, a, b)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+    def test_views_and_batches_of_pytorch(self, dtype: str) -> None:
+        torch = pytest.importorskip("torch")
+        a = torch.randn((3, 33, 40), device="cuda").to(getattr(torch, dtype))
+        b = torch.randn((3, 24, 33), device="cuda").to(getattr(torch, dtype))
+        left, right = a.transpose(1, 2), b.transpose(1, 2)
+        exact = left.double() @ right.double()
+        for stream in (None, torch.cuda.Stream()):
+            found = autotile.matmul(left, right, stream=stream)
+            torch.cuda.synchronize()
+            assert float((found.double() - exact).abs().max() / exact.abs().max()) < 0.02
+
+
+class TestRace:
+    def test_the_first_call_races_and_the_times_are_stored(self) -> None:
+        kernel = served(race=True, EMULATE=0)
+        assert isinstance(kernel, RacedKernel)
+        a, b = factors()
+        assert is_close(kernel(a, b), a, b)
+        assert kernel.tier == "exact"
+        assert len(kernel.contenders) >= 2
+        assert any(one.is_library for one in kernel.contenders)
+        with Database.open(read_settings().database) as database:
+            assert {study.key.kernel for study in database.studies()} >= {"matmul:cublas"}
+        default_dispatcher.clear()
+        assert served(EMULATE=0).kernel == kernel.kernel
+        assert served(EMULATE=0).tier == "exact"
+
+    def test_what_is_added_to_is_added_to_once(self) -> None:
+        a, b = factors()
+        out = cupy.ones((70, 96), "float32")
+        autotile.matmul(a, b, out, beta=5.0, race=True)
+        assert is_close(out - 5, a, b)
+
+    def test_not_while_the_stream_is_captured(self) -> None:
+        a, b = factors()
+        out, stream, kernel = cupy.zeros((70, 96), "float32"), cupy.cuda.Stream(non_blocking=True), served(race=True)
+        cupy.cuda.get_current_stream().synchronize()
+        with stream:
+            stream.begin_capture()
+            kernel(a, b, out)
+            stream.end_capture().launch(stream)
+            stream.synchronize()
+        assert is_close(out, a, b)
+        assert kernel.tier != "exact"
+        kernel(a, b, out)
+        assert kernel.tier == "exact"
+
+    def test_not_if_the_output_overlaps_an_input(self) -> None:
+        kernel = autotile.get_best_kernel("matmul", dtype="float32", M=64, N=64, K=64, race=True)
+        a, b = (cupy.ones((64, 64), "float32") for _ in range(2))
+        kernel(a, b, a)
+        assert kernel.tier != "exact"
+
+    def test_a_wrong_library_loses(self, only_kernel: Callable[[str], None]) -> None:
+        only_kernel("sgemm")
+        autotile.add_library("matmul", "wrong", lambda a, b, c, **_: c.fill(0))
+        kernel, (a, b) = served(race=True), factors()
+        assert is_close(kernel(a, b), a, b)
+        assert "wrong" not in {one.kernel for one in kernel.contenders}
+
+
+def test_a_library_of_ones_own(scale_toml: Path) -> None:
+    path = scale_toml.parent / "scaling.toml"
+    path.write_text(
+        '[operation]\nname = "scaling"\nsizes = { n = 4096 }\ndtypes = ["float32"]\n'
+        f'[kernels.scale]\nkernel = "{scale_toml}"\n'
+    )
+    x = cupy.arange(1000, dtype="float32")
+    assert (autotile.get_best_kernel(str(path), n=1000)(x) == 2 * x).all()
+    called = []
+
+    def double(x: Any, y: Any) -> None:
+        called.append(cupy.cuda.get_current_stream().ptr)
+        cupy.multiply(x, 2, out=y)
+
+    autotile.add_library(str(path), "cupy", double)
+    kernel = autotile.get_best_kernel(str(path), n=1000)
+    stream = cupy.cuda.Stream()
+    cupy.cuda.get_current_stream().synchronize()
+    result = kernel(x, stream=stream)
+    stream.synchronize()
+    assert (result == 2 * x).all()
+    assert (kernel.kernel, called) == ("cupy", [stream.ptr])
