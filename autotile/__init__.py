@@ -158,6 +158,12 @@ if TYPE_CHECKING:
     from autotile.tuning.family_session import FamilyPlan as FamilyPlan
     from autotile.tuning.family_session import FamilyResult as FamilyResult
     from autotile.tuning.family_session import FamilyStep as FamilyStep
+    from autotile.tuning.operation_family_result import Losses as Losses
+    from autotile.tuning.operation_family_result import OperationFamilyResult as OperationFamilyResult
+    from autotile.tuning.operation_family_result import SweepStep as SweepStep
+    from autotile.tuning.operation_result import OperationResult as OperationResult
+    from autotile.tuning.operation_result import OperationStep as OperationStep
+    from autotile.tuning.operation_result import TunedContender as TunedContender
     from autotile.tuning.options import TuneOptions as TuneOptions
     from autotile.tuning.parameter_effects import ParameterEffects as ParameterEffects
     from autotile.tuning.parameter_effects import Threshold as Threshold
@@ -357,6 +363,16 @@ _NAMES = {
         "FamilyPlan",
         "FamilyResult",
         "FamilyStep",
+    ),
+    "tuning.operation_family_result": (
+        "Losses",
+        "OperationFamilyResult",
+        "SweepStep",
+    ),
+    "tuning.operation_result": (
+        "OperationResult",
+        "OperationStep",
+        "TunedContender",
     ),
     "tuning.options": ("TuneOptions",),
     "tuning.parameter_effects": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from autotile.api.progress import OperationObserver, operation_observer, sweep_observer
@@ -11,13 +12,15 @@ from autotile.api.targets import check_device_index
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import split_objectives
-from autotile.cuda.driver import device_count
+from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
+from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
+from autotile.serving.candidates import model_of
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
-from autotile.settings import read_settings
+from autotile.settings import expand_path, read_settings
 from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_family_result import OperationFamilyResult, SweepStep
@@ -53,6 +56,7 @@ def tune_loaded_operation(
             options,
             libraries=_libraries_of(operation, problem),
             served=lambda kernel, own: served_so_far(kernel, own, options),
+            proposed=lambda kernels, sizes: _expected_by_model(operation, problem, kernels, sizes, options),
             observe=observe or (lambda _: None),
         )
     finally:
@@ -104,6 +108,69 @@ def tune_operation_family(
             )
     finally:
         forget_served()
+
+
+def export_models(
+    operation: Operation, folder: str | Path, *, dtype: str | None = None, database: str | Path | None = None
+) -> list[Path]:
+    """Write the models of an operation in a database to a folder, each as a file such as those that ship.
+
+    Parameters
+    ----------
+    operation
+        The operation.
+    folder
+        Folder to write to, which is made if it does not exist.
+    dtype
+        Element type; None for all.
+    database
+        Path or URL of the tuning database; None for the user's own.
+
+    Raises
+    ------
+    InputError
+        The database holds no such model, or a file cannot be written.
+    """
+    from autotile.database.database import open_for_reading
+    from autotile.database.model_store import read_models
+
+    opened = open_for_reading(database)
+    models = []
+    if opened is not None:
+        with opened:
+            models = read_models(opened, operation.name, dtype_name(dtype) if dtype is not None else None)
+    if not models:
+        name = operation.name
+        raise InputError(f"the database holds no model of {name}; run `autotile tune {name} --family ...` on a GPU")
+    path = expand_path(folder, "the models")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {path}: {error.strerror}") from None
+    return write_models(path, models)
+
+
+_PROPOSED = 12
+"""Configurations of all kernels that a model proposes."""
+
+
+def _expected_by_model(
+    operation: Operation,
+    problem: Problem,
+    kernels: Mapping[str, Kernel],
+    sizes: Mapping[str, Mapping[str, int]],
+    options: TuneOptions,
+) -> list[tuple[str, Config]]:
+    """Return the configurations that the model of the operation expects to be the fastest; none without a model."""
+    device = live_device(options.device_index)
+    location = options.database or str(read_settings().database)
+    model = model_of(location, operation.name, problem.dtype, device.name)
+    if model is None:
+        return []
+    proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
+    specs = {name: kernel.spec for name, kernel in kernels.items()}
+    found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
+    return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
 
 
 def _libraries_of(operation: Operation, problem: Problem) -> list[OperationLibrary]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from autotile.cli.arguments import (
 from autotile.cli.output import examples, show
 from autotile.cli.tables import below, facts
 from autotile.core.text import plural
+from autotile.errors import InputError
 
 if TYPE_CHECKING:
     from autotile.api.exchange import ExportedHeader, Transfer
@@ -56,8 +58,16 @@ def export(
 ) -> None:
     """Write a problem's trials to a file, or a kernel for C++.
 
-    A C++ header holds all problems that are tuned of the kernel where no sizes are given.
+    A C++ header holds all problems that are tuned of the kernel where no sizes are given. Of an operation, such as
+    matmul, the models of time that `autotile tune matmul --family` has learned are written, to a folder.
     """
+    from autotile.cli.tune import is_operation
+
+    if is_operation(kernel):
+        if sizes or architectures or device is not None or file_format != "t4":
+            raise InputError(f"{kernel} is an operation, of which models are exported: give no sizes, format or device")
+        _export_models(kernel, output, dtype, database, as_json=as_json)
+        return
     from autotile.api import exchange
     from autotile.cli.assignments import read_sizes
 
@@ -75,6 +85,24 @@ def export(
         show(result, header_table, header_document, as_json=as_json)
     else:
         show(result, transfer_table, transfer_document, as_json=as_json)
+
+
+def _export_models(operation: str, folder: Path, dtype: str | None, database: str | None, *, as_json: bool) -> None:
+    from autotile.api.operation_tuning import export_models
+    from autotile.kernel.operation import load_operation
+
+    files = export_models(load_operation(operation), folder, dtype=dtype, database=database)
+    show(files, models_table, models_document, as_json=as_json)
+
+
+def models_document(files: Sequence[Path]) -> dict[str, Any]:
+    """Return exported models for JSON."""
+    return {"action": "exported", "format": "model", "files": [str(file) for file in files]}
+
+
+def models_table(files: Sequence[Path]) -> RenderableType:
+    """Render exported models."""
+    return facts([("exported", plural(len(files), "model")), *(("file", str(file)) for file in files)])
 
 
 def transfer_document(transfer: Transfer) -> dict[str, Any]:
@@ -125,6 +153,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "autotile export sgemm_2d M=4096 N=4096 K=4096 -o results.json",
             "autotile export sgemm_2d M=4096 N=4096 K=4096 --format optuna -o study.db",
+            "autotile export matmul -o tuned/models",
             "autotile export sgemm_2d --format c-header -o include/sgemm_2d.hpp --arch sm_90",
         ),
     )(export)

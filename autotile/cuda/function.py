@@ -398,6 +398,7 @@ class LaunchSequence:
     def __init__(self, functions: StepFunctions, plan: LaunchPlan, arguments: Sequence[Sequence[Any]]) -> None:
         functions.opt_in(plan)
         self.count = len(plan.launches)
+        self._functions = functions  # launches with attributes hold only the handle of a function, not its module
         self._plan = plan
         self._launches = [
             _launch_with(functions, one, values) for one, values in zip(plan.launches, arguments, strict=True)

@@ -26,6 +26,7 @@ from autotile.errors import DataError, InputError
 from autotile.settings import data_folder
 
 if TYPE_CHECKING:
+    from autotile.database.model_store import StoredModel
     from autotile.families.operation_model import OperationModel
 
 _WINNERS_FORMAT = 1
@@ -134,6 +135,30 @@ def shipped_model(operation: str, dtype: str, gpu_name: str) -> OperationModel |
             except DataError as error:
                 raise _damaged(path, "a model", error) from None
     return None
+
+
+def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
+    """Write models to a folder, each under the name by which `shipped_model` finds it, and return their paths.
+
+    Raises
+    ------
+    InputError
+        A file cannot be written, or a model is damaged.
+    """
+    from autotile.families.operation_model import OperationModel
+
+    written = []
+    for model in models:
+        gpu = "-".join(model.gpu_name.lower().split())
+        path = folder / f"{gpu}.{model.operation}.{model.dtype}.json"
+        try:
+            document = OperationModel.from_json(model.document).to_json()
+        except DataError as error:
+            raise InputError(f"the model of {model.operation} in the database is damaged: {error}") from None
+        with atomic_write(path) as stream:
+            stream.write(encode_json(document).encode() + b"\n")
+        written.append(path)
+    return written
 
 
 def read_winners(path: Path) -> list[Winner]:

@@ -26,7 +26,7 @@ ContenderState = Literal["won", "raced", "dropped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class TunedContender:
     """A kernel or library of an operation, and how it came out.
 
     Attributes
@@ -126,7 +126,7 @@ class OperationResult(Displayed):
 
     problem: Problem
     device: DeviceProperties
-    contenders: tuple[Contender, ...]
+    contenders: tuple[TunedContender, ...]
     seconds: float
     interrupted: bool
     database: str
@@ -135,17 +135,17 @@ class OperationResult(Displayed):
     notices: tuple[str, ...] = ()
 
     @property
-    def winner(self) -> Contender | None:
+    def winner(self) -> TunedContender | None:
         """The kernel or library to use; None where nothing ran, or the session was interrupted before the last race."""
         return next((one for one in self.contenders if one.state == "won"), None)
 
     @property
-    def best(self) -> Contender | None:
+    def best(self) -> TunedContender | None:
         """The winner, or else the fastest so far."""
         return self.winner or next((one for one in self.contenders if one.time_us is not None), None)
 
     @property
-    def libraries(self) -> tuple[Contender, ...]:
+    def libraries(self) -> tuple[TunedContender, ...]:
         """The libraries among the contenders."""
         return tuple(one for one in self.contenders if one.is_library)
 
@@ -168,7 +168,7 @@ class OperationResult(Displayed):
         headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "")
         return headings, [self.row(one) for one in self.contenders]
 
-    def row(self, one: Contender) -> tuple[str, ...]:
+    def row(self, one: TunedContender) -> tuple[str, ...]:
         """Return the cells of a contender: name, time, interval, ratio, configurations, share of the time, remark."""
         measured = one.trial.measurement if one.trial is not None else None
         share = sum(other.seconds for other in self.contenders)
@@ -206,12 +206,12 @@ class OperationResult(Displayed):
         }
 
 
-def contender_text(one: Contender) -> str:
+def contender_text(one: TunedContender) -> str:
     """Return a contender with its configuration."""
     return one.name if one.is_library or one.trial is None else f"{one.name} {config_text(one.trial.config)}"
 
 
-def ratio_text(one: Contender) -> str:
+def ratio_text(one: TunedContender) -> str:
     """Return how a contender compares with the winner."""
     if one.ratio is None:
         return one.reason or "not timed"
@@ -219,7 +219,7 @@ def ratio_text(one: Contender) -> str:
     return f"{known}: not told apart" if is_tie(one.ratio) else known
 
 
-def remark(one: Contender) -> str:
+def remark(one: TunedContender) -> str:
     """Return the state of a contender in words, with the reason."""
     if one.state in ("dropped", "failed"):
         return f"{one.state}: {one.reason}"
@@ -228,7 +228,7 @@ def remark(one: Contender) -> str:
     return "not told apart from the winner" if one.ratio is not None and is_tie(one.ratio) else ""
 
 
-def tried_text(contenders: Sequence[Contender]) -> str:
+def tried_text(contenders: Sequence[TunedContender]) -> str:
     """Return how many configurations of how many kernels were tried."""
     kernels = [one for one in contenders if not one.is_library]
     return f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"

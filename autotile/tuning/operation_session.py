@@ -24,7 +24,7 @@ from autotile.kernel.workrate import Workrate
 from autotile.settings import Settings
 from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
 from autotile.tuning.family_study import is_possible
-from autotile.tuning.operation_result import Contender, OperationResult, OperationStep
+from autotile.tuning.operation_result import OperationResult, OperationStep, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Observer = Callable[[OperationStep], None]
 Served = Callable[[Kernel, Problem], Config | None]
 """Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
+Proposed = Callable[[Mapping[str, Kernel], Mapping[str, Mapping[str, int]]], Sequence[tuple[str, Config]]]
+"""Returns configurations that a model expects to be fast, best first, each with its kernel; given kernels and sizes."""
 
 _HOPELESS = 2.0
 """A kernel that is slower than the fastest by this factor after a round gets no more, whatever its rank."""
@@ -46,6 +48,8 @@ _FINALISTS = 6
 """Finalists of a kernel where the time is short."""
 _SHORT_S = 120.0
 _MIN_SEARCH_S = 0.5
+_MAX_SEEDS = 4
+"""Configurations of a kernel that a model proposes."""
 _CONTEST_S = 2.0
 """Time of the last race besides its launches: compiling from the cache, the checks."""
 _COMPARING_S = 2e-3
@@ -70,6 +74,8 @@ class _Kernel:
     sessions: int = 0
     dropped: str = ""
     failed: str = ""
+    seeds: list[Config] = field(default_factory=list)
+    """Configurations to try first."""
 
     @property
     def name(self) -> str:
@@ -91,6 +97,7 @@ def tune_operation(
     *,
     libraries: Sequence[OperationLibrary] = (),
     served: Served = lambda kernel, problem: None,
+    proposed: Proposed = lambda kernels, sizes: (),
     observe: Observer = lambda _: None,
 ) -> OperationResult:
     """Tune the kernels that compute a problem within one budget, and race the best of each with the libraries.
@@ -108,8 +115,8 @@ def tune_operation(
         configurations of all kernels together.
     libraries
         Libraries to compare with.
-    served
-        See `Served`.
+    served, proposed
+        See `Served` and `Proposed`; what they return is tried first.
     observe
         Called with the state of the session after each trial.
 
@@ -133,6 +140,12 @@ def tune_operation(
     for one in kernels:
         if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
             one.failed = "no configuration is valid for the problem on this device"
+    if device is not None and options.transfer:
+        fit = {one.name: one for one in kernels if not one.failed}
+        sizes = {name: one.problem.sizes for name, one in fit.items()}
+        for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes):
+            if len(fit[name].seeds) < _MAX_SEEDS:
+                fit[name].seeds.append(config)
     from autotile.database.database import Database
 
     with (
@@ -190,7 +203,7 @@ class _OperationSession:
         if trials is None and self.options.budget_s is None and self.options.until is None:
             trials = DEFAULT_TRIALS
         self._trials_left = trials
-        contenders: list[Contender] = []
+        contenders: list[TunedContender] = []
         try:
             self._share_out(possible)
             if not self._interrupted:
@@ -281,7 +294,7 @@ class _OperationSession:
         chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
         if chosen.served is None and one.sessions == 0 and chosen.transfer and chosen.replay is None:
             chosen = replace(chosen, served=self.served(one.kernel, one.problem))
-        return chosen
+        return replace(chosen, tries=tuple(one.seeds)) if one.sessions == 0 else chosen
 
     def _reserve_s(self, finals: int) -> float:
         """Return the expected time of the last finals and of the last race."""
@@ -294,7 +307,7 @@ class _OperationSession:
         contest_s = min(_ROUNDS * (_MAX_RACED + len(self.libraries)) * launch_s, _RACE_S)
         return race_s + checks_s + contest_s + _CONTEST_S
 
-    def _contest(self) -> list[Contender]:
+    def _contest(self) -> list[TunedContender]:
         """Race the best of the kernels and the libraries; return all of them, fastest first."""
         ran = sorted((one for one in self.kernels if one.best is not None), key=lambda one: one.time_us)
         if not ran:
@@ -337,14 +350,14 @@ class _OperationSession:
         near: Sequence[_Kernel],
         times_us: Mapping[str, Sequence[float]],
         raced: Mapping[str, RacedTrial] | None = None,
-    ) -> list[Contender]:
+    ) -> list[TunedContender]:
         """Return all contenders with their ratios to the fastest of those that were raced."""
         contenders = [self._unraced(one) for one in self.kernels]
         for library in self.libraries:
             trial = raced[library.name].trial if raced else None
             ok = trial is not None and trial.outcome is Outcome.OK
             contenders.append(
-                Contender(
+                TunedContender(
                     library.name,
                     is_library=True,
                     trial=trial if ok else None,
@@ -358,7 +371,7 @@ class _OperationSession:
             return contenders
         winner = min(racing, key=lambda one: one.time_us or math.inf)
 
-        def judged(one: Contender) -> Contender:
+        def judged(one: TunedContender) -> TunedContender:
             if one.trial is None:
                 return one
             if one.name == winner.name:
@@ -368,9 +381,9 @@ class _OperationSession:
 
         return sorted(map(judged, contenders), key=lambda one: (one.state != "won", one.time_us or math.inf))
 
-    def _unraced(self, one: _Kernel) -> Contender:
+    def _unraced(self, one: _Kernel) -> TunedContender:
         state = "failed" if one.best is None and one.failed else "dropped" if one.dropped else "raced"
-        return Contender(
+        return TunedContender(
             one.name,
             is_library=False,
             trial=one.best,
@@ -409,7 +422,7 @@ class _OperationSession:
         self.database.add_trial(study_id, run_id, trial, phase="final", rank=rank)
         self.database.end_run(run_id, {"operation": self.operation.name})
 
-    def _result(self, contenders: Sequence[Contender]) -> OperationResult:
+    def _result(self, contenders: Sequence[TunedContender]) -> OperationResult:
         assert self._device is not None or self._interrupted
         if self._device is None:
             raise KeyboardInterrupt  # nothing is known yet
@@ -433,7 +446,7 @@ def _is_replayed(device: DeviceProperties) -> bool:
     return device.source == "replayed"
 
 
-def _ratio(winner: Contender, other: Contender, times_us: Mapping[str, Sequence[float]]) -> Interval | None:
+def _ratio(winner: TunedContender, other: TunedContender, times_us: Mapping[str, Sequence[float]]) -> Interval | None:
     """Return the time of a contender over that of the winner: in pairs of a race, else from the intervals."""
     a, b = times_us.get(winner.name), times_us.get(other.name)
     if a and b:

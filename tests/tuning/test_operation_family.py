@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from fake_sweep_worker import BREAKS, CRASHES, HANGS, WRONG
 
+from autotile.api.operation_tuning import export_models
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database
@@ -77,7 +79,7 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return tune
 
 
-def test_every_time_is_stored_and_the_model_chooses_well(run: Any) -> None:
+def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Operation, tmp_path: Path) -> None:
     result = run()
     assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 0, 0)
     assert 0 <= result.losses.mean < 1
@@ -91,6 +93,9 @@ def test_every_time_is_stored_and_the_model_chooses_well(run: Any) -> None:
     assert (stored.operation, stored.dtype, stored.gpu_name) == ("scaling", "float32", "NVIDIA H200")
     assert {one.kernel for one in model.candidates} <= {"first", "second"}
     assert "mean loss" in repr(result)
+    (file,) = export_models(operation, tmp_path / "models")
+    assert file.name == "nvidia-h200.scaling.float32.json"
+    assert OperationModel.from_json(json.loads(file.read_text())).candidates == model.candidates
     assert result.to_json()["held_out_loss"]["mean"] == result.losses.mean
 
 
