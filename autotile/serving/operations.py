@@ -243,13 +243,13 @@ class OperationTable:
         fits: Mapping[str, Sizes],
         libraries: list[Library],
     ) -> BoundKernel:
-        """Return a kernel whose first call races what is served, the next best ways, and a library."""
+        """Return a kernel whose first call races what is served, the next best ways, and the libraries."""
         from autotile.serving.racing import RacedKernel
 
         rivals = [way.bind(()) for way in ways[1:SHOWN]]
         present = [served, *rivals]
-        if libraries and not any(one.is_library for one in present):
-            present.append(self._library(libraries[0], problem, fits, None).bind(()))
+        names = {one.kernel for one in present}
+        present += [self._library(one, problem, fits, None).bind(()) for one in libraries if one.name not in names]
         if not self._model and served.is_library:
             present.append(self._nearest(problem, fits))
         return RacedKernel(present, self.operation, self._location) if len(present) > 1 else served

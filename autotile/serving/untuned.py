@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -120,7 +121,7 @@ def _fastest(
 
     codes = space.codes
     if len(codes) > _MAX_ROWS:
-        codes = codes[np.random.default_rng(0).choice(len(codes), _MAX_ROWS, replace=False)]
+        codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
     if beside is not None:
         codes = np.concatenate([_table(kernel, beside).codes.astype(codes.dtype), codes])
     tried = replace(space, codes=np.asfortranarray(codes))

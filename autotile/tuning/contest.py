@@ -72,7 +72,7 @@ def hold_contest(
     settings: Settings,
     options: TuneOptions,
     worker_pool: WorkerPool,
-) -> list[RacedTrial] | None:
+) -> list[RacedTrial]:
     """Verify and race configurations of several kernels, and libraries, in interleaved rounds.
 
     Libraries that an operation file names run in the GPU worker. A Python function cannot be sent there; with one, the
@@ -93,9 +93,15 @@ def hold_contest(
 
     Returns
     -------
-    list of RacedTrial or None
-        Of the finalists, then of the libraries; None if the race cannot be held, as the worker died or the problems do
-        not fit in memory beside one another.
+    list of RacedTrial
+        Of the finalists, then of the libraries.
+
+    Raises
+    ------
+    WorkerError
+        The worker died.
+    InputError, ToolchainError
+        The problems do not fit in memory beside one another, or the device does not work.
     """
     with ExitStack() as stack:
         workloads = []
@@ -118,17 +124,14 @@ def hold_contest(
         round_us = sum(one.trial.time_us or 0.0 for one in finalists) * (1 + len(libraries) / len(finalists))
         rounds = int(np.clip(_RACE_S * 1e6 / max(round_us, 1.0), _MIN_ROUNDS, _MAX_ROUNDS))
         entries = list(zip(workloads, candidates, strict=True))
-        try:
-            if any(library.call is not None for library in libraries):
-                gpu.close()
-                if idle := worker_pool.acquire_idle(GPU_WORKER):
-                    idle.close()  # frees its memory
-                raced = _race_here(entries, libraries, problem, rounds, options)
-            else:
-                calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
-                raced = gpu.contest(entries, calls, rounds, options.seed, expected_s=1e-6 * rounds * round_us)
-        except (WorkerError, InputError):
-            return None
+        if any(library.call is not None for library in libraries):
+            gpu.close()
+            if idle := worker_pool.acquire_idle(GPU_WORKER):
+                idle.close()  # frees its memory
+            raced = _race_here(entries, libraries, problem, rounds, options)
+        else:
+            calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
+            raced = gpu.contest(entries, calls, rounds, options.seed, expected_s=1e-6 * rounds * round_us)
     known = [*(one.trial for one in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
     return [_raced(trial, row, options) for trial, row in zip(known, raced, strict=True)]
 

@@ -308,17 +308,19 @@ class _OperationSession:
                 self._notices["launches are replayed: no library can be timed here"] = None
             return self._compared(near, {})
         finalists = [Finalist(one.kernel, one.problem, one.best) for one in near if one.best is not None]
-        contest = hold_contest(
-            finalists,
-            self.libraries,
-            self.problem,
-            device=device,
-            settings=self.settings,
-            options=self.options,
-            worker_pool=self.worker_pool,
-        )
-        if contest is None:
-            self._notices["the last race could not be held: the times of the kernels' own finals are compared"] = None
+        try:
+            contest = hold_contest(
+                finalists,
+                self.libraries,
+                self.problem,
+                device=device,
+                settings=self.settings,
+                options=self.options,
+                worker_pool=self.worker_pool,
+            )
+        except (WorkerError, InputError, ToolchainError) as error:
+            text = f"the last race could not be held, and the times of the kernels' own finals are compared: {error}"
+            self._notices[text] = None
             return self._compared(near, {})
         names = [*(one.name for one in near), *(library.name for library in self.libraries)]
         raced = dict(zip(names, contest, strict=True))
@@ -347,7 +349,7 @@ class _OperationSession:
                     is_library=True,
                     trial=trial if ok else None,
                     state="raced" if ok else "failed",
-                    reason="" if ok else (trial.reason if trial is not None else "it cannot be timed in replay"),
+                    reason="" if ok else (trial.reason if trial is not None else "it was not timed"),
                 )
             )
         in_race = {*(one.name for one in near), *(library.name for library in self.libraries)}

@@ -324,3 +324,18 @@ class TestExplain:
         found = autotile.best("matmul", SIZES, dtype="float32", device="h200")
         assert (found.kernel, found.tier, found.geometry) == ("cublas", "library", None)
         assert autotile.best("matmul", SIZES, dtype="float32", device="h200", library=False).geometry is not None
+
+    def test_on_the_command_line(self, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+        from typer.testing import CliRunner
+
+        from autotile.cli.application import app
+
+        model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0, 0.3)]
+        words = ["explain", "matmul", "M=1000", "N=1000", "K=1000", "--dtype", "float32", "--device", "h200", "--json"]
+        default_dispatcher.clear()
+        found = json.loads(CliRunner().invoke(app, words).stdout)
+        assert (found["served"], found["library"], found["problem"]["EMULATE"]) == ("sgemm_ws", False, 1)
+        assert [(one["kernel"], one["doubt"]) for one in found["contenders"]] == [("sgemm_ws", 0.05), ("cublas", 0.3)]
+        default_dispatcher.clear()
+        shown = CliRunner().invoke(app, words[:-1]).stdout
+        assert "model, +-30 %" in shown

@@ -1,0 +1,166 @@
+"""Families of an operation with a worker that makes up its times: what is measured, stored, learned and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sweep_worker import BREAKS, CRASHES, HANGS, WRONG
+
+from autotile.core.device import device_profile
+from autotile.core.model import Outcome, config_key
+from autotile.database.database import Database
+from autotile.database.model_store import read_models
+from autotile.errors import InputError, ProblemError
+from autotile.families.model_fit import fit_model
+from autotile.families.operation_model import OperationModel
+from autotile.kernel.operation import Operation, load_operation
+from autotile.settings import read_settings
+from autotile.tuning import operation_family, operation_learning, operation_sweep
+from autotile.tuning.operation_family import tune_operation_family
+from autotile.tuning.operation_family_result import OperationFamilyResult, SweepStep
+from autotile.tuning.operation_sweep import Sweep
+from autotile.tuning.options import TuneOptions
+
+OPERATION = """
+[operation]
+name = "scaling"
+sizes = { n = 4096 }
+dtypes = ["float32"]
+
+[kernels.first]
+kernel = "./first.toml"
+[kernels.second]
+kernel = "./second.toml"
+when = "n > 5000"
+"""
+PROBLEMS = 26
+
+
+class FakeSweep(Sweep):
+    """A sweep whose GPU worker needs no GPU."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named, module="fake_sweep_worker")
+
+
+@pytest.fixture
+def operation(scale_toml: Path) -> Operation:
+    for name in ("first", "second"):
+        for suffix in (".toml", ".cu"):
+            text = scale_toml.with_suffix(suffix).read_text()
+            text = text.replace('name = "scale"', f'name = "{name}"').replace("scale.cu", f"{name}.cu")
+            scale_toml.with_name(name + suffix).write_text(text)
+    path = scale_toml.with_name("scaling.toml")
+    path.write_text(OPERATION)
+    return load_operation(str(path))
+
+
+@pytest.fixture
+def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OperationFamilyResult]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    monkeypatch.setattr(operation_family, "has_driver", lambda: True)
+    monkeypatch.setattr(operation_family, "device_count", lambda: 1)
+    monkeypatch.setattr(operation_family, "live_device", lambda index: device_profile("h200"))
+    monkeypatch.setattr(operation_family, "Sweep", FakeSweep)
+    monkeypatch.setattr(operation_learning, "fit_model", partial(fit_model, epochs=2))  # the times are simple
+    monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
+
+    def tune(observe: Callable[[SweepStep], None] = lambda _: None, **options: Any) -> OperationFamilyResult:
+        family = operation_family.operation_family(operation, ["n=1000..1000000"], "float32")
+        chosen = TuneOptions(**{"trials": PROBLEMS, "workers": 2, **options})
+        return tune_operation_family(operation, family, "float32", read_settings(), chosen, observe=observe)
+
+    return tune
+
+
+def test_every_time_is_stored_and_the_model_chooses_well(run: Any) -> None:
+    result = run()
+    assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 0, 0)
+    assert 0 <= result.losses.mean < 1
+    with Database.open(read_settings().database) as database:
+        (stored,) = read_models(database)
+        model = OperationModel.from_json(stored.document)
+        trials = [t for study in database.studies() for t in database.trials(study.study_id)]
+        assert len(trials) == result.pairs
+        assert {trial.outcome for trial in trials} == {Outcome.OK}
+        assert all(trial.resources is not None for trial in trials)
+    assert (stored.operation, stored.dtype, stored.gpu_name) == ("scaling", "float32", "NVIDIA H200")
+    assert {one.kernel for one in model.candidates} <= {"first", "second"}
+    assert "mean loss" in repr(result)
+    assert result.to_json()["held_out_loss"]["mean"] == result.losses.mean
+
+
+def test_a_run_that_was_killed_goes_on(run: Any) -> None:
+    def kill(step: SweepStep) -> None:
+        if step.problems == 7:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        run(kill)
+    result = run()
+    assert (result.resumed, result.problems) == (7, PROBLEMS)
+    again = run()
+    assert (again.resumed, again.pairs) == (PROBLEMS, result.pairs)
+
+
+def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
+    monkeypatch.setattr(operation_sweep, "_DEADLINE_S", 2.0)
+    monkeypatch.setattr(operation_sweep, "_DEADLINE_PER_CANDIDATE_S", 0.0)
+    result = run()
+    faulty = {config_key(config) for config in (WRONG, CRASHES, HANGS, BREAKS)}
+    with Database.open(read_settings().database) as database:
+        (stored,) = read_models(database)
+        outcomes = {
+            config_key(t.config): t.outcome
+            for study in database.studies()
+            for t in database.trials(study.study_id)
+            if config_key(t.config) in faulty
+        }
+    assert outcomes == {
+        config_key(WRONG): Outcome.WRONG_RESULT,
+        config_key(CRASHES): Outcome.CRASHED,
+        config_key(HANGS): Outcome.TIMED_OUT,
+        config_key(BREAKS): Outcome.CRASHED,
+    }
+    model = OperationModel.from_json(stored.document)
+    assert not faulty & {config_key(one.config) for one in model.candidates}
+    assert result.refused >= len(faulty)
+    assert result.problems == PROBLEMS  # the others were measured at each of them
+
+
+def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:
+    def interrupt(step: SweepStep) -> None:
+        if step.problems == 5:
+            raise KeyboardInterrupt
+
+    result = run(interrupt)
+    assert (result.interrupted, result.losses, result.candidates) == (True, None, 0)
+    assert "interrupted" in repr(result)
+
+
+class TestFamily:
+    def test_flags_that_change_the_layout_take_both_values(self) -> None:
+        matmul = load_operation("matmul")
+        parse = partial(operation_family.operation_family, matmul)
+        words = ["M=1..16", "N=1..16", "K=16..64"]
+        family = parse(words, "bfloat16")
+        assert str(family.extents["TRANS_A"]) == str(family.extents["TRANS_B"]) == "0..1"
+        assert str(family.extents["OUT_FP32"]) == "0"
+        assert str(parse([*words, "TRANS_A=1"], "bfloat16").extents["TRANS_A"]) == "1"
+        assert str(parse([*words, "EMULATE=0"], "float32").extents["EMULATE"]) == "0"
+
+    def test_a_size_that_is_missing_is_named(self) -> None:
+        with pytest.raises(ProblemError, match="the family needs the size K"):
+            operation_family.operation_family(load_operation("matmul"), ["M=1..16", "N=1"], "bfloat16")
+
+
+def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operation_family, "has_driver", lambda: False)
+    family = operation_family.operation_family(operation, ["n=1000..2000"], "float32")
+    with pytest.raises(InputError, match="measured on a GPU"):
+        tune_operation_family(operation, family, "float32", read_settings(), TuneOptions())
