@@ -399,6 +399,7 @@ class LaunchSequence:
         functions.opt_in(plan)
         self.count = len(plan.launches)
         self._plan = plan
+        self._functions = functions  # whose modules stay loaded: launches through the driver hold addresses only
         self._launches = [
             _launch_with(functions, one, values) for one, values in zip(plan.launches, arguments, strict=True)
         ]
