@@ -400,6 +400,7 @@ class LaunchSequence:
         self.count = len(plan.launches)
         self._functions = functions  # launches with attributes hold only the handle of a function, not its module
         self._plan = plan
+        self._functions = functions  # whose modules stay loaded: launches through the driver hold addresses only
         self._launches = [
             _launch_with(functions, one, values) for one, values in zip(plan.launches, arguments, strict=True)
         ]

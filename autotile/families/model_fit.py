@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.errors import InputError
 from autotile.families.model_inputs import Layout, ModelCandidate, Vocabulary
+from autotile.families.neighbours import Neighbours
 from autotile.families.network import Ensemble, Inputs
 from autotile.families.operation_model import SPREAD_COST, Doubt, MeasuredProblem, OperationModel
 from autotile.kernel.spec import KernelSpec
@@ -35,6 +36,8 @@ _PERCENTILE, _SAFE_RATIO = 1.0, 0.95
 library."""
 _FEW_ROWS, _MAX_REPEATS = 2000, 4
 """Fewer rows than this get more passes over them, by up to this factor."""
+_MAX_ROW_PASSES = (2_500_000, 1_000_000)
+"""Maximum number of rows times passes, of configurations and of libraries: more changes little and takes minutes."""
 
 Times = NDArray[np.float64]
 
@@ -128,13 +131,14 @@ def fit_model(
     doubts = _doubts(own, held_out)
     kept = _select(own, times_us, max_candidates)
     kept += [n for n, one in enumerate(own) if one.is_library]
-    kernels, libraries = rows.fit(np.ones(len(problems), np.bool_), epochs)
+    networks = rows.fit(np.ones(len(problems), np.bool_), epochs)
     count = sum(not one.is_library for one in own)
     model = replace(
         skeleton,
         candidates=tuple(own[n] for n in kept),
-        kernels=_only(kernels, [n for n in kept if n < count]),
-        libraries=_only(libraries, [n - count for n in kept if n >= count]),
+        kernels=_only(networks.kernels, [n for n in kept if n < count]),
+        libraries=networks.libraries,
+        library_errors=networks.library_errors,
         doubts=doubts,
         confidence=_confidence(own, held_out, doubts),
     )
@@ -163,7 +167,7 @@ def _skeleton(
         tuple(sorted({name for one in candidates for name in one.config})),
     )
     ranges = {name: (min(column), max(column)) for name, column in values.items()}
-    return OperationModel(operation, dtype, device.name, vocabulary, ranges, candidates, None, None, {}, 0.0)
+    return OperationModel(operation, dtype, device.name, vocabulary, ranges, candidates, None, None, None, {}, 0.0)
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,8 @@ class _Rows:
     problems: tuple[NDArray[np.int64], NDArray[np.int64]]
     """Problem of each row."""
     items: tuple[int, int]
+    sizes: int
+    """Number of sizes, which are the first inputs of a problem."""
 
     @classmethod
     def of(
@@ -226,9 +232,10 @@ class _Rows:
             weights=(1.0 / (1.0 + 2.0 * (ratio - 1.0)), np.ones(len(found[1][0]))),
             problems=(found[0][0], found[1][0]),
             items=(count, len(skeleton.candidates) - count),
+            sizes=len(skeleton.vocabulary.sizes),
         )
 
-    def fit(self, used: NDArray[np.bool_], epochs: int) -> tuple[Ensemble | None, Ensemble | None]:
+    def fit(self, used: NDArray[np.bool_], epochs: int) -> _Networks:
         """Fit the networks of configurations and of libraries to the rows of some of the problems."""
         fitted: list[Ensemble | None] = []
         for place, inputs in enumerate((self.kernels, self.libraries)):
@@ -236,18 +243,36 @@ class _Rows:
             if not len(chosen):
                 fitted.append(None)
                 continue
-            few = round(_FEW_ROWS / len(chosen))
+            repeats = min(max(round(_FEW_ROWS / len(chosen)), 1), _MAX_REPEATS)
             fitted.append(
                 Ensemble.fit(
                     inputs.rows(chosen),
                     self.targets[place][chosen],
                     self.weights[place][chosen],
                     self.items[place],
-                    epochs=epochs * min(max(few, 1), _MAX_REPEATS),
+                    epochs=max(min(epochs * repeats, _MAX_ROW_PASSES[place] // len(chosen)), 1),
                     members=_MEMBERS,
                 )
             )
-        return fitted[0], fitted[1]
+        kernels, libraries = fitted
+        return _Networks(kernels, libraries, self._errors(libraries, used))
+
+    def _errors(self, libraries: Ensemble | None, used: NDArray[np.bool_]) -> Neighbours | None:
+        """Return the errors of the networks of libraries at the problems that they were fitted to."""
+        if libraries is None:
+            return None
+        chosen = np.flatnonzero(used[self.problems[1]])
+        inputs = self.libraries.rows(chosen)
+        errors = self.targets[1][chosen] - libraries.predict(inputs)[0]
+        return Neighbours.fit(inputs.problem, errors, inputs.number, self.sizes)
+
+
+class _Networks(NamedTuple):
+    """Networks of configurations and of libraries, and the errors of the latter at measured problems."""
+
+    kernels: Ensemble | None
+    libraries: Ensemble | None
+    library_errors: Neighbours | None
 
 
 def _join(parts: Sequence[Inputs], sizes: int) -> Inputs:
@@ -263,13 +288,20 @@ def _cross_validate(rows: _Rows, times_us: Times, candidates: Sequence[ModelCand
     fold = np.random.default_rng(0).permutation(count) % _FOLDS
     log2_us, spread = np.full_like(times_us, np.nan), np.full_like(times_us, np.nan)
     for number in range(_FOLDS):
-        ensembles = rows.fit(fold != number, epochs)
-        for place, (inputs, ensemble) in enumerate(zip((rows.kernels, rows.libraries), ensembles, strict=True)):
+        networks = rows.fit(fold != number, epochs)
+        pairs = ((rows.kernels, networks.kernels), (rows.libraries, networks.libraries))
+        for place, (inputs, ensemble) in enumerate(pairs):
             left_out = np.flatnonzero(fold[rows.problems[place]] == number)
             if ensemble is None or not len(left_out):
                 continue
             part = inputs.rows(left_out)
             mean, wide = ensemble.predict(part)
+            if place == 1 and networks.library_errors is not None:
+                near = [
+                    networks.library_errors.look_up(*row)
+                    for row in zip(part.problem, part.number.tolist(), strict=True)
+                ]
+                mean, wide = mean + np.array(near, np.float32)[:, 0], np.array(near, np.float32)[:, 1]
             columns = part.number + place * rows.items[0]
             log2_us[rows.problems[place][left_out], columns] = mean
             spread[rows.problems[place][left_out], columns] = wide

@@ -24,6 +24,7 @@ from autotile.core.documents import Count, Format, Name, convert
 from autotile.errors import DataError
 from autotile.families.candidate_rules import Checks, KernelRules
 from autotile.families.model_inputs import Layout, ModelCandidate, Vector, Vocabulary
+from autotile.families.neighbours import Neighbours
 from autotile.families.network import Ensemble, Prepared
 from autotile.kernel.spec import KernelSpec
 
@@ -104,6 +105,8 @@ class OperationModel:
         All candidates: configurations of kernels first, then libraries.
     kernels, libraries
         Networks of the two; None where there is none.
+    library_errors
+        Errors of the networks of libraries at measured problems; None where there are none.
     doubts
         Doubt by the name of the kernel or library.
     confidence
@@ -118,6 +121,7 @@ class OperationModel:
     candidates: tuple[ModelCandidate, ...]
     kernels: Ensemble | None
     libraries: Ensemble | None
+    library_errors: Neighbours | None
     doubts: Mapping[str, Doubt]
     confidence: float
     _ready: dict[tuple[object, ...], _Ready] = field(default_factory=dict, compare=False, repr=False)
@@ -227,6 +231,7 @@ class OperationModel:
                 self.candidates,
                 self.kernels.to_json() if self.kernels is not None else None,
                 self.libraries.to_json() if self.libraries is not None else None,
+                self.library_errors.to_json() if self.library_errors is not None else None,
                 dict(self.doubts),
                 self.confidence,
             )
@@ -258,6 +263,7 @@ class OperationModel:
             document.candidates,
             _networks(document.kernels, own, widths, "kernels"),
             _networks(document.libraries, len(document.candidates) - own, (widths[0], 0, 0), "libraries"),
+            _neighbours(document.library_errors, widths[0]),
             document.doubts,
             document.confidence,
         )
@@ -337,6 +343,9 @@ class _Ready:
     parts: tuple[Prepared | None, Prepared | None]
     no_pairs: Vector
     """Inputs of the pairs with libraries, which have none."""
+    listed: tuple[int, ...]
+    """Number of each library among all libraries."""
+    errors: Neighbours | None
     doubts: Mapping[str, Doubt]
     rules: tuple[KernelRules, ...]
 
@@ -362,7 +371,10 @@ class _Ready:
         if model.libraries is not None and listed:
             others = model.libraries.prepare(np.array(listed) - count, no_pairs.T)
         rules = tuple(KernelRules.of(specs[name], kernels[name], device) for name in kernels)
-        return cls(layout, candidates, len(listed), (own, others), no_pairs, model.doubts, rules)
+        numbers = tuple(n - count for n in listed)
+        return cls(
+            layout, candidates, len(listed), (own, others), no_pairs, numbers, model.library_errors, model.doubts, rules
+        )
 
     def rank(self, sizes: Mapping[str, int], kernels: Mapping[str, Mapping[str, int]], added_doubt: float) -> Ranking:
         """Return the candidates for a problem."""
@@ -372,13 +384,20 @@ class _Ready:
         if own is not None:
             parts.append(own.predict(problem, self.layout.pair_inputs(kernels)))
         if others is not None:
-            parts.append(others.predict(problem, self.no_pairs))
+            parts.append(self._corrected(problem, *others.predict(problem, self.no_pairs)))
         if not parts:
             nothing = np.zeros(0, np.float32)
             return Ranking((), 0, nothing, nothing, self.doubts, added_doubt, [])
         log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
         order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
         return Ranking(self.candidates, self.libraries, log2_us, spread, self.doubts, added_doubt, order)
+
+    def _corrected(self, problem: Vector, log2_us: Vector, spread: Vector) -> tuple[Vector, Vector]:
+        """Return the times of libraries, and their spread, after the correction by the nearest measured problems."""
+        if self.errors is None:
+            return log2_us, spread
+        found = np.array([self.errors.look_up(problem, number) for number in self.listed], np.float32)
+        return log2_us + found[:, 0], found[:, 1]
 
 
 class _ModelDocument(msgspec.Struct):
@@ -392,6 +411,7 @@ class _ModelDocument(msgspec.Struct):
     candidates: Annotated[tuple[ModelCandidate, ...], Meta(min_length=1, max_length=_MAX_CANDIDATES)]
     kernels: Any
     libraries: Any
+    library_errors: Any
     doubts: Annotated[dict[Name, Doubt], Meta(max_length=64)]
     confidence: Annotated[float, Meta(ge=0.0, le=100.0)]
 
@@ -415,6 +435,16 @@ class _ModelDocument(msgspec.Struct):
 
 
 _MAX_DOUBT = 100.0
+
+
+def _neighbours(data: Any, width: int) -> Neighbours | None:
+    """Parse the errors at measured problems."""
+    if data is None:
+        return None
+    found = Neighbours.from_json(data)
+    if len(found.weights) != width:
+        raise DataError(f"expected {width} inputs of a problem", field="library_errors")
+    return found
 
 
 def _networks(data: Any, items: int, widths: tuple[int, int, int], name: str) -> Ensemble | None:

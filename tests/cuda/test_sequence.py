@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +131,20 @@ def test_a_function_gets_the_most_shared_memory_of_its_launches(monkeypatch: pyt
     assert opted == [("copy", 0), ("sweep", 0)]
     assert launched == ["copy", *["sweep"] * 9, "copy"]
     assert (calls.count, [len(part) for part in calls.by_step().values()]) == (11, [1, 9, 1])
+
+
+def test_its_functions_stay_loaded(monkeypatch: pytest.MonkeyPatch, scan: Kernel) -> None:
+    function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *_: None)
+    module = SimpleNamespace(function=lambda _: function, pointer=1)
+    monkeypatch.setattr(function_module, "Module", lambda _: module)
+    plan, launches = packed(scan, N=300)
+    functions = StepFunctions(scan.spec.steps, b"", {})
+    loaded = weakref.ref(functions)
+    calls = LaunchSequence(functions, plan, launches)
+    del functions
+    gc.collect()
+    assert loaded() is not None
+    calls()
 
 
 def test_a_fault_names_its_step(kernel: Kernel) -> None:
