@@ -398,7 +398,6 @@ class LaunchSequence:
     def __init__(self, functions: StepFunctions, plan: LaunchPlan, arguments: Sequence[Sequence[Any]]) -> None:
         functions.opt_in(plan)
         self.count = len(plan.launches)
-        self._functions = functions  # launches with attributes hold only the handle of a function, not its module
         self._plan = plan
         self._functions = functions  # whose modules stay loaded: launches through the driver hold addresses only
         self._launches = [
