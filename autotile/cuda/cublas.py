@@ -25,6 +25,10 @@ _DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 _COMPUTE_32F, _COMPUTE_32F_PEDANTIC = 68, 69
 """cublasComputeType_t, cublas_api.h. By default, products of float32 are IEEE fp32, not TF32; the pedantic type is for
 an environment that asks for less."""
+_FULL_PRECISION = 16
+"""``CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION``: by default, parts of a sum over a long K are rounded to 16 bits
+before they are added. Measured on an H200 for a bfloat16 product of 16 x 40 x 76840: an error of 0.063 of the root mean
+square of the result, where one rounding of the result is 0.008."""
 _ALGORITHM = -1
 """``CUBLAS_GEMM_DEFAULT``: the library's heuristic chooses."""
 _MAX_INT32 = 2**31 - 1
@@ -70,6 +74,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.cublasCreate_v2.argtypes = [pointer]
     library.cublasDestroy_v2.argtypes = [pointer]
     library.cublasSetStream_v2.argtypes = [pointer, pointer]
+    library.cublasSetMathMode.argtypes = [pointer, number]
     library.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
     library.cublasGemmEx.argtypes = [*head, *matrix, *matrix, pointer, *matrix, *tail]
     library.cublasGemmStridedBatchedEx.argtypes = [*head, *strided, *strided, pointer, *strided, number, *tail]
@@ -209,6 +214,7 @@ class _StreamHandle:
         _check(self._library.cublasCreate_v2(_byref(handle)), "cublasCreate")
         self.pointer = handle.value
         _check(self._library.cublasSetStream_v2(handle, stream), "cublasSetStream")
+        _check(self._library.cublasSetMathMode(handle, _FULL_PRECISION), "cublasSetMathMode")
         _check(self._library.cublasSetWorkspace_v2(handle, self._workspace.ptr, size_bytes), "cublasSetWorkspace")
 
     def __del__(self) -> None:
