@@ -231,9 +231,9 @@ class OperationModel:
                 self.candidates,
                 self.kernels.to_json() if self.kernels is not None else None,
                 self.libraries.to_json() if self.libraries is not None else None,
-                self.library_errors.to_json() if self.library_errors is not None else None,
                 dict(self.doubts),
                 self.confidence,
+                self.library_errors.to_json() if self.library_errors is not None else None,
             )
         )
         return {"format": _FORMAT, **document}
@@ -411,9 +411,9 @@ class _ModelDocument(msgspec.Struct):
     candidates: Annotated[tuple[ModelCandidate, ...], Meta(min_length=1, max_length=_MAX_CANDIDATES)]
     kernels: Any
     libraries: Any
-    library_errors: Any
     doubts: Annotated[dict[Name, Doubt], Meta(max_length=64)]
     confidence: Annotated[float, Meta(ge=0.0, le=100.0)]
+    library_errors: Any = None
 
     def check(self) -> None:
         """Raise `DataError` if parts do not match each other."""
