@@ -31,7 +31,7 @@ _NEAR = 1.3
 _MIN_PROBLEMS = 20
 _MIN_DOUBT = 0.02
 _CONFIDENCES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
-_PERCENTILE, _SAFE_RATIO = 1.0, 0.95
+_PERCENTILE, _SAFE_RATIO = 1.0, 0.98
 """A confidence is enough if this percentile of the held-out problems is served at least so fast, relative to the
 library."""
 _FEW_ROWS, _MAX_REPEATS = 2000, 4

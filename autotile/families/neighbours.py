@@ -29,6 +29,8 @@ _MAX_ERROR = 4.0
 MAX_POINTS = 16_000
 """Maximum number of problems that are kept, so that a model stays small and a look-up quick."""
 _MAX_WIDTH = 256
+_SAMPLED = 32
+"""One distance in this many is ordered first: the nearest of them bound those of all."""
 
 Matrix = NDArray[np.float32]
 
@@ -61,8 +63,9 @@ class Neighbours:
         halves = points.astype(np.float16), errors.astype(np.float16)
         groups = {}
         for item in np.unique(items).tolist():
-            own = halves[0][items == item].astype(np.float32)
-            groups[int(item)] = (own, np.square(own).sum(axis=1), halves[1][items == item].astype(np.float32))
+            own = np.ascontiguousarray(halves[0][items == item].T, np.float32)
+            of_item = halves[1][items == item].astype(np.float32)
+            groups[int(item)] = (np.float32(-2.0) * own, np.square(own).sum(axis=0), of_item)
         return cls(*halves, items.astype(np.int16), weights.astype(np.float32), groups)
 
     @classmethod
@@ -101,8 +104,9 @@ class Neighbours:
             return 0.0, 1.0
         points, squares, errors = group
         place = problem * self.weights
-        distances = squares - 2.0 * (points @ place)
-        nearest = distances.argpartition(_NEAREST - 1)[:_NEAREST] if len(distances) > _NEAREST else slice(None)
+        distances = place @ points
+        distances += squares
+        nearest = _smallest(distances)
         near = np.maximum(distances[nearest] + place @ place, 0.0) + _SOFTENING
         weight = 1.0 / near
         weight /= weight.sum()
@@ -137,6 +141,15 @@ class Neighbours:
         items = _decoded(document.items, "<i2", (count,), "items")
         weights = _decoded(document.weights, "<f4", (width,), "weights")
         return cls.of(points.astype(np.float32), errors.astype(np.float32), items, weights.astype(np.float32))
+
+
+def _smallest(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the positions of the smallest values, in any order."""
+    few = values[::_SAMPLED]
+    if len(few) < _NEAREST:
+        return values.argsort()[:_NEAREST]
+    close = np.flatnonzero(values <= np.partition(few, _NEAREST - 1)[_NEAREST - 1])
+    return close[values[close].argpartition(_NEAREST - 1)[:_NEAREST]] if len(close) > _NEAREST else close
 
 
 _Text = Annotated[str, Meta(max_length=2**25)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.errors import DataError
-from autotile.families.neighbours import MAX_POINTS, Neighbours
+from autotile.families.neighbours import MAX_POINTS, Neighbours, _smallest
 
 
 def measured(count: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -60,3 +60,9 @@ def test_a_damaged_file_is_refused(change: dict[str, object]) -> None:
     document = Neighbours.fit(inputs, errors, np.zeros(20, np.int64), 2).to_json()
     with pytest.raises(DataError):
         Neighbours.from_json({**document, **change})
+
+
+@given(st.integers(1, 600), st.integers(0, 99))
+def test_the_nearest_are_found(count: int, seed: int) -> None:
+    values = np.random.default_rng(seed).permutation(count).astype(np.float32)
+    assert sorted(values[_smallest(values)]) == list(range(min(count, 8)))
