@@ -173,11 +173,6 @@ class FunctionParameter(NamedTuple):
     name: str
     type: str
 
-    @property
-    def is_pointer(self) -> bool:
-        """Whether the type is written as a pointer or an array."""
-        return self.type.endswith("*")
-
 
 class GlobalFunction(NamedTuple):
     """A ``__global__`` function."""

@@ -33,7 +33,7 @@ def test_functions_and_their_parameters() -> None:
     assert [(p.name, p.type) for p in found["tiled"].parameters][1::2] == [("n", "unsigned long long"), ("b", "float4")]
     assert found["none"].parameters == ()
     assert [p.name for p in found["nested"].parameters] == ["s", "map", "", "x", "table"]
-    assert [p.is_pointer for p in found["nested"].parameters] == [False, False, False, True, True]
+    assert [p.type.endswith("*") for p in found["nested"].parameters] == [False, False, False, True, True]
     assert found["split"].parameters == (FunctionParameter("a", "int"),)
 
 
