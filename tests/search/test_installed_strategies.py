@@ -21,7 +21,8 @@ from autotile.core.model import Config, Trial
 from autotile.core.objectives import TIME
 from autotile.errors import InputError, WorkerError
 from autotile.kernel.spec import Parameter
-from autotile.search import samplers, strategies
+from autotile.search import installed_strategies as strategies
+from autotile.search import samplers
 from autotile.search.installed_strategies import KernelTunerSampler, StrategyProcess
 from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, make_sampler, sampler_names
 from autotile.search.search import Search
