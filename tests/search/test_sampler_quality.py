@@ -52,9 +52,9 @@ def best_us(name: str, seed: int, trials: int) -> float:
     return float(best)
 
 
-@pytest.mark.parametrize(("name", "trials"), [("tpe", 60), ("nsga2", 100)])
+@pytest.mark.parametrize(("name", "trials"), [("tpe", 60), ("nsga2", 80)])
 def test_better_than_chance_on_average(name: str, trials: int) -> None:
-    model, chance = (np.log([best_us(each, seed, trials) for seed in range(8)]).mean() for each in (name, "random"))
+    model, chance = (np.log([best_us(each, seed, trials) for seed in range(5)]).mean() for each in (name, "random"))
     assert model < chance - 0.02
 
 
