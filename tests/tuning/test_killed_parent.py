@@ -54,7 +54,7 @@ def test_a_worker_that_was_still_starting_leaves_too(tmp_path: Path) -> None:
 
 
 def test_a_crowd_shares_one_database(tmp_path: Path, cubin_cache_folder: Path) -> None:
-    crowd = run_crowd(tmp_path, 3, 0.5, cubin_cache_folder, large=False)
+    crowd = run_crowd(tmp_path, 4, 1.0, cubin_cache_folder, large=False)
     assert crowd.faults == []
     assert crowd.acknowledged > 0
     assert {"import", "export"} & crowd.commands.keys()
