@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
@@ -76,6 +77,8 @@ def pytest_configure() -> None:
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    settings.register_profile("autotile", max_examples=50)
+    settings.load_profile("autotile")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
