@@ -24,7 +24,7 @@ from autotile.serving.choice import Contender
 from autotile.serving.description import time_text as contender_time
 from autotile.settings import read_settings
 from autotile.space.demand import demand_of
-from autotile.space.limits import CompiledStep, check_config, compiled_steps, limits_of
+from autotile.space.limits import CompiledStep, check_config, compiled_steps, is_met, limits_of
 from autotile.space.occupancy import UNLIMITED, occupancy
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
@@ -338,7 +338,7 @@ class _Candidate:
                 yield Check(kind, rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
         demand = demand_of(self.spec, names, self.problem.sizes, self.problem.dtype)
         for limit in limits_of(self.spec):
-            fits = bool(limit.fits(demand, self.device, self.spec)[0])
+            fits = is_met(limit.fits(demand, self.device, self.spec))
             yield Check("limit", limit.name, fits, "" if fits else limit.explain(demand, self.device, self.spec))
 
     def plan(self) -> LaunchPlan | None:
