@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -31,10 +32,8 @@ _MAX_ERROR = 4.0
 MAX_POINTS = 16_000
 """Maximum number of problems that are kept, so that a model stays small and quick to read."""
 _MAX_WIDTH = 256
-_CELL = 2.0
-"""Width of a cell in doublings: points at a smaller distance are in the same cell or in one next to it."""
-_GRIDDED = 3
-"""Inputs along which points are sorted into cells: the first ones, which are sizes."""
+_WINDOW = 2.0
+"""Distance, in doublings, within which the nearest problems are sought first."""
 _SAMPLED = 32
 """One distance in this many is ordered first: the nearest of them bound those of all."""
 
@@ -61,18 +60,19 @@ class Neighbours:
     errors: NDArray[np.float16]
     items: NDArray[np.int16]
     weights: Matrix
-    _grids: dict[int, _Grid]
+    _groups: dict[int, _Points]
 
     @classmethod
     def of(cls, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: Matrix) -> Neighbours:
-        """Sort the points of each item into a grid."""
+        """Sort the points of each item."""
         halves = points.astype(np.float16), errors.astype(np.float16)
         used = np.flatnonzero(weights)
-        grids = {}
+        groups = {}
         for item in np.unique(items).tolist():
             own = items == item
-            grids[int(item)] = _Grid.of(halves[0][own][:, used].astype(np.float32), halves[1][own].astype(np.float32))
-        return cls(*halves, items.astype(np.int16), weights.astype(np.float32), grids)
+            points, of_item = halves[0][own][:, used], halves[1][own]
+            groups[int(item)] = _Points.of(points.astype(np.float32), of_item.astype(np.float32))
+        return cls(*halves, items.astype(np.int16), weights.astype(np.float32), groups)
 
     @classmethod
     def fit(cls, inputs: Matrix, errors: NDArray[np.float64], items: NDArray[np.int64], sizes: int) -> Neighbours:
@@ -105,17 +105,14 @@ class Neighbours:
         item
             Number of the item.
         """
-        grid = self._grids.get(item)
-        if grid is None:
+        group = self._groups.get(item)
+        if group is None:
             return 0.0, 1.0
-        found = grid.nearest((problem * self.weights)[self._used])
-        weights = [1.0 / (distance + _SOFTENING) for distance, _ in found]
-        total = sum(weights)
-        mean = sum([weight * error for weight, (_, error) in zip(weights, found, strict=True)]) / total
-        variance = (
-            sum([weight * (error - mean) ** 2 for weight, (_, error) in zip(weights, found, strict=True)]) / total
-        )
-        return mean, math.sqrt(variance)
+        found = group.nearest((problem * self.weights)[self._used])
+        weighted = [(1.0 / (distance + _SOFTENING), error) for distance, error in found]
+        total = sum([weight for weight, _ in weighted])
+        mean = sum([weight * error for weight, error in weighted]) / total
+        return mean, math.sqrt(sum([weight * (error - mean) ** 2 for weight, error in weighted]) / total)
 
     @cached_property
     def _used(self) -> NDArray[np.int64]:
@@ -153,61 +150,45 @@ class Neighbours:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grid:
-    """Points in cells along their first inputs, so that the nearest are sought in the cells around a place only."""
+class _Points:
+    """Points in the order of the input that varies most, so that the nearest are sought among those alike in it."""
 
-    rows: Matrix
-    """Points, sorted by cell: -2 times their inputs, their square, and the error; shape (points, inputs + 2)."""
-    lows: tuple[float, ...]
-    counts: tuple[int, ...]
-    """Lowest coordinate and number of cells along each gridded input."""
-    starts: list[int]
-    """First row of each cell, and the number of rows at the end."""
+    along: int
+    coordinates: list[float]
+    """That input, and its value at each point, in ascending order."""
+    columns: Matrix
+    """-2 times the inputs of the points, shape (inputs, points)."""
+    squares: Matrix
+    """Squared length of each, shape (points,)."""
+    errors: Matrix
 
     @classmethod
-    def of(cls, points: Matrix, errors: Matrix) -> _Grid:
-        """Sort points into cells; ``points`` of shape (points, inputs), ``errors`` of shape (points,)."""
-        gridded = points[:, :_GRIDDED]
-        lows = gridded.min(axis=0)
-        cells = ((gridded - lows) / _CELL).astype(np.int64)
-        counts = tuple((cells.max(axis=0) + 1).tolist())
-        numbers = np.ravel_multi_index(tuple(cells.T), counts) if counts else np.zeros(len(points), np.int64)
-        starts = np.concatenate([[0], np.bincount(numbers, minlength=math.prod(counts)).cumsum()]).tolist()
-        rows = np.concatenate([-2.0 * points, np.square(points).sum(axis=1)[:, None], errors[:, None]], axis=1)
-        order = numbers.argsort(kind="stable")
-        return cls(np.ascontiguousarray(rows[order], np.float32), tuple(lows.tolist()), counts, starts)
+    def of(cls, points: Matrix, errors: Matrix) -> _Points:
+        """Sort points; ``points`` of shape (points, inputs), ``errors`` of shape (points,)."""
+        along = int(points.std(axis=0).argmax()) if points.size else 0
+        order = points[:, along].argsort(kind="stable") if points.size else np.arange(len(points))
+        columns = np.ascontiguousarray(points[order].T)
+        coordinates = columns[along].tolist() if points.size else [0.0] * len(points)
+        return cls(along, coordinates, np.float32(-2.0) * columns, np.square(columns).sum(axis=0), errors[order])
 
     def nearest(self, place: Matrix) -> list[tuple[float, float]]:
         """Return the squared distance and the error of each of the nearest points, in any order."""
-        rows = self._around(place.tolist())
-        found = _nearest(rows, place) if len(rows) >= _NEAREST else []
-        if not found or max(found)[0] > _CELL**2:  # there may be nearer ones beyond these cells
-            found = _nearest(self.rows, place)
+        middle = float(place[self.along]) if place.size else 0.0
+        first = bisect_left(self.coordinates, middle - _WINDOW)
+        found = self._nearest(place, slice(first, bisect_right(self.coordinates, middle + _WINDOW)))
+        if len(found) < _NEAREST or max(found)[0] > _WINDOW**2:  # there may be nearer ones beyond
+            found = self._nearest(place, slice(None))
         return found
 
-    def _around(self, place: list[float]) -> Matrix:
-        """Return the rows of the cell of a place and of those next to it."""
-        ranges = []
-        for coordinate, low, count in zip(place, self.lows, self.counts, strict=False):
-            cell = min(max(int((coordinate - low) / _CELL), 0), count - 1)
-            ranges.append((max(cell - 1, 0), min(cell + 2, count)))
-        if not ranges:
-            return self.rows
-        *outer, (first, last) = ranges
-        numbers = [0]
-        for (begin, end), count in zip(outer, self.counts, strict=False):
-            numbers = [number * count + cell for number in numbers for cell in range(begin, end)]
-        columns = [number * self.counts[-1] for number in numbers]
-        parts = [self.rows[self.starts[column + first] : self.starts[column + last]] for column in columns]
-        return np.concatenate(parts)
-
-
-def _nearest(rows: Matrix, place: Matrix) -> list[tuple[float, float]]:
-    distances = rows[:, :-1] @ np.append(place, np.float32(1.0))
-    nearest = _smallest(distances)
-    square = float(place @ place)
-    errors = rows[nearest, -1].tolist()
-    return [(max(near + square, 0.0), error) for near, error in zip(distances[nearest].tolist(), errors, strict=True)]
+    def _nearest(self, place: Matrix, among: slice) -> list[tuple[float, float]]:
+        distances = place @ self.columns[:, among]
+        distances += self.squares[among]
+        nearest = _smallest(distances)
+        square = float(place @ place)
+        errors = self.errors[among][nearest].tolist()
+        return [
+            (max(near + square, 0.0), error) for near, error in zip(distances[nearest].tolist(), errors, strict=True)
+        ]
 
 
 def _smallest(values: NDArray[Any]) -> NDArray[np.int64]:
