@@ -11,13 +11,14 @@ import msgspec
 from msgspec import Meta
 from sqlalchemy import select
 
-from autotile.core.ceilings import DeviceCeilings, datasheet_ceilings
+from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Finite, Name, NonNegative, Text, convert
 from autotile.core.frozen import cached_property, dataclass
 from autotile.core.model import OBJECTIVE, SAME_CODE, Config, Occupancy, Outcome, Problem, Trial, config_key
 from autotile.core.objectives import TIME, non_dominated, objective_values
 from autotile.core.statistics import Interval, paired_ratio, ratio_of, widen_by_session_spread
+from autotile.database.ceiling_store import read_ceilings
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.rows import StoredTrial, parsed_rows, stored_trial
@@ -27,6 +28,7 @@ from autotile.errors import DataError, InputError
 from autotile.exchange.recording import Recording
 from autotile.kernel.library import Kernel, is_path, load_kernel
 from autotile.kernel.workrate import Workrate
+from autotile.report.roofline import Bound, Roofline, roofline_of
 
 _EXAMPLES = 3
 """Configurations that are shown of a group of failures."""
@@ -200,7 +202,7 @@ class StudyData:
     final_trials
         Trials of finals and verifications, oldest first.
     ceilings
-        Ceilings of the device; None if nothing is known.
+        Ceilings that were measured on such a GPU; None if none were.
     study_id
         Id in the database; 0 for a recording.
     valid
@@ -275,9 +277,10 @@ class StudyData:
     def finals(self) -> FinalsData | None:
         """Finals of the newest run that held them; None without finals."""
         ranked = [one for one in self.final_trials if one.rank is not None and one.trial.measurement is not None]
+        sizes = Counter(one.run_id for one in ranked)  # a contest of kernels has one finalist of each
         if not ranked:
             return None
-        run_id = ranked[-1].run_id
+        run_id = next((one.run_id for one in reversed(ranked) if sizes[one.run_id] > 1), ranked[-1].run_id)
         last = sorted((one for one in ranked if one.run_id == run_id), key=lambda one: one.rank or 0)
         refused = tuple(one.trial for one in self.final_trials if one.run_id == run_id and one.is_refusal)
         summary = next((run.summary for run in self.runs if run.run.run_id == run_id), RunSummary())
@@ -310,9 +313,14 @@ class StudyData:
 
     @property
     def winner(self) -> Trial | None:
-        """Winner of the newest finals, else the best trial of the search; None if nothing was measured."""
-        if self.finals is not None:
-            return self.finals.ranked[0].trial
+        """Winner of the newest finals, else the best trial of the search; None if nothing was measured.
+
+        It is what is served, as `autotile.database.schema.BEST` chooses it.
+        """
+        ended = {run.run.run_id for run in self.runs if not run.is_running}
+        first = [one for one in self.final_trials if one.rank == 1 and one.run_id in ended]
+        if first:
+            return first[-1].trial
         refused = {config_key(one.trial.config): one.trial_id for one in self.final_trials if one.is_refusal}
         usable = [
             one.trial
@@ -335,7 +343,7 @@ class StudyData:
     @property
     def speedup(self) -> Interval | None:
         """Time of the default over that of the winner, with its interval; None where one is missing."""
-        if self.finals is not None:
+        if self.finals is not None and self.finals.speedup is not None:
             return self.finals.speedup
         return cost_ratio(self.winner, self.default) if self.winner is not None and self.default is not None else None
 
@@ -422,6 +430,15 @@ class StudyData:
             return Workrate.of(self.kernel.spec, self.problem, config)
         return Workrate(self.summary.flops, self.summary.bytes, self.key.dtype)
 
+    @cached_property
+    def roofline(self) -> Roofline:
+        """Ceilings of the device for the element type."""
+        return roofline_of(self.key.dtype, self.device, self.ceilings)
+
+    def bound(self, trial: Trial | None) -> Bound | None:
+        """Return the ceiling that binds a trial; None if that is not known."""
+        return self.roofline.bound(self.work_of(trial), trial.time_us) if trial is not None else None
+
 
 _TRIAL_GATES = (
     ("compiled", "compiled", ("limits", "compile")),
@@ -503,7 +520,7 @@ class StudyReader:
             runs=tuple(map(run_data, database.runs(study.study_id))),
             trials=tuple(one for one in self._trials if one.phase == "search"),
             final_trials=tuple(one for one in self._trials if one.phase == "final"),
-            ceilings=ceilings_for(database, study.key.gpu_name, study.device),
+            ceilings=ceilings_for(database, study.key.gpu_name),
             study_id=study.study_id,
         )
 
@@ -515,8 +532,7 @@ def study_of_recording(recording: Recording, location: str) -> StudyData:
         StoredTrial(row + 1, 0, 0, "search", None, header.created_at, _recorded_trial(recording, row))
         for row in range(len(recording))
     )
-    ceilings = datasheet_ceilings(header.device) if header.device is not None else None
-    return StudyData(header.key, header.device, location, (), trials, (), ceilings, valid=header.valid_configs)
+    return StudyData(header.key, header.device, location, (), trials, (), valid=header.valid_configs)
 
 
 def _recorded_trial(recording: Recording, row: int) -> Trial:
@@ -542,10 +558,9 @@ def run_data(run: StoredRun) -> RunData:
     return RunData(run, _lenient(run.settings, RunSettings), _lenient(run.summary, RunSummary))
 
 
-def ceilings_for(database: Database, gpu_name: str, device: DeviceProperties | None) -> DeviceCeilings | None:
-    """Return the ceilings that were measured on a GPU, else those of its datasheet, if they are known."""
-    del database, gpu_name
-    return datasheet_ceilings(device) if device is not None else None
+def ceilings_for(database: Database, gpu_name: str) -> DeviceCeilings | None:
+    """Return the newest ceilings that were measured on a GPU of a name; None if none were."""
+    return next(iter(read_ceilings(database, gpu_name)), None)
 
 
 def _lenient(value: Mapping[str, Any], schema: Callable[..., Any]) -> Any:
