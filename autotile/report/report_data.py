@@ -16,7 +16,8 @@ from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.kernel.library import KernelName
 from autotile.kernel.operation import Operation
-from autotile.report.study_data import StudyData, read_study
+from autotile.report.study_data import StudyData
+from autotile.report.study_reading import read_study
 
 _MAX_STUDIES = 100
 _MAX_TRIALS = 60_000

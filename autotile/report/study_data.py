@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from sqlalchemy import select
 
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Finite, Name, NonNegative, Text, convert
+from autotile.core.documents import Finite, Name, NonNegative, Text
 from autotile.core.frozen import cached_property, dataclass
-from autotile.core.model import OBJECTIVE, SAME_CODE, Config, Occupancy, Outcome, Problem, Trial, config_key
+from autotile.core.model import OBJECTIVE, SAME_CODE, Config, Outcome, Problem, Trial, config_key
 from autotile.core.objectives import TIME, non_dominated, objective_values
 from autotile.core.statistics import Interval, paired_ratio, ratio_of, widen_by_session_spread
-from autotile.database.ceiling_store import read_ceilings
-from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.rows import StoredTrial, parsed_rows, stored_trial
-from autotile.database.schema import TRIALS
-from autotile.database.studies import StoredRun, StudySummary
-from autotile.errors import DataError, InputError
-from autotile.exchange.recording import Recording
+from autotile.database.rows import StoredTrial
+from autotile.database.studies import StoredRun
+from autotile.errors import InputError
 from autotile.kernel.library import Kernel, is_path, load_kernel
 from autotile.kernel.workrate import Workrate
 from autotile.report.roofline import Bound, Roofline, roofline_of
@@ -470,106 +465,3 @@ def cost_ratio(winner: Trial, other: Trial) -> Interval | None:
     )
     scale = (other.cost / winner.cost) / times.value  # an objective of its own is proportional to the time
     return Interval(times.value * scale, times.low * scale, times.high * scale)
-
-
-def read_study(database: Database, study: StudySummary) -> StudyData:
-    """Read a study that `Database.studies` listed.
-
-    Raises
-    ------
-    DatabaseError
-        The database cannot be read.
-    """
-    return StudyReader(database, study).read()
-
-
-class StudyReader:
-    """Reads a study again and again, as a session adds trials to it; each trial is read once.
-
-    Parameters
-    ----------
-    database
-        An open database.
-    study
-        Study that `Database.studies` listed.
-    """
-
-    def __init__(self, database: Database, study: StudySummary) -> None:
-        self._database = database
-        self._study = study
-        self._trials: list[StoredTrial] = []
-        self._last = 0
-
-    def read(self) -> StudyData:
-        """Return the study with all trials that are stored now.
-
-        Raises
-        ------
-        DatabaseError
-            The database cannot be read.
-        """
-        study, database = self._study, self._database
-        newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > self._last)
-        with database.reading() as connection:
-            self._trials += parsed_rows(connection, newer.order_by(TRIALS.c.id), stored_trial)
-        self._last = max((one.trial_id for one in self._trials), default=0)
-        return StudyData(
-            key=study.key,
-            device=study.device,
-            location=database.location,
-            runs=tuple(map(run_data, database.runs(study.study_id))),
-            trials=tuple(one for one in self._trials if one.phase == "search"),
-            final_trials=tuple(one for one in self._trials if one.phase == "final"),
-            ceilings=ceilings_for(database, study.key.gpu_name),
-            study_id=study.study_id,
-        )
-
-
-def study_of_recording(recording: Recording, location: str) -> StudyData:
-    """Return a recording as a study: each configuration is a trial, in the order of the recording."""
-    header = recording.header
-    trials = tuple(
-        StoredTrial(row + 1, 0, 0, "search", None, header.created_at, _recorded_trial(recording, row))
-        for row in range(len(recording))
-    )
-    return StudyData(header.key, header.device, location, (), trials, (), valid=header.valid_configs)
-
-
-def _recorded_trial(recording: Recording, row: int) -> Trial:
-    found, device = recording.result(row), recording.header.device
-    occupancy = None
-    if device is not None and found.resources is not None:
-        warps = round(found.occupancy * device.max_warps_per_sm)
-        occupancy = Occupancy(found.blocks_per_sm, warps, found.occupancy, (), {})
-    return Trial(
-        config=recording.config(row),
-        outcome=found.outcome,
-        reason=found.reason,
-        stage=found.stage,
-        resources=found.resources,
-        occupancy=occupancy,
-        measurement=found.measurement,
-        seconds={"all": found.seconds},
-    )
-
-
-def run_data(run: StoredRun) -> RunData:
-    """Return a run with the parts of its settings and its summary that match their schemas."""
-    return RunData(run, _lenient(run.settings, RunSettings), _lenient(run.summary, RunSummary))
-
-
-def ceilings_for(database: Database, gpu_name: str) -> DeviceCeilings | None:
-    """Return the newest ceilings that were measured on a GPU of a name; None if none were."""
-    return next(iter(read_ceilings(database, gpu_name)), None)
-
-
-def _lenient(value: Mapping[str, Any], schema: Callable[..., Any]) -> Any:
-    """Parse a document field by field; a field that does not match has its default."""
-    found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(schema):  # type: ignore[arg-type]
-        if field.name in value:
-            try:
-                found[field.name] = convert(value[field.name], field.type)
-            except DataError:
-                continue
-    return schema(**found)
