@@ -1,0 +1,1 @@
+"""What people look at: pages, charts and comparisons of stored results."""
