@@ -1,1 +1,1 @@
-"""What people look at: pages, charts and comparisons of stored results."""
+"""Pages and charts of what a database holds; `autotile.report.study_data` reads, and needs no charting library."""
