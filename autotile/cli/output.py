@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 
 NOTHING_FOUND = 1
 BAD_INPUT = 2
+SLOWER = 3
+"""A candidate that is right, but slower than the winner; or a problem that is slower than in another database."""
 UNEXPECTED = 70
 """``EX_SOFTWARE`` of sysexits.h: an internal error."""
 INTERRUPTED = 130
