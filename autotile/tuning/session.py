@@ -19,8 +19,7 @@ from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import atomic_write
 from autotile.errors import ConfigError, InputError
 from autotile.kernel.library import Kernel
-from autotile.kernel.problem import check_memory
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate, check_memory
 from autotile.search.samplers import check_sampler
 from autotile.settings import Settings
 from autotile.space.limits import check_config
