@@ -143,6 +143,11 @@ if TYPE_CHECKING:
     from autotile.kernel.python_arguments import Scratch as Scratch
     from autotile.kernel.spec import Parameter as Parameter
     from autotile.kernel.workrate import Workrate as Workrate
+    from autotile.report.comparison import ComparedProblem as ComparedProblem
+    from autotile.report.comparison import Comparison as Comparison
+    from autotile.report.comparison import Difference as Difference
+    from autotile.report.comparison import UnmatchedStudy as UnmatchedStudy
+    from autotile.report.comparison import compare as compare
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
@@ -344,6 +349,13 @@ _NAMES = {
     "kernel.spec": ("Parameter",),
     "kernel.descriptors": ("TensorMap",),
     "kernel.workrate": ("Workrate",),
+    "report.comparison": (
+        "ComparedProblem",
+        "Comparison",
+        "Difference",
+        "UnmatchedStudy",
+        "compare",
+    ),
     "search.importance": ("Effect",),
     "serving.bound": ("BoundKernel",),
     "serving.capture": ("capture",),

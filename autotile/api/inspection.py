@@ -26,11 +26,19 @@ from autotile.api.targets import (
 )
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.model import Occupancy, Problem, Value
-from autotile.core.text import Displayed, bytes_text, device_text, occupancy_text, plural, sizes_text
+from autotile.core.text import (
+    Displayed,
+    bandwidth_text,
+    bytes_text,
+    device_text,
+    flops_text,
+    occupancy_text,
+    plural,
+    sizes_text,
+)
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.workrate import bandwidth_text, flops_text
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.space.enumeration import SpaceStage
 from autotile.space.search_space import feasible_space

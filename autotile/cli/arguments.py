@@ -102,6 +102,10 @@ LibraryOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output; all else goes to standard error.")
 ]
+CsvOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|-", help="Write every column as CSV; - for standard output.", show_default="no"),
+]
 DatabaseOption = Annotated[
     str | None,
     typer.Option(

@@ -196,5 +196,19 @@ MODELS = Table(
 )
 """One row for each operation, element type and GPU: its newest model of time."""
 
+CEILINGS = Table(
+    "ceilings",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("gpu_uuid", Text, nullable=False, unique=True),
+    Column("gpu_name", Text, nullable=False),
+    Column("compute_capability", Text, nullable=False),
+    Column("driver", Text, nullable=False),
+    Column("measured_at", Text, nullable=False),
+    _json("ceilings"),
+    _json("warnings"),
+)
+"""One row for each GPU: the newest measurement of its ceilings."""
+
 BEST = table("best", column("study_id"), column("trial_id"))
 """View of the best result of each study; its other columns are for people who open the database by hand."""

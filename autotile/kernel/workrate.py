@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, Value
-from autotile.core.text import NOTHING, percent_text
+from autotile.core.text import NOTHING, bandwidth_text, flops_text, percent_text
 from autotile.errors import SpecError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
@@ -70,17 +70,6 @@ class Workrate:
             percentage = f" ({percent_text(memory)} of bandwidth)" if memory else ""
             return bandwidth_text(bytes_per_s) + percentage
         return NOTHING
-
-
-def flops_text(flops_per_s: float) -> str:
-    """Format a compute rate: ``28.7 TFLOP/s``, ``812 GFLOP/s``."""
-    return f"{flops_per_s / 1e12:.3g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:.3g} GFLOP/s"
-
-
-def bandwidth_text(bytes_per_s: float) -> str:
-    """Format a memory bandwidth: ``4,276 GB/s``."""
-    gigabytes = bytes_per_s / 1e9
-    return f"{gigabytes:,.0f} GB/s" if gigabytes >= 100 else f"{gigabytes:.3g} GB/s"
 
 
 def _evaluate(expression: Expression | None, names: Mapping[str, Value]) -> int | None:
