@@ -198,6 +198,7 @@ def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Con
 
 
 def check_gpu(options: TuneOptions) -> None:
-    """Raise if the selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
-    if options.replay is None and options.device_index > 0:
-        check_device_index(options.device_index)
+    """Raise if a selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
+    for index in (options.device_index, *options.devices) if options.replay is None else ():
+        if index > 0:
+            check_device_index(index)
