@@ -51,14 +51,6 @@ def test_the_declared_revision_is_the_newest_migration() -> None:
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA_REVISION]
     assert [int(step.revision) for step in script.walk_revisions()] == [7, 6, 5, 4, 3, 2, 1]
-        "0007",
-        "0006",
-        "0005",
-        "0004",
-        "0003",
-        "0002",
-        "0001",
-    ]
 
 
 @pytest.mark.parametrize("readonly", [False, True])
