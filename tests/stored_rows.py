@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import autotile
+from autotile.core.ceilings import Ceiling, DeviceCeilings
 from autotile.core.device import device_profile
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial, config_key
 from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.ceiling_store import save_ceilings
 from autotile.database.database import Database
-from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
+from autotile.database.learned_store import FamilyState, FamilyStore, save_model
 from autotile.database.misses import study_times
-from autotile.database.model_store import save_model
 from autotile.errors import InputError
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
@@ -24,10 +26,27 @@ from autotile.kernel.library import load_kernel
 DEVICE = replace(device_profile("h200"), source="cuda")
 KERNEL = "sgemm_2d"
 SIZES = {"M": 512, "N": 512, "K": 512}
+GPU = "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+CEILINGS = DeviceCeilings(
+    gpu_uuid=GPU,
+    gpu_name=DEVICE.name,
+    compute_capability=DEVICE.compute_capability,
+    driver="13.0",
+    measured_at=datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
+    ceilings=(
+        Ceiling("dram_read", 4.2e12, 4.1e12, 4.3e12, "16 bytes a thread"),
+        Ceiling("dram_copy", 4.0e12, 3.9e12, 4.1e12, "16 bytes a thread", 1830.0),
+        Ceiling("fma_float32", 59e12, 58e12, 60e12, "FFMA", 1830.0),
+        Ceiling("tensor_tf32", 400e12, 390e12, 410e12, "wgmma m64n256k8", 1755.0),
+        Ceiling("launch_graph", 1.5, 1.4, 1.6, "empty kernel"),
+    ),
+    warnings=("2 other processes use the GPU",),
+)
+"""Ceilings of an H200, rounded."""
 
 
 def make_database(path: Path) -> Path:
-    """Make a database of three problems of a kernel, with runs, trials, finals, misses, families and a model."""
+    """Make a database of three problems of a kernel, with runs, trials, finals, misses, and all other kinds of rows."""
     kernel = load_kernel(KERNEL)
     configs = [{p.name: p.values[n % len(p.values)] for p in kernel.spec.parameters} for n in range(4)]
     configs.insert(0, dict(kernel.spec.default))
@@ -45,6 +64,7 @@ def make_database(path: Path) -> Path:
             database.end_run(run, {"trials": 5})
         database.record_miss(Problem(KERNEL, {**SIZES, "M": 700}, "float32"), DEVICE.name, "nearest", 7)
         database.record_miss(Problem(KERNEL, {**SIZES, "M": 900}, "float32"), DEVICE.name, "default")
+        save_ceilings(database, CEILINGS)
         save_model(database, "matmul", "float32", DEVICE, {"format": 1, "candidates": []})
         _add_families(database, replace(key, sizes={}), configs)
     return path

@@ -59,6 +59,17 @@ def percent_text(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+def flops_text(flops_per_s: float) -> str:
+    """Format a compute rate: ``28.7 TFLOP/s``, ``812 GFLOP/s``."""
+    return f"{flops_per_s / 1e12:.3g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:.3g} GFLOP/s"
+
+
+def bandwidth_text(bytes_per_s: float) -> str:
+    """Format a memory bandwidth: ``4,276 GB/s``."""
+    gigabytes = bytes_per_s / 1e9
+    return f"{gigabytes:,.0f} GB/s" if gigabytes >= 100 else f"{gigabytes:.3g} GB/s"
+
+
 def duration_text(seconds: float) -> str:
     """Format a wall time: ``3.7 ms``, ``54 ms``, ``6.67 s``, ``21.3 s``, ``2 min 05 s``, ``1 h 02 min``."""
     if seconds < 0.1:

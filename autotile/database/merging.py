@@ -12,13 +12,13 @@ from sqlalchemy import Connection, Select, Table, func, select, update
 from autotile.core.documents import canonical_json
 from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
+from autotile.database.ceiling_store import copy_ceilings, stored_ceilings
 from autotile.database.database import Database
-from autotile.database.family_store import check_family, replace_family
 from autotile.database.keys import TuningKey
+from autotile.database.learned_store import check_family, check_model, copy_model, replace_family
 from autotile.database.misses import stored_miss
-from autotile.database.model_store import check_model, copy_model
 from autotile.database.rows import Row, StoredTrial, insert_trial, parsed_rows, rows_of, stored_trial, trial_row
-from autotile.database.schema import FAMILIES, MISSES, MODELS, RUNS, STUDIES, TRIALS, insert_for, now_text
+from autotile.database.schema import CEILINGS, FAMILIES, MISSES, MODELS, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.studies import StoredBest, stored_run, stored_study
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
@@ -116,6 +116,8 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
         rules = sum(_copy_family(ours, row) for row in families)
         for row in _usable(theirs, select(MODELS), check_model):
             copy_model(ours, row)
+        for row in _usable(theirs, select(CEILINGS), stored_ceilings):
+            copy_ceilings(ours, row)
         for row in _usable(theirs, select(MISSES), stored_miss):
             _copy_miss(ours, row)
         return CopiedRows(studies, runs, trials, rules)

@@ -17,9 +17,9 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, select
 
 from autotile.core.documents import Format, decode_json, encode_json, read_regular
-from autotile.database.family_store import check_family
+from autotile.database.ceiling_store import stored_ceilings
+from autotile.database.learned_store import check_family, check_model
 from autotile.database.misses import stored_miss
-from autotile.database.model_store import check_model
 from autotile.database.paths import atomic_write
 from autotile.database.rows import BadRow, BadRowError, Row, rows_of, stored_trial
 from autotile.database.schema import METADATA, RUNS, TRIALS
@@ -41,6 +41,7 @@ _PARSERS: Mapping[str, Callable[[Row], object]] = {
     "misses": stored_miss,
     "families": check_family,
     "models": check_model,
+    "ceilings": stored_ceilings,
 }
 """Function that parses a row of each table; parents before the tables that refer to them."""
 
@@ -63,7 +64,7 @@ class _Cell(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class _StoredRow(msgspec.Struct):
-    table: Literal["studies", "runs", "trials", "misses", "families", "models"]
+    table: Literal["studies", "runs", "trials", "misses", "families", "models", "ceilings"]
     columns: dict[str, int | float | str | _Cell | None]
     reason: str = ""
 

@@ -6,7 +6,7 @@ Limits: ``cuTensorMapEncodeTiled`` in the CUDA driver API reference, for maps wi
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
@@ -214,14 +214,9 @@ class TensorMapArgument(ArgumentKind):
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ tensor_map = "A", box = [...], swizzle_bytes = ..., ... }``."""
         table.allow(("tensor_map", "box", "element_strides", "swizzle_bytes", "l2_promotion_bytes"))
-        target = table.text("tensor_map")
-        if target not in scope.buffers:
-            hint = f"{nearest(target, scope.buffers)} (buffers: {listing(scope.buffers)})"
-            raise table.error("tensor_map", f"{describe(target)} names no buffer{hint}")
-        buffer = scope.buffers[target]
-        rank = len(buffer.shape)
-        chosen = (scope.problem.dtypes if one == PROBLEM_DTYPE else (one,) for one in buffer.dtype.names)
-        for dtype in chain.from_iterable(chosen):
+        buffer = _named_buffer(table, "tensor_map", scope)
+        target, rank = buffer.name, len(buffer.shape)
+        for dtype in _element_types(buffer, scope):
             if DTYPES[dtype].components or DTYPES[dtype].is_complex:
                 hint = "declare the buffer with the type of the parts and one more axis"
                 raise table.error("tensor_map", f"a tensor map cannot describe {target} of type {dtype}; {hint}")
@@ -367,14 +362,9 @@ class TextureArgument(ArgumentKind):
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ texture = "image", filter = "linear", address = "clamp", ... }``."""
         table.allow(("texture", "filter", "address", "read", "normalized"))
-        target = table.text("texture")
-        if target not in scope.buffers:
-            hint = f"{nearest(target, scope.buffers)} (buffers: {listing(scope.buffers)})"
-            raise table.error("texture", f"{describe(target)} names no buffer{hint}")
-        buffer = scope.buffers[target]
         texture = cls(
             name,
-            buffer,
+            _named_buffer(table, "texture", scope),
             _choice(table, "filter", get_args(Filter)),
             _choice(table, "address", get_args(AddressMode)),
             _choice(table, "read", get_args(ReadMode)),
@@ -390,16 +380,15 @@ class TextureArgument(ArgumentKind):
             raise table.error("texture", f"{target} has {axes} axes; a texture of device memory has 1 or {MAX_AXES}")
         if self.buffer.is_written:
             raise table.error("texture", f'textures are read only; the access of {target} must be "in"')
-        for one in self.buffer.dtype.names:
-            for name in scope.problem.dtypes if one == PROBLEM_DTYPE else (one,):
-                dtype = DTYPES[name]
-                if dtype.component.name not in _COMPONENTS or dtype.components not in _COMPONENT_COUNTS:
-                    hint = f"expected {listing(_COMPONENTS)}, or vectors of 2 or 4 of them"
-                    raise table.error("texture", f"{target} is {name}, which textures do not hold; {hint}")
-                if self.read == "normalized_float" and dtype.component.name not in _NORMALIZABLE:
-                    raise table.error("read", f"only integers of 8 and 16 bits are read as fractions, not {name}")
-                if self.filter == "linear" and self.read == "element" and dtype.is_integer:
-                    raise table.error("filter", f'{name} is filtered only with read = "normalized_float"')
+        for name in _element_types(self.buffer, scope):
+            dtype = DTYPES[name]
+            if dtype.component.name not in _COMPONENTS or dtype.components not in _COMPONENT_COUNTS:
+                hint = f"expected {listing(_COMPONENTS)}, or vectors of 2 or 4 of them"
+                raise table.error("texture", f"{target} is {name}, which textures do not hold; {hint}")
+            if self.read == "normalized_float" and dtype.component.name not in _NORMALIZABLE:
+                raise table.error("read", f"only integers of 8 and 16 bits are read as fractions, not {name}")
+            if self.filter == "linear" and self.read == "element" and dtype.is_integer:
+                raise table.error("filter", f'{name} is filtered only with read = "normalized_float"')
         if axes == 1 and (self.filter == "linear" or self.is_normalized or self.address not in ("clamp", "border")):
             hint = "a texture of one axis is read with tex1Dfetch, without filter, address and normalized"
             raise table.error("texture", f"{hint}; declare {target} with two axes, [1, n]")
@@ -457,3 +446,17 @@ def _choice(table: Table, name: str, known: tuple[Any, ...]) -> Any:
     if text not in known:
         raise table.error(name, f"{describe(text)} is not accepted{nearest(text, known)} (known: {listing(known)})")
     return text
+
+
+def _named_buffer(table: Table, entry: str, scope: ArgumentScope) -> BufferArgument:
+    """Return the buffer that an entry names."""
+    target = table.text(entry)
+    if target not in scope.buffers:
+        hint = f"{nearest(target, scope.buffers)} (buffers: {listing(scope.buffers)})"
+        raise table.error(entry, f"{describe(target)} names no buffer{hint}")
+    return scope.buffers[target]
+
+
+def _element_types(buffer: BufferArgument, scope: ArgumentScope) -> Iterator[str]:
+    """Return the names of all types that the buffer's elements can have."""
+    return chain.from_iterable(scope.problem.dtypes if one == PROBLEM_DTYPE else (one,) for one in buffer.dtype.names)

@@ -387,6 +387,7 @@ class Dispatcher:
         emulate: bool = True,
         library: bool = True,
         numerics: Numerics | None = None,
+        race: bool = False,
         database: str | Path | None = None,
         stream: Any = None,
     ) -> Any:
@@ -404,6 +405,7 @@ class Dispatcher:
             emulate=emulate,
             library=library,
             numerics=numerics,
+            race=race,
             database=database,
             stream=stream,
         )

@@ -202,6 +202,7 @@ def best_matmul(
     database: str | Path | None = None,
     library: bool = True,
     numerics: Numerics | None = None,
+    race: bool = False,
     dispatcher: Dispatcher = default_dispatcher,
 ) -> BoundKernel:
     """Return what is served for a product: a kernel, or a library; see `autotile.serving.operations`.
@@ -210,7 +211,7 @@ def best_matmul(
     ----------
     product
         The product.
-    device, database, library, numerics
+    device, database, library, numerics, race
         As for `get_best_kernel`.
     dispatcher
         Dispatcher that it is taken from.
@@ -221,7 +222,14 @@ def best_matmul(
         No kernel computes such a product on the device.
     """
     return dispatcher.serve_operation(
-        OPERATION, product.sizes, product.dtype, device=device, database=database, library=library, numerics=numerics
+        OPERATION,
+        product.sizes,
+        product.dtype,
+        device=device,
+        database=database,
+        library=library,
+        numerics=numerics,
+        race=race,
     )
 
 
@@ -236,6 +244,7 @@ def matmul(
     emulate: bool = True,
     library: bool = True,
     numerics: Numerics | None = None,
+    race: bool = False,
     database: str | Path | None = None,
     stream: Any = None,
 ) -> Any:
@@ -296,6 +305,7 @@ def matmul(
         emulate=emulate,
         library=library,
         numerics=numerics,
+        race=race,
         database=database,
         stream=stream,
     )
@@ -313,6 +323,7 @@ def multiply(
     emulate: bool,
     library: bool,
     numerics: Numerics | None,
+    race: bool,
     database: str | Path | None,
     stream: Any,
 ) -> Any:
@@ -324,6 +335,7 @@ def multiply(
         "emulate": emulate,
         "library": library,
         "numerics": numerics,
+        "race": race,
         "database": database,
     }
     if stream is not None:
@@ -360,12 +372,13 @@ def _kernel(
     emulate: bool,
     library: bool,
     numerics: Numerics | None,
+    race: bool,
     database: str | Path | None,
 ) -> BoundKernel:
     """Return the kernel for arrays, chosen once for arrays of one kind."""
     x, y, _ = arrays
     aligned, device = are_aligned(*arrays), device_index(x)
-    flags = aligned, deterministic, emulate, library, numerics
+    flags = aligned, deterministic, emulate, library, numerics, race
     key = (x.shape, y.shape, types, left.transpose, right.transpose, device, flags, database)
     kernel = dispatcher.matmul_kernels.get(key) or dispatcher.matmul_kernels.recall(key)
     if kernel is None:
@@ -387,7 +400,13 @@ def _kernel(
             emulate=emulate,
         )
         found = best_matmul(
-            product, device=device, database=database, library=library, numerics=numerics, dispatcher=dispatcher
+            product,
+            device=device,
+            database=database,
+            library=library,
+            numerics=numerics,
+            race=race,
+            dispatcher=dispatcher,
         )
         kernel = dispatcher.matmul_kernels.keep(key, found)
     return kernel

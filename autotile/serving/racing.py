@@ -337,9 +337,8 @@ def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> N
     """
     from autotile.database.database import Database
 
-    by_key: dict[TuningKey, list[Raced]] = {}
+    by_key: dict[str, tuple[TuningKey, list[Raced]]] = {}
     version = nvrtc_version()
-    keys: dict[str, TuningKey] = {}
     for one in raced:
         kernel = one.kernel
         if isinstance(kernel, BoundLibrary):
@@ -348,9 +347,9 @@ def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> N
             )
         else:
             key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=version, l2_mode="cold")
-        by_key.setdefault(keys.setdefault(key.digest, key), []).append(one)
+        by_key.setdefault(key.digest, (key, []))[1].append(one)
     with Database.open(location) as database:
-        for key, ranked in by_key.items():
+        for key, ranked in by_key.values():
             device = ranked[0].kernel.device
             run = database.start_run(study := database.study(key, device), sampler="race", driver=device.driver or "")
             for rank, one in enumerate(ranked, 1):

@@ -23,8 +23,7 @@ from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
-from autotile.space.demand import CLIP, Demand, LaunchDemand, demand_of
-from autotile.space.occupancy import occupancy
+from autotile.space.occupancy import CLIP, Demand, LaunchDemand, demand_of, occupancy
 
 _MAX_CLUSTER_BLOCKS = 8
 """Portable maximum of blocks per cluster: CUDA C++ Programming Guide, thread block clusters."""

@@ -130,25 +130,29 @@ def retime(kernel: Kernel, tuned: TunedProblem, served: Config, options: TuneOpt
     """
     database = database_location(options.database)
     candidates = _candidates(tuned, served, database)
+    result, fault = _measure(kernel, tuned.problem, candidates, replace(options, fresh=True))
+    return Retimed(result, fault, _refuse_failed(tuned, candidates, database))
+
+
+def _measure(
+    kernel: Kernel, problem: Problem, candidates: Sequence[Config], options: TuneOptions
+) -> tuple[TuneResult | None, str]:
+    """Run one session of all candidates and the default, each in the finals; return its result, or why all failed."""
     chosen = replace(
         options,
         sampler=BRUTE_FORCE,
         trials=None,
         budget_s=None,
         until=None,
-        fresh=True,
         transfer=False,
         only=(*candidates, dict(kernel.spec.default)),
         finals=len(candidates) + 1,
         discard=False,
     )
-    result: TuneResult | None = None
-    fault = ""
     try:
-        result = session.tune(kernel, tuned.problem, read_settings(), chosen)
+        return session.tune(kernel, problem, read_settings(), chosen), ""
     except InputError as error:  # every configuration fails for the same reason
-        fault = str(error)
-    return Retimed(result, fault, _refuse_failed(tuned, candidates, database))
+        return None, str(error)
 
 
 def _candidates(tuned: TunedProblem, served: Config, database: str | Path) -> list[Config]:
@@ -264,24 +268,8 @@ def check_served(kernel: Kernel, problem: Problem, config: Config, options: Tune
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
-    chosen = replace(
-        options,
-        sampler=BRUTE_FORCE,
-        trials=None,
-        budget_s=None,
-        until=None,
-        transfer=False,
-        only=(config, dict(kernel.spec.default)),
-        finals=2,
-        discard=False,
-    )
-    result: TuneResult | None = None
-    fault = ""
     with _empty_database() as scratch:
-        try:
-            result = session.tune(kernel, problem, read_settings(), replace(chosen, database=str(scratch)))
-        except InputError as error:  # every configuration fails for the same reason
-            fault = str(error)
+        result, fault = _measure(kernel, problem, [config], replace(options, database=str(scratch)))
         if result is not None and result.interrupted:
             return ServedCheck(None, result, "interrupted")
         with Database.open(scratch) as database:

@@ -1,10 +1,14 @@
 """cuBLAS by ctypes: which product is asked for, without a GPU; the results on one."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from autotile.cuda import cublas
+from autotile.cuda.compiler import CompileJob, parameter_bytes
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.cublas import Gemm, Layout, cublas_version
 
 
@@ -68,3 +72,49 @@ def test_float32_is_not_computed_in_tf32() -> None:
     gemm(cupy.cuda.get_current_stream().ptr, (a.data.ptr, b.data.ptr, c.data.ptr))
     exact = 256 * (1 + 2.0**-12) ** 2  # TF32 would round the factors to 1
     assert float(abs(c - exact).max()) / exact < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_rounding_kernel_compiles(tmp_path: Path, dtype: str) -> None:
+    source = (Path(cublas.__file__).with_name("rounding.cu")).read_text(encoding="utf-8")
+    options = (f"-DDTYPE_IS_BFLOAT16={int(dtype == 'bfloat16')}",)
+    job = CompileJob(source, source, "rounding.cu", "round_sums", "sm_90", options)
+    cubin = CubinCache(tmp_path, 1 << 20).get_or_compile(job)
+    assert cubin.resources.spill_store_bytes == 0
+    assert parameter_bytes(cubin.path.read_bytes(), "round_sums") == (8, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (Layout(653, 1095, 6711, 1, True, True, "bfloat16", "bfloat16"), True),
+        (Layout(653, 1095, 6711, 1, True, True, "bfloat16", "float32"), False),
+        (Layout(653, 1095, 6711, 1, True, True, "float32", "float32"), False),
+        (Layout(656, 1096, 6712, 1, True, True, "bfloat16", "bfloat16"), False),
+        (Layout(65, 109, 6711, 1, True, True, "float16", "float16"), False),
+        (Layout(1653, 2095, 1001, 1, False, False, "float16", "float16"), False),
+        (Layout(16001, 16001, 2001, 1, False, False, "float16", "float16"), False),
+    ],
+)
+def test_which_products_are_rounded_afterwards(layout: Layout, expected: bool) -> None:
+    assert layout.rounds_afterwards is expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [(1031, 1033), (1032, 1030)])
+def test_products_that_are_rounded_afterwards(m: int, n: int) -> None:
+    import cupy
+
+    k = 3001
+    layout = Layout(m, n, k, 1, False, False, "float16", "float16")
+    assert layout.rounds_afterwards
+    generator = cupy.random.default_rng(0)
+    a, b = (generator.standard_normal(shape).astype("float16") for shape in ((m, k), (k, n)))
+    c, gemm, stream = cupy.ones((m, n), "float16"), Gemm(layout, 0), cupy.cuda.get_current_stream()
+    addresses = a.data.ptr, b.data.ptr, c.data.ptr
+    expected = a.astype("float64") @ b.astype("float64")
+    gemm(stream.ptr, addresses)
+    assert bool((c == expected.astype("float16")).mean() > 0.99)  # rounded once; sums in fp32 decide ties
+    before = c.astype("float64")
+    gemm(stream.ptr, addresses, 1.0, 1.0)
+    assert cupy.allclose(c, before + expected, rtol=2e-3, atol=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import shutil
 import sqlite3
 import warnings
@@ -21,6 +22,7 @@ from stored_rows import KERNEL, SIZES, make_database, sweep
 import autotile
 from autotile.database.database import Database
 from autotile.database.fast_access import read_winners_fast
+from autotile.database.migrations import versions
 from autotile.database.quarantine import _PARSERS
 from autotile.database.rows import BadRowError, rows_of
 from autotile.database.schema import METADATA
@@ -206,8 +208,9 @@ def test_a_changed_structure_is_refused(path: Path, statements: list[str], messa
 
 def test_the_views_are_those_of_the_migrations() -> None:
     text, digests = "", {}
-    for name in ("0001_first_tables", "0002_refused", "0003_families", "0004_order_of_recording", "0005_models"):
-        module = importlib.import_module(f"autotile.database.migrations.versions.v{name}")
+    names = [module.name for module in pkgutil.iter_modules(versions.__path__)]
+    for name in sorted(names):
+        module = importlib.import_module(f"{versions.__name__}.{name}")
         text = getattr(module, "BEST_VIEW", text)
         digests[module.revision] = view_digest(text)
     assert digests == VIEW_DIGESTS

@@ -1,5 +1,6 @@
 from autotile.core.device import device_profile
-from autotile.kernel.workrate import Workrate, bandwidth_text, flops_text
+from autotile.core.text import bandwidth_text, flops_text
+from autotile.kernel.problem import Workrate
 
 
 def test_rates():

@@ -1,0 +1,238 @@
+"""Ceilings of a GPU: the highest rates of its memories and arithmetic units that were measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from autotile.core.device import Capability, DeviceProperties
+from autotile.core.documents import Moment, Name, Text
+from autotile.core.text import NOTHING, Displayed, bandwidth_text, flops_text, moment_text, percent_text
+from autotile.errors import DataError
+
+Unit = Literal["B/s", "FLOP/s", "us"]
+Rate = Annotated[float, msgspec.Meta(gt=0.0, le=1e18)]
+Uuid = Annotated[str, msgspec.Meta(pattern=r"\A((GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z")]
+"""UUID of a GPU as NVML and ``nvidia-smi -L`` write it; empty for a model of GPU."""
+
+CEILINGS: dict[str, tuple[str, Unit]] = {
+    "dram_read": ("DRAM, read", "B/s"),
+    "dram_copy": ("DRAM, copy", "B/s"),
+    "l2_read": ("L2 cache, read", "B/s"),
+    "l2_copy": ("L2 cache, copy", "B/s"),
+    "fma_float32": ("fp32 FMA", "FLOP/s"),
+    "fma_float64": ("fp64 FMA", "FLOP/s"),
+    "fma_float16": ("fp16 FMA", "FLOP/s"),
+    "tensor_float16": ("fp16 tensor cores", "FLOP/s"),
+    "tensor_bfloat16": ("bf16 tensor cores", "FLOP/s"),
+    "tensor_tf32": ("tf32 tensor cores", "FLOP/s"),
+    "tensor_float8_e4m3fn": ("fp8 tensor cores", "FLOP/s"),
+    "tensor_float64": ("fp64 tensor cores", "FLOP/s"),
+    "launch_graph": ("empty kernel in a graph", "us"),
+    "launch_host": ("launch from the host", "us"),
+}
+"""Label and unit of each ceiling. A copy counts the bytes that it reads and those that it writes."""
+
+_ROOFS = {
+    "float64": ("tensor_float64", "fma_float64"),
+    "complex128": ("fma_float64",),
+    "float32": ("tensor_tf32", "fma_float32"),
+    "complex64": ("fma_float32",),
+    "float16": ("tensor_float16", "fma_float16", "fma_float32"),
+    "bfloat16": ("tensor_bfloat16", "fma_float32"),
+    "float8_e4m3fn": ("tensor_float8_e4m3fn", "fma_float32"),
+    "float8_e5m2": ("tensor_float8_e4m3fn", "fma_float32"),
+}
+"""Ceilings of the arithmetic of each element type. Both 8-bit floats have the same rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """A rate, or the time of an empty launch, with its 95 % interval."""
+
+    name: Name
+    """One of `CEILINGS`."""
+    value: Rate
+    """Median, in `unit`."""
+    low: Rate
+    high: Rate
+    """95 % interval of the median."""
+    method: Name
+    """Instruction or access that reached it, such as ``"wgmma m64n256k16"``."""
+    clock_mhz: Rate | None = None
+    """Mean SM clock during a launch, counted on the device; None where it is not."""
+
+    @property
+    def label(self) -> str:
+        """Name for people: ``"DRAM, copy"``."""
+        return CEILINGS[self.name][0] if self.name in CEILINGS else self.name
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of the value: bytes or floating-point operations per second, or microseconds."""
+        return CEILINGS[self.name][1] if self.name in CEILINGS else "FLOP/s"
+
+    @property
+    def text(self) -> str:
+        """The value with its unit: ``"4,276 GB/s"``, ``"59.2 TFLOP/s"``, ``"2.31 us"``."""
+        return _text(self.value, self.unit)
+
+    @property
+    def interval_text(self) -> str:
+        """The interval with its unit: ``"4,270 to 4,281 GB/s"``."""
+        low, high = (_text(value, self.unit) for value in (self.low, self.high))
+        number, _, unit = low.partition(" ")
+        return f"{number} to {high}" if high.endswith(unit) else f"{low} to {high}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceCeilings(Displayed):
+    """Ceilings of one GPU, from one measurement.
+
+    Attributes
+    ----------
+    gpu_uuid, gpu_name, compute_capability
+        The GPU, and its model.
+    driver
+        CUDA version that the driver supports.
+    measured_at
+        Time of the measurement; None for figures of a datasheet.
+    ceilings
+        Those that the GPU has, in the order of `CEILINGS`.
+    warnings
+        What may have lowered them, one line each, such as another process on the GPU.
+    source
+        ``datasheet`` for what `datasheet_ceilings` computes.
+    """
+
+    gpu_uuid: Uuid
+    gpu_name: Name
+    compute_capability: Capability
+    driver: Name
+    measured_at: Moment | None
+    ceilings: tuple[Ceiling, ...]
+    warnings: tuple[Text, ...] = ()
+    source: Literal["measured", "datasheet"] = "measured"
+
+    def find(self, name: str) -> Ceiling | None:
+        """Return the ceiling of a name of `CEILINGS`; None if the GPU has none."""
+        return next((ceiling for ceiling in self.ceilings if ceiling.name == name), None)
+
+    @property
+    def memory(self) -> Ceiling | None:
+        """The highest rate of DRAM: the slope of a roofline; None if it was not measured."""
+        return self._highest("dram_read", "dram_copy")
+
+    @property
+    def l2(self) -> Ceiling | None:
+        """The highest rate of the L2 cache; None if it was not measured."""
+        return self._highest("l2_read", "l2_copy")
+
+    def compute(self, dtype: str) -> tuple[Ceiling, ...]:
+        """Return the roofs of kernels of an element type, the highest first; empty for integers.
+
+        Kernels of float32 have two: one of tf32 tensor cores, which few of them use, and one of FMA.
+        """
+        names = _ROOFS.get(dtype, ())
+        found = [ceiling for ceiling in self.ceilings if ceiling.name in names]
+        return tuple(sorted(found, key=lambda ceiling: -ceiling.value))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values, with the unit of each ceiling."""
+        ceilings = [{**msgspec.to_builtins(one), "unit": one.unit} for one in self.ceilings]
+        return {**msgspec.to_builtins(self), "ceilings": ceilings}
+
+    def _highest(self, *names: str) -> Ceiling | None:
+        found = [ceiling for ceiling in self.ceilings if ceiling.name in names]
+        return max(found, key=lambda ceiling: ceiling.value, default=None)
+
+    @property
+    def headline(self) -> str:
+        """The GPU, and when it was measured."""
+        if self.source == "datasheet":
+            return f"{self.gpu_name}, by its datasheet"
+        return f"{self.gpu_name} ({self.gpu_uuid}), measured {moment_text(self.measured_at)}"
+
+    def _headline(self) -> str:
+        return self.headline
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        return [("warning", warning) for warning in self.warnings]
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        return CEILING_HEADINGS, [ceiling_row(ceiling) for ceiling in self.ceilings]
+
+
+CEILING_HEADINGS = ("ceiling", "value", "95 % interval", "clock", "method")
+"""Column headings of `ceiling_row`."""
+
+
+def ceiling_row(ceiling: Ceiling) -> tuple[str, ...]:
+    """Format a ceiling, one text for each of `CEILING_HEADINGS`."""
+    clock = f"{ceiling.clock_mhz:,.0f} MHz" if ceiling.clock_mhz else NOTHING
+    return ceiling.label, ceiling.text, ceiling.interval_text, clock, ceiling.method
+
+
+def check_ceilings(measured: DeviceCeilings) -> None:
+    """Raise unless the GPU and the time are known, and each ceiling is known, there once, and inside its interval.
+
+    Raises
+    ------
+    DataError
+        The message names the ceiling.
+    """
+    if not measured.gpu_uuid or measured.measured_at is None:
+        raise DataError("a measurement has the UUID of its GPU, and a time", field="gpu_uuid")
+    names = [ceiling.name for ceiling in measured.ceilings]
+    for ceiling in measured.ceilings:
+        if ceiling.name not in CEILINGS or names.count(ceiling.name) > 1:
+            raise DataError(f"{ceiling.name!r:.80} is not a ceiling, or is there twice", field="ceilings")
+        if not ceiling.low <= ceiling.value <= ceiling.high:
+            raise DataError(f"the value of {ceiling.name} is outside its interval", field="ceilings")
+
+
+def datasheet_ceilings(device: DeviceProperties) -> DeviceCeilings:
+    """Return the rate of the memory and of fp32 FMA by the figures of a device, which no kernel reaches."""
+    rates = {
+        "dram_copy": (device.memory_bandwidth_bytes_per_s, "clock and bus width"),
+        "fma_float32": (device.peak_fp32_flops_per_s, "maximum clock"),
+    }
+    ceilings = tuple(Ceiling(name, rate, rate, rate, method) for name, (rate, method) in rates.items() if rate)
+    return DeviceCeilings("", device.name, device.compute_capability, device.driver, None, ceilings, source="datasheet")
+
+
+_WIDE = 0.05
+"""Half width of an interval, relative to the value, above which a ceiling is doubtful: ten times the target of a
+measurement."""
+_EXCESS = 1.02
+"""Factor of a rate above what the clock and the units allow, for the resolution of the clocks."""
+
+
+def imprecise(measured: DeviceCeilings) -> tuple[str, ...]:
+    """Return a warning for each rate whose interval is wide."""
+    shares = [(one, (one.high - one.low) / (2 * one.value)) for one in measured.ceilings if one.unit != "us"]
+    return tuple(
+        f"{one.label}: the 95 % interval is {percent_text(share)} of the value to either side; is the GPU in use?"
+        for one, share in shares
+        if share > _WIDE
+    )
+
+
+def impossible(measured: DeviceCeilings, device: DeviceProperties) -> tuple[str, ...]:
+    """Return one line for each rate that is above what the units of the GPU can do at its clock."""
+    found = []
+    fma = measured.find("fma_float32")
+    lanes = device.sm_count * device.fp32_lanes_per_sm
+    if fma and fma.clock_mhz and fma.value > _EXCESS * 2e6 * lanes * fma.clock_mhz:
+        found.append(f"{fma.label}: {fma.text} is more than {lanes:,} units do at {fma.clock_mhz:,.0f} MHz")
+    memory, limit = measured.memory, device.memory_bandwidth_bytes_per_s
+    if memory and limit and memory.value > _EXCESS * limit:
+        found.append(f"{memory.label}: {memory.text} is more than the {bandwidth_text(limit)} of its clock and bus")
+    return tuple(found)
+
+
+def _text(value: float, unit: Unit) -> str:
+    return f"{value:.3g} us" if unit == "us" else bandwidth_text(value) if unit == "B/s" else flops_text(value)
