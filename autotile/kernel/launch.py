@@ -65,6 +65,13 @@ class StepLaunch:
     """Blocks of a cluster in x, y, z; None if the step declares none."""
     is_cooperative: bool = False
     """Whether all blocks must be resident at once."""
+    is_main: bool = False
+    """Whether the step is declared to be the main one."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of all blocks."""
+        return self.geometry.blocks * self.geometry.threads
 
 
 @dataclass(frozen=True)
@@ -107,8 +114,8 @@ class LaunchPlan:
 
     @cached_property
     def main(self) -> StepLaunch:
-        """The launch with the most threads, the first of equals: the one that a table shows."""
-        return max(self.launches, key=lambda launch: launch.geometry.blocks * launch.geometry.threads)
+        """The launch that a table shows: of the main step, or else that with the most threads, the first of equals."""
+        return max(self.launches, key=lambda launch: (launch.is_main, launch.threads))
 
     @cached_property
     def steps(self) -> Mapping[int, StepLaunch]:
@@ -156,6 +163,7 @@ def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memor
         scalars,
         _dimensions(step.launch.cluster, names) if step.launch.cluster else None,
         step.launch.is_cooperative,
+        step.is_main,
     )
 
 

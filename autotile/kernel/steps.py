@@ -17,7 +17,7 @@ MAX_STEPS = 64
 """Maximum number of steps in a file."""
 
 _LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers", "cooperative")
-_STEP = ("entry", "arguments", "when", "times", "swap", *_LAUNCH)
+_STEP = ("entry", "arguments", "when", "times", "swap", "main", *_LAUNCH)
 
 
 def has_steps(document: Table) -> bool:
@@ -74,6 +74,8 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
             raise table.error(name, "the file has [[steps]], of which each has its own; remove this one")
     tables = document.tables("steps", max_length=MAX_STEPS)
     steps = tuple(_step(table, passed, kinds, launch_kinds(document, kinds)) for table in tables)
+    if sum(step.is_main for step in steps) > 1:
+        raise document.error("steps", "several steps have main = true; expected one at most")
     taken = {name for step in steps for name in step.arguments}
     for name in passed:
         if name not in taken:
@@ -93,6 +95,7 @@ def _step(
         when=table.expression("when", kinds, "boolean") if "when" in table.data else None,
         times=table.optional_expression("times", kinds),
         swap=_swap(table, passed) if "swap" in table.data else (),
+        is_main=table.boolean("main", default=False),
     )
 
 
