@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from autotile.core.model import Problem, config_text
 from autotile.core.text import (
@@ -22,6 +23,9 @@ from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary
 from autotile.database.winners import StoredRule
 from autotile.exchange.recording import RecordingFile
+
+if TYPE_CHECKING:
+    from autotile.exchange.column_table import ColumnTable
 
 
 def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
@@ -132,6 +136,12 @@ class TrialList(Displayed):
     """Trials of a kernel: the fastest first, then those without a time in the order in which they were tried."""
 
     trials: tuple[StudyTrial, ...]
+
+    def columns(self) -> ColumnTable:
+        """Return the trials as typed columns, which can be written as CSV and Parquet."""
+        from autotile.exchange.column_table import trial_table
+
+        return trial_table((entry.key, entry.stored) for entry in self.trials)
 
     def _headline(self) -> str:
         counted = counted_text((entry.key for entry in self.trials), "trial", "trials")

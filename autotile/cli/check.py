@@ -10,16 +10,13 @@ import typer
 from rich.console import Group, RenderableType
 
 from autotile.cli.arguments import DatabaseOption, DtypeOption, GpuOption, JsonOption, L2Option, SizesArgument
-from autotile.cli.output import NOTHING_FOUND, examples, notice, show
+from autotile.cli.output import NOTHING_FOUND, SLOWER, examples, notice, show
 from autotile.cli.tables import below, facts, title
 from autotile.core.model import Outcome, Trial, config_text
 from autotile.core.text import device_text, interval_text, time_text
 
 if TYPE_CHECKING:
     from autotile.api.judging import CandidateCheck
-
-SLOWER = 3
-"""Exit code for a candidate that is right, but slower than the winner."""
 
 
 def check(

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from textwrap import wrap
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
 from rich.console import Console, RenderableType
@@ -15,14 +15,19 @@ from rich.text import Text
 
 from autotile.cli.tables import Trimmed
 from autotile.core.documents import encode_json
-from autotile.core.text import shown_text
+from autotile.core.text import plural, shown_text
 from autotile.database.paths import masked_message
-from autotile.errors import AutotileError, DataWarning
+from autotile.errors import AutotileError, DataWarning, InputError
+
+if TYPE_CHECKING:
+    from autotile.exchange.column_table import ColumnTable
 
 Result = TypeVar("Result")
 
 NOTHING_FOUND = 1
 BAD_INPUT = 2
+SLOWER = 3
+"""A candidate that is right, but slower than the winner; or a problem that is slower than in another database."""
 UNEXPECTED = 70
 """``EX_SOFTWARE`` of sysexits.h: an internal error."""
 INTERRUPTED = 130
@@ -87,6 +92,62 @@ def print_json(document: Any) -> None:
     text = encode_json(document, indent=2)
     with _answering():
         print(text, flush=True)
+
+
+STANDARD_OUTPUT = "-"
+"""Name of a file that stands for standard output."""
+
+
+def refuse_two_answers(csv: str | None, *, as_json: bool) -> None:
+    """Raise if both CSV and JSON are to be written to standard output."""
+    if as_json and csv == STANDARD_OUTPUT:
+        raise InputError("--csv - and --json both write to standard output; give --csv a file, or leave one out")
+
+
+def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: bool = False) -> None:
+    """Write a table to a file as CSV or Parquet, with a remark that says so, or as CSV to standard output.
+
+    Parameters
+    ----------
+    file
+        Path of the file, or `STANDARD_OUTPUT`, which is no place for Parquet.
+    columns
+        The table.
+    row
+        Word for one of its rows.
+    as_parquet
+        Whether to write Parquet.
+
+    Raises
+    ------
+    InputError
+        The path is none of a file.
+    ToolchainError
+        pyarrow is not installed.
+    OSError
+        The file cannot be written.
+    """
+    from io import TextIOWrapper
+
+    from autotile.api.targets import output_file
+    from autotile.database.paths import atomic_write
+
+    if file == STANDARD_OUTPUT:
+        if as_parquet:
+            raise InputError("Parquet is not written to standard output; name a file")
+        with _answering():
+            columns.write_csv(sys.stdout)
+            sys.stdout.flush()
+        return
+    path = output_file(file)
+    with atomic_write(path) as stream:
+        if as_parquet:
+            columns.write_parquet(stream)
+        else:
+            text = TextIOWrapper(stream, "utf-8", newline="", write_through=True)
+            columns.write_csv(text)
+            text.detach()
+    notice(f"wrote {plural(len(columns), row)} to {path}")
 
 
 def notice(text: str) -> None:

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autotile.cli.arguments import (
+    CsvOption,
     DatabaseOption,
     DtypeOption,
     JsonOption,
@@ -17,7 +18,7 @@ from autotile.cli.arguments import (
     SizesArgument,
     complete_outcome,
 )
-from autotile.cli.output import examples, show
+from autotile.cli.output import examples, print_json, refuse_two_answers, show, write_table_file
 from autotile.cli.tables import RIGHT, Listing, study_columns, study_document
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, interval_text, percent_text, time_text
@@ -45,19 +46,38 @@ def trials(
         int | None,
         typer.Option(metavar="N", min=1, help="Maximum number of trials, fastest first.", show_default="all"),
     ] = None,
+    csv: CsvOption = None,
+    parquet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write every column of the trials as Parquet; needs the extra autotile[parquet].",
+            show_default="no",
+        ),
+    ] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the stored trials of a kernel, fastest first.
+    """Show the stored trials of a kernel, fastest first, or write them to a file.
 
     Those without a time follow, in the order in which they were tried.
     """
     from autotile.api import results
     from autotile.cli.assignments import read_sizes
 
+    refuse_two_answers(csv, as_json=as_json)
     given = read_sizes(sizes or [])
     found = results.trials(kernel, given, dtype=dtype, outcome=outcome, limit=limit, database=database)
-    show(found, trials_table, trials_document, as_json=as_json)
+    if csv is None and parquet is None:
+        show(found, trials_table, trials_document, as_json=as_json)
+        return
+    columns = found.columns()
+    if parquet is not None:
+        write_table_file(parquet, columns, "trial", as_parquet=True)
+    if csv is not None:
+        write_table_file(csv, columns, "trial")
+    if as_json:
+        print_json(trials_document(found))
 
 
 def trials_table(found: TrialList) -> RenderableType:
@@ -138,5 +158,6 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "autotile trials sgemm_2d --limit 20",
             "autotile trials sgemm_2d M=4096 N=4096 K=4096 --outcome wrong_result",
+            "autotile trials sgemm_2d --csv trials.csv",
         )
     )(trials)

@@ -15,8 +15,8 @@ from autotile.errors import DataError
 
 Unit = Literal["B/s", "FLOP/s", "us"]
 Rate = Annotated[float, msgspec.Meta(gt=0.0, le=1e18)]
-Uuid = Annotated[str, msgspec.Meta(pattern=r"\A(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")]
-"""UUID of a GPU as NVML and ``nvidia-smi -L`` write it."""
+Uuid = Annotated[str, msgspec.Meta(pattern=r"\A((GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z")]
+"""UUID of a GPU as NVML and ``nvidia-smi -L`` write it; empty for a model of GPU."""
 
 CEILINGS: dict[str, tuple[str, Unit]] = {
     "dram_read": ("DRAM, read", "B/s"),
@@ -99,20 +99,23 @@ class DeviceCeilings(Displayed):
     driver
         CUDA version that the driver supports.
     measured_at
-        Time of the measurement.
+        Time of the measurement; None for figures of a datasheet.
     ceilings
         Those that the GPU has, in the order of `CEILINGS`.
     warnings
         What may have lowered them, one line each, such as another process on the GPU.
+    source
+        ``datasheet`` for what `datasheet_ceilings` computes.
     """
 
     gpu_uuid: Uuid
     gpu_name: Name
     compute_capability: Capability
     driver: Name
-    measured_at: Moment
+    measured_at: Moment | None
     ceilings: tuple[Ceiling, ...]
     warnings: tuple[Text, ...] = ()
+    source: Literal["measured", "datasheet"] = "measured"
 
     def find(self, name: str) -> Ceiling | None:
         """Return the ceiling of a name of `CEILINGS`; None if the GPU has none."""
@@ -147,6 +150,8 @@ class DeviceCeilings(Displayed):
         return max(found, key=lambda ceiling: ceiling.value, default=None)
 
     def _headline(self) -> str:
+        if self.source == "datasheet":
+            return f"{self.gpu_name}, by its datasheet"
         return f"{self.gpu_name} ({self.gpu_uuid}), measured {moment_text(self.measured_at)}"
 
     def _facts(self) -> Iterable[tuple[str, str]]:
@@ -167,19 +172,31 @@ def ceiling_row(ceiling: Ceiling) -> tuple[str, ...]:
 
 
 def check_ceilings(measured: DeviceCeilings) -> None:
-    """Raise unless each ceiling is known, there once, and inside its interval.
+    """Raise unless the GPU and the time are known, and each ceiling is known, there once, and inside its interval.
 
     Raises
     ------
     DataError
         The message names the ceiling.
     """
+    if not measured.gpu_uuid or measured.measured_at is None:
+        raise DataError("a measurement has the UUID of its GPU, and a time", field="gpu_uuid")
     names = [ceiling.name for ceiling in measured.ceilings]
     for ceiling in measured.ceilings:
         if ceiling.name not in CEILINGS or names.count(ceiling.name) > 1:
             raise DataError(f"{ceiling.name!r:.80} is not a ceiling, or is there twice", field="ceilings")
         if not ceiling.low <= ceiling.value <= ceiling.high:
             raise DataError(f"the value of {ceiling.name} is outside its interval", field="ceilings")
+
+
+def datasheet_ceilings(device: DeviceProperties) -> DeviceCeilings:
+    """Return the rate of the memory and of fp32 FMA by the figures of a device, which no kernel reaches."""
+    rates = {
+        "dram_copy": (device.memory_bandwidth_bytes_per_s, "clock and bus width"),
+        "fma_float32": (device.peak_fp32_flops_per_s, "maximum clock"),
+    }
+    ceilings = tuple(Ceiling(name, rate, rate, rate, method) for name, (rate, method) in rates.items() if rate)
+    return DeviceCeilings("", device.name, device.compute_capability, device.driver, None, ceilings, source="datasheet")
 
 
 _WIDE = 0.05

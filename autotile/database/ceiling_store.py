@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 
 def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
-    """Store the ceilings of a GPU, in place of older ones of the same UUID."""
+    """Store the ceilings of a GPU, in place of older ones of the same UUID.
+
+    Raises
+    ------
+    DataError
+        They are of no GPU, such as those of a datasheet.
+    """
+    check_ceilings(measured)
+    assert measured.measured_at is not None
     row = {
         **{name: getattr(measured, name) for name in ("gpu_uuid", "gpu_name", "compute_capability", "driver")},
         "measured_at": measured.measured_at.astimezone(UTC).isoformat(timespec="microseconds"),

@@ -135,7 +135,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     target = path.resolve()  # keeps a symbolic link
     # In a folder that others may write, a predictable name could be a link that they put there to a file of this user.
     partial = target.with_name(f".{target.name[:40]}.{os.urandom(8).hex()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(descriptor, "wb") as stream:
             yield stream

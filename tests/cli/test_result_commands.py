@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sqlite3
 from pathlib import Path
@@ -80,6 +82,41 @@ class TestWithResults:
         assert len(run("trials", "scale", "n=1048576", "--limit", "2", "--json").document) == 2
         assert run("trials", "scale", "n=1", "--json").document == []
         assert "THREADS=32 WORK=4" in run("trials", "scale", "--outcome", "wrong_result").out
+
+    def test_trials_as_csv(self, run, tmp_path):
+        answer = run("trials", "scale", "--csv", "-")
+        rows = list(csv.DictReader(io.StringIO(answer.out)))
+        listed = run("trials", "scale", "--json").document
+        assert [(row["outcome"], row["time_us"]) for row in rows] == [
+            (entry["outcome"], "" if entry["time_us"] is None else str(entry["time_us"])) for entry in listed
+        ]
+        assert {row["param.THREADS"] for row in rows} == {str(entry["config"]["THREADS"]) for entry in listed}
+        path = tmp_path / "trials.csv"
+        written = run("trials", "scale", "--csv", path)
+        assert (written.code, written.out) == (0, "")
+        assert f"wrote {len(rows)} trials to {path}" in written.err
+        assert path.read_text() == answer.out
+
+    def test_trials_as_parquet(self, run, tmp_path):
+        parquet = pytest.importorskip("pyarrow.parquet", reason="the extra autotile[parquet] is not installed")
+        path = tmp_path / "trials.parquet"
+        listed = run("trials", "scale", "--parquet", path, "--json").document
+        assert parquet.read_table(path)["param.THREADS"].to_pylist() == [e["config"]["THREADS"] for e in listed]
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--csv", "-", "--json"], "both write to standard output"),
+            (["--parquet", "-"], "name a file"),
+            (["--csv", "/"], "names a folder"),
+            (["--csv", "/no/such/folder/x.csv"], "/no/such/folder/x.csv: No such file"),
+        ],
+    )
+    def test_trials_that_cannot_be_written(self, run, words, said):
+        answer = run("trials", "scale", *words)
+        assert answer.code != 0
+        assert said in answer.err
+        assert answer.err.count("\n") == 1
 
     @pytest.mark.parametrize(
         ("words", "said"),

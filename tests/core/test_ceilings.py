@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 from stored_rows import CEILINGS, DEVICE
 
-from autotile.core.ceilings import Ceiling, DeviceCeilings, check_ceilings, impossible, imprecise
+from autotile.core.ceilings import (
+    Ceiling,
+    DeviceCeilings,
+    check_ceilings,
+    datasheet_ceilings,
+    impossible,
+    imprecise,
+)
 from autotile.core.documents import convert, decode_json, encode_json
 from autotile.errors import DataError
 
@@ -82,3 +89,13 @@ def test_a_wide_interval_is_a_warning() -> None:
     assert imprecise(named("dram_read", 4e12, 0.19e12)) == ()
     (line,) = imprecise(named("dram_read", 4e12, 0.4e12))
     assert "10.0 %" in line
+
+
+def test_figures_of_a_datasheet_are_not_stored_as_a_measurement() -> None:
+    figures = datasheet_ceilings(DEVICE)
+    assert figures.memory is not None
+    assert figures.memory.value == DEVICE.memory_bandwidth_bytes_per_s
+    assert repr(figures) == "<DeviceCeilings: NVIDIA H200, by its datasheet>"
+    assert impossible(figures, DEVICE) == ()
+    with pytest.raises(DataError, match="UUID"):
+        check_ceilings(figures)

@@ -1,0 +1,287 @@
+"""Trials as a table of typed columns, and its files: CSV, which spreadsheets open, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO
+
+from autotile.core.documents import encode_json, storable
+from autotile.core.text import shown_text
+from autotile.database.keys import TuningKey
+from autotile.database.rows import StoredTrial
+from autotile.errors import ToolchainError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Kind = Literal["whole", "real", "flag", "text", "moment", "reals"]
+"""Type of a column: 64-bit integers, doubles, booleans, texts, times in UTC, or lists of doubles."""
+
+_CHUNK_ROWS = 1000
+_MAX_WHOLE = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TypedColumn:
+    """A column of a table.
+
+    Attributes
+    ----------
+    name
+        Heading, with the unit at its end: ``time_us``.
+    kind
+        Type of the values.
+    values
+        One for each row; None where it is missing.
+    """
+
+    name: str
+    kind: Kind
+    values: Sequence[Any]
+
+    @classmethod
+    def of_values(cls, name: str, values: Sequence[Any]) -> TypedColumn:
+        """Return a column with the narrowest type that holds all values; text if their types differ."""
+        kinds = {_kind(value) for value in values if value is not None}
+        if kinds == {"whole", "real"}:
+            kinds = {"real"}
+        if len(kinds) == 1:
+            return cls(name, kinds.pop(), values)
+        return cls(name, "text", [None if value is None else _plain_text(value) for value in values])
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnTable:
+    """A table of typed columns of equal length."""
+
+    columns: tuple[TypedColumn, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0].values) if self.columns else 0
+
+    def write_csv(self, stream: TextIO) -> None:
+        """Write the table as CSV, which a spreadsheet shows and does not execute.
+
+        Numbers are plain, with a point; flags are ``true`` and ``false``; times are ISO 8601 in UTC; a list is JSON; a
+        missing value is empty. A text that a spreadsheet would take for a formula gets an apostrophe before it, as
+        OWASP recommends, and characters that are not printable are escaped.
+        """
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(_inert(column.name) for column in self.columns)
+        cells = [map(_CELL_OF[column.kind], column.values) for column in self.columns]
+        rows: Iterator[tuple[Any, ...]] = zip(*cells, strict=True)
+        while chunk := list(islice(rows, _CHUNK_ROWS)):
+            writer.writerows(chunk)
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Return the table as one of pyarrow.
+
+        Raises
+        ------
+        ToolchainError
+            pyarrow is not installed.
+        """
+        try:
+            import pyarrow as pa
+        except ImportError:
+            raise ToolchainError(
+                "Parquet files need pyarrow; install it with `pip install 'autotile[parquet]'`"
+            ) from None
+        types = {
+            "whole": pa.int64(),
+            "real": pa.float64(),
+            "flag": pa.bool_(),
+            "text": pa.string(),
+            "moment": pa.timestamp("us", tz="UTC"),
+            "reals": pa.list_(pa.float64()),
+        }
+        arrays = {
+            column.name: pa.array(
+                [None if v is None else storable(v) for v in column.values] if column.kind == "text" else column.values,
+                types[column.kind],
+            )
+            for column in self.columns
+        }
+        return pa.table(arrays)
+
+    def write_parquet(self, stream: IO[bytes]) -> None:
+        """Write the table as Parquet, with the types of the columns; texts are as they were stored.
+
+        Raises
+        ------
+        ToolchainError
+            pyarrow is not installed.
+        """
+        table = self.to_arrow()
+        from pyarrow import parquet
+
+        parquet.write_table(table, stream)
+
+
+Entry = tuple[TuningKey, StoredTrial]
+Read = Callable[[TuningKey, StoredTrial], Any]
+
+_STAGES = ("compile", "load", "verify", "measure")
+_LIMITS = ("threads", "registers", "shared_memory", "blocks")
+
+
+def trial_table(entries: Iterable[Entry]) -> ColumnTable:
+    """Return trials as a table: a row for each, failures too, and a column for everything that is stored of it.
+
+    The columns and their order depend on the kernel only, not on what happened in the trials; columns of telemetry, and
+    of further stages, are there if a trial has them.
+
+    Parameters
+    ----------
+    entries
+        Trials with the keys of their studies.
+    """
+    rows = list(entries)
+    columns = [_column(rows, *each) for each in _IDENTITY]
+    columns += _mapped(rows, "size.", lambda key, stored: key.sizes)
+    columns += _mapped(rows, "param.", lambda key, stored: stored.trial.config)
+    columns += [_column(rows, *each) for each in _RESULT]
+    stages = [*_STAGES, *_further(rows, lambda key, stored: stored.trial.seconds, _STAGES)]
+    columns += [_column(rows, f"stage.{name}_s", "real", _second(name)) for name in stages]
+    columns += _mapped(rows, "telemetry.", lambda key, stored: stored.trial.telemetry, ordered=True)
+    return ColumnTable(tuple(columns))
+
+
+def _column(rows: Sequence[Entry], name: str, kind: Kind, read: Read) -> TypedColumn:
+    return TypedColumn(name, kind, [read(key, stored) for key, stored in rows])
+
+
+def _mapped(rows: Sequence[Entry], prefix: str, read: Read, *, ordered: bool = False) -> list[TypedColumn]:
+    """Return a column for each name of a mapping; the prefix keeps its names apart from all others."""
+    names: Iterable[str] = dict.fromkeys(name for entry in rows for name in read(*entry))
+    return [
+        TypedColumn.of_values(f"{prefix}{name}", [read(*entry).get(name) for entry in rows])
+        for name in (sorted(names) if ordered else names)
+    ]
+
+
+def _further(rows: Sequence[Entry], read: Read, known: Sequence[str]) -> list[str]:
+    return sorted({name for entry in rows for name in read(*entry)} - {*known})
+
+
+def _second(stage: str) -> Read:
+    return lambda key, stored: stored.trial.seconds.get(stage)
+
+
+def _measured(name: str) -> Read:
+    return lambda key, stored: getattr(stored.trial.measurement, name, None)
+
+
+def _resource(name: str) -> Read:
+    return lambda key, stored: getattr(stored.trial.resources, name, None)
+
+
+def _occupancy(name: str) -> Read:
+    return lambda key, stored: getattr(stored.trial.occupancy, name, None)
+
+
+def _limit(name: str) -> Read:
+    return lambda key, stored: stored.trial.occupancy.limits.get(name) if stored.trial.occupancy is not None else None
+
+
+def _extent(part: str, axis: int) -> Read:
+    return lambda key, stored: getattr(stored.trial.geometry, part)[axis] if stored.trial.geometry is not None else None
+
+
+_IDENTITY: tuple[tuple[str, Kind, Read], ...] = (
+    ("trial_id", "whole", lambda key, stored: stored.trial_id),
+    ("study_id", "whole", lambda key, stored: stored.study_id),
+    ("run_id", "whole", lambda key, stored: stored.run_id),
+    ("created_at", "moment", lambda key, stored: stored.created_at.astimezone(UTC)),
+    ("phase", "text", lambda key, stored: stored.phase),
+    ("rank", "whole", lambda key, stored: stored.rank),
+    ("kernel", "text", lambda key, stored: key.kernel),
+    ("dtype", "text", lambda key, stored: key.dtype),
+    ("device", "text", lambda key, stored: key.gpu_name),
+    ("compute_capability", "text", lambda key, stored: key.compute_capability),
+    ("source", "text", lambda key, stored: stored.trial.source),
+    ("l2_mode", "text", lambda key, stored: key.l2_mode),
+    ("nvrtc_version", "text", lambda key, stored: key.nvrtc_version),
+    ("template_hash", "text", lambda key, stored: key.template_hash),
+)
+
+_RESULT: tuple[tuple[str, Kind, Read], ...] = (
+    ("outcome", "text", lambda key, stored: str(stored.trial.outcome)),
+    ("stage", "text", lambda key, stored: stored.trial.stage),
+    ("reason", "text", lambda key, stored: stored.trial.reason),
+    ("time_us", "real", _measured("time_us")),
+    ("time_low_us", "real", _measured("low_us")),
+    ("time_high_us", "real", _measured("high_us")),
+    ("samples_us", "reals", _measured("samples_us")),
+    *((f"grid_{axis}", "whole", _extent("grid", index)) for index, axis in enumerate("xyz")),
+    *((f"block_{axis}", "whole", _extent("block", index)) for index, axis in enumerate("xyz")),
+    ("dynamic_smem_bytes", "whole", lambda key, stored: getattr(stored.trial.geometry, "dynamic_smem_bytes", None)),
+    ("static_smem_bytes", "whole", _resource("static_smem_bytes")),
+    ("registers_per_thread", "whole", _resource("registers")),
+    ("stack_bytes", "whole", _resource("stack_bytes")),
+    ("spill_store_bytes", "whole", _resource("spill_store_bytes")),
+    ("spill_load_bytes", "whole", _resource("spill_load_bytes")),
+    ("occupancy_fraction", "real", _occupancy("occupancy")),
+    ("blocks_per_sm", "whole", _occupancy("blocks_per_sm")),
+    ("warps_per_sm", "whole", _occupancy("warps_per_sm")),
+    ("limited_by", "text", lambda key, stored: " ".join(getattr(stored.trial.occupancy, "limited_by", ())) or None),
+    *((f"blocks_allowed_by_{name}", "whole", _limit(name)) for name in _LIMITS),
+    ("cubin_hash", "text", lambda key, stored: stored.trial.cubin_hash or None),
+)
+
+
+def _kind(value: object) -> Kind:
+    if isinstance(value, bool):
+        return "flag"
+    if isinstance(value, int):
+        return "whole" if -_MAX_WHOLE <= value <= _MAX_WHOLE else "real"
+    return "real" if isinstance(value, float) else "text"
+
+
+def _plain_text(value: object) -> str:
+    return _flag_cell(value) if isinstance(value, bool) else str(value)
+
+
+_FORMULA = re.compile(r"(?:\A|(?<=[,;|\t\r\n]))([\s\"']*)(?=[=+\-@\t\r\uff1d\uff0b\uff0d\uff20])")
+"""Beginnings of what a spreadsheet takes for a formula, in a cell or after what may separate cells:
+https://owasp.org/www-community/attacks/CSV_Injection."""
+
+
+def _inert(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula, and no terminal acts upon."""
+    return _FORMULA.sub(r"\1'", shown_text(text, lines=True))
+
+
+def _text_cell(value: str | None) -> str | None:
+    return None if value is None else _inert(value)
+
+
+def _flag_cell(value: object) -> str:
+    return "" if value is None else "true" if value else "false"
+
+
+def _moment_cell(value: datetime | None) -> str:
+    return "" if value is None else value.isoformat(timespec="microseconds")
+
+
+def _reals_cell(value: Sequence[float] | None) -> str:
+    return "" if value is None else encode_json(list(value))
+
+
+def _number_cell(value: float | None) -> float | None:
+    return value
+
+
+_CELL_OF: dict[Kind, Callable[[Any], Any]] = {
+    "whole": _number_cell,
+    "real": _number_cell,
+    "flag": _flag_cell,
+    "text": _text_cell,
+    "moment": _moment_cell,
+    "reals": _reals_cell,
+}

@@ -1,0 +1,281 @@
+"""What one page shows: the studies, families and operations of a database that a user asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from autotile.core.frozen import dataclass
+from autotile.core.model import Problem, Trial
+from autotile.core.text import plural, sizes_text, source_text
+from autotile.database.database import Database, rows_of_kernel
+from autotile.database.keys import key_text
+from autotile.database.learned_store import FamilyStore
+from autotile.database.studies import StudySummary
+from autotile.database.winners import StoredRule
+from autotile.errors import InputError, ProblemError
+from autotile.kernel.library import KernelName
+from autotile.kernel.operation import Operation
+from autotile.report.study_data import StudyData
+from autotile.report.study_reading import read_study
+
+_MAX_STUDIES = 100
+_MAX_TRIALS = 60_000
+"""Limits of the studies that a page shows in detail, the newest first, so that it stays below 15 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContenderData:
+    """A kernel or a library that computes a problem of an operation, with its best trial."""
+
+    name: str
+    is_library: bool
+    trial: Trial
+    study_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationData:
+    """A problem of an operation, and what computes it, fastest first."""
+
+    problem: Problem
+    gpu_name: str
+    contenders: tuple[ContenderData, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """Content of a page.
+
+    Attributes
+    ----------
+    title
+        Heading of the page.
+    location
+        Database or recording that it was read from.
+    made_at
+        Time at which it was read (UTC).
+    studies
+        Studies in detail, by kernel and then oldest first.
+    others
+        Studies that are only listed, as there are too many.
+    families
+        Rules of families, newest first.
+    operations
+        Problems of operations with several contenders.
+    notices
+        Remarks for the reader, one line each.
+    """
+
+    title: str
+    location: str
+    made_at: datetime
+    studies: tuple[StudyData, ...]
+    others: tuple[StudySummary, ...] = ()
+    families: tuple[StoredRule, ...] = ()
+    operations: tuple[OperationData, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def report_of_study(study: StudyData) -> ReportData:
+    """Return the content of a page of one study."""
+    return ReportData(study_title(study), study.location, datetime.now(UTC), (study,))
+
+
+def study_title(study: StudyData) -> str:
+    """Return the heading of a study: its problem and its device."""
+    return f"{study.key.kernel} {key_text(study.key)} on {source_text(study.key.gpu_name, study.key.source)}"
+
+
+def read_report(
+    database: Database,
+    kernel: KernelName | None = None,
+    sizes: Mapping[str, int] | None = None,
+    *,
+    dtype: str | None = None,
+    gpu_name: str | None = None,
+) -> ReportData:
+    """Read what a page shows.
+
+    Parameters
+    ----------
+    database
+        An open database.
+    kernel
+        Name of a kernel, or an object that holds one; None for all kernels.
+    sizes
+        Sizes of the studies; those that are not given are not compared.
+    dtype, gpu_name
+        Element type and name of the GPU; None for all.
+
+    Raises
+    ------
+    InputError
+        There is no such kernel, it has no such size, or nothing is stored of it.
+    DatabaseError
+        The database cannot be read.
+    """
+    listed = [study for study in rows_of_kernel(database.studies, kernel) if _is_library(study) is False]
+    check_sizes(sizes or {}, listed)
+    wanted = [study for study in listed if _matches(study, sizes or {}, dtype, gpu_name)]
+    tried = [study for study in wanted if study.trials]
+    if not tried:
+        raise InputError(_nothing(database.location, kernel, sizes or {}, listed, wanted))
+    families = () if sizes else tuple(rows_of_kernel(FamilyStore(database).rules, kernel))
+    families = tuple(one for one in families if dtype in (None, one.key.dtype))
+    return _report(database, _title(kernel, sizes or {}, tried), tried, families=families)
+
+
+def read_operation_report(
+    database: Database,
+    operation: Operation,
+    sizes: Mapping[str, int],
+    *,
+    dtype: str | None = None,
+    gpu_name: str | None = None,
+) -> ReportData:
+    """Read what a page shows of an operation: its problems, and the studies of its kernels for them.
+
+    Parameters and errors are those of `read_report`; without sizes, all problems that a library was raced at.
+    """
+    listed = [study for study in database.studies() if _matches(study, {}, dtype, gpu_name)]
+    problems = _problems(operation, sizes, dtype, listed)
+    tried: dict[int, StudySummary] = {}
+    found = []
+    for problem in problems:
+        for gpu in dict.fromkeys(study.key.gpu_name for study in listed):
+            here = [study for study in listed if study.key.gpu_name == gpu and study.best_config is not None]
+            one, used = _operation_data(database, operation, problem, gpu, here)
+            if len(one.contenders):
+                found.append(one)
+                tried |= {study.study_id: study for study in used if study.trials}
+    if not found:
+        members = {member.kernel for member in operation.members}
+        own = [study for study in listed if study.key.kernel in members and study.trials]
+        if not own or sizes:
+            raise InputError(_nothing(database.location, operation.name, sizes, own, []))
+        tried = {study.study_id: study for study in own}
+    title = " ".join(filter(None, [operation.name, sizes_text(sizes)]))
+    return _report(database, title, list(tried.values()), operations=tuple(found))
+
+
+def _report(
+    database: Database,
+    title: str,
+    tried: Sequence[StudySummary],
+    *,
+    families: tuple[StoredRule, ...] = (),
+    operations: tuple[OperationData, ...] = (),
+) -> ReportData:
+    room, shown = _MAX_TRIALS, list[StudySummary]()
+    for study in sorted(tried, key=lambda one: (one.last_at is not None, one.last_at), reverse=True)[:_MAX_STUDIES]:
+        if not shown or study.trials <= room:
+            shown.append(study)
+            room -= study.trials
+    kept = {study.study_id for study in shown}
+    others = tuple(study for study in tried if study.study_id not in kept)
+    notices = (f"{plural(len(others), 'older study', 'older studies')} are listed without charts",) if others else ()
+    studies = tuple(read_study(database, study) for study in tried if study.study_id in kept)
+    return ReportData(
+        title=study_title(studies[0]) if len(studies) == 1 and not others else title,
+        location=database.location,
+        made_at=datetime.now(UTC),
+        studies=studies,
+        others=others,
+        families=families,
+        operations=operations,
+        notices=notices,
+    )
+
+
+def check_sizes(sizes: Iterable[str], studies: Sequence[StudySummary]) -> None:
+    """Raise `ProblemError` for a size that none of some studies has."""
+    for name in sizes:
+        if studies and not any(name in study.key.sizes for study in studies):
+            known = ", ".join(dict.fromkeys(size for study in studies for size in study.key.sizes))
+            raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
+
+
+def _matches(study: StudySummary, sizes: Mapping[str, int], dtype: str | None, gpu_name: str | None) -> bool:
+    key = study.key
+    same = all(key.sizes.get(name) == value for name, value in sizes.items())
+    return same and dtype in (None, key.dtype) and gpu_name in (None, key.gpu_name)
+
+
+def _is_library(study: StudySummary) -> bool:
+    """Return whether a study holds the times of a library, see `autotile.database.keys.library_key`."""
+    return ":" in study.key.kernel
+
+
+def _title(kernel: KernelName | None, sizes: Mapping[str, int], studies: Sequence[StudySummary]) -> str:
+    if kernel is None:
+        return plural(len(studies), "tuned problem")
+    return " ".join(filter(None, [studies[0].key.kernel, sizes_text(sizes)]))
+
+
+def _nothing(
+    location: str,
+    kernel: KernelName | None,
+    sizes: Mapping[str, int],
+    listed: Sequence[StudySummary],
+    wanted: Sequence[StudySummary],
+) -> str:
+    """Return what is wrong if a report would be empty, and what to do."""
+    asked = " ".join(filter(None, [str(kernel or ""), sizes_text(sizes)]))
+    if wanted:
+        return f"{location} has a study of {asked or 'a kernel'} but no trials yet; run `autotile tune` first"
+    if listed:
+        shown = ", ".join(dict.fromkeys(f"{study.key.kernel} {key_text(study.key)}" for study in listed[:_SHOWN]))
+        more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
+        return f"{location} has no trials of {asked}; it has {shown}{more}"
+    hint = f"autotile tune {asked or 'KERNEL'}"
+    return f"{location} has no trials{f' of {asked}' if asked else ''}; run `{hint}` first, or name another with --db"
+
+
+_SHOWN = 3
+
+
+def _problems(
+    operation: Operation, sizes: Mapping[str, int], dtype: str | None, listed: Sequence[StudySummary]
+) -> list[Problem]:
+    """Return the problem that is asked for, or those that libraries were raced at."""
+    if sizes:
+        return [operation.resolve(sizes, dtype)]
+    raced = [study.key for study in listed if study.key.kernel.startswith(f"{operation.name}:")]
+    found = {}
+    for key in raced:
+        try:
+            problem = operation.resolve(key.sizes, key.dtype)
+        except ProblemError:  # of another version of the operation
+            continue
+        found[str(problem)] = problem
+    return list(found.values())
+
+
+def _operation_data(
+    database: Database, operation: Operation, problem: Problem, gpu_name: str, studies: Sequence[StudySummary]
+) -> tuple[OperationData, list[StudySummary]]:
+    wanted = {member.kernel: sizes for member, sizes in operation.fitting(problem)}
+    kernels = [
+        study
+        for study in studies
+        if study.key.dtype == problem.dtype and dict(study.key.sizes) == wanted.get(study.key.kernel)
+    ]
+    shared = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
+    libraries = [
+        study
+        for study in studies
+        if study.key.kernel.startswith(f"{operation.name}:")
+        and study.key.dtype == problem.dtype
+        and dict(study.key.sizes) == shared
+    ]
+    best = {
+        one.study_id: one.trial for study in (*kernels, *libraries) for one in database.best(study_id=study.study_id)
+    }
+    contenders = [
+        ContenderData(study.key.kernel.removeprefix(f"{operation.name}:"), study in libraries, trial, study.study_id)
+        for study in (*kernels, *libraries)
+        if (trial := best.get(study.study_id)) is not None
+    ]
+    ordered = sorted(contenders, key=lambda one: one.trial.time_us or float("inf"))
+    return OperationData(problem, gpu_name, tuple(ordered)), kernels

@@ -1,0 +1,174 @@
+"""Trials as typed columns: their order and types, CSV that spreadsheets do not execute, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from autotile.core.device import device_profile
+from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
+from autotile.database.keys import TuningKey
+from autotile.database.rows import StoredTrial
+from autotile.errors import ToolchainError
+from autotile.exchange.column_table import ColumnTable, TypedColumn, trial_table
+
+KEY = TuningKey.for_device(
+    Problem("scale", {"M": 64, "N": 32}, "float32"),
+    replace(device_profile("h200"), source="cuda"),
+    template_hash="t",
+    space_hash="s",
+    options=(),
+    nvrtc_version="13.0",
+    l2_mode="cold",
+)
+OK = Trial(
+    {"BM": 64, "FAST": True, "SCALE": 1, "T": "half"},
+    Outcome.OK,
+    stage="measure",
+    geometry=LaunchGeometry((16, 8, 1), (256, 1, 1), 1024),
+    resources=Resources(40, 8, 12, 24, 2048),
+    occupancy=Occupancy(4, 32, 0.5, ("registers", "threads"), {"registers": 4, "threads": 4}),
+    measurement=Measurement(10.5, 10.0, 11.0, (10.0, 11.0)),
+    cubin_hash="c",
+    seconds={"compile": 0.25, "measure": 0.5, "inspect": 1.0},
+    telemetry={"power_w": 300.5, "sm_clock_mhz": 1980},
+)
+FAILED = Trial(
+    {"BM": 128, "FAST": False, "SCALE": 0.5, "T": 3}, Outcome.COMPILE_FAILED, '=cmd|" /C calc"!A0', "compile"
+)
+
+
+def table(*trials: Trial) -> ColumnTable:
+    moment = datetime(2026, 1, 2, 3, 4, 5, 600000, UTC)
+    return trial_table((KEY, StoredTrial(n, 1, 1, "search", None, moment, t)) for n, t in enumerate(trials, 1))
+
+
+def csv_rows(columns: ColumnTable) -> list[dict[str, str]]:
+    stream = io.StringIO()
+    columns.write_csv(stream)
+    return list(csv.DictReader(io.StringIO(stream.getvalue(), newline="")))
+
+
+class TestTrialTable:
+    def test_every_trial_is_a_row_whatever_its_outcome(self):
+        ok, failed = csv_rows(table(OK, FAILED))
+        assert (ok["outcome"], failed["outcome"]) == ("ok", "compile_failed")
+        assert (ok["time_us"], ok["time_low_us"], ok["time_high_us"]) == ("10.5", "10.0", "11.0")
+        assert failed["time_us"] == failed["registers_per_thread"] == failed["grid_x"] == ""
+
+    def test_all_that_is_stored_has_a_column(self):
+        row = csv_rows(table(OK))[0]
+        assert row["created_at"] == "2026-01-02T03:04:05.600000+00:00"
+        assert (row["size.M"], row["size.N"]) == ("64", "32")
+        assert (row["param.BM"], row["param.FAST"], row["param.T"]) == ("64", "true", "half")
+        assert (row["grid_x"], row["grid_y"], row["block_x"], row["dynamic_smem_bytes"]) == ("16", "8", "256", "1024")
+        assert (row["registers_per_thread"], row["spill_store_bytes"], row["spill_load_bytes"]) == ("40", "8", "12")
+        assert (row["occupancy_fraction"], row["limited_by"], row["blocks_allowed_by_registers"]) == (
+            "0.5",
+            "registers threads",
+            "4",
+        )
+        assert (row["stage.compile_s"], row["stage.inspect_s"]) == ("0.25", "1.0")
+        assert (row["telemetry.power_w"], row["telemetry.sm_clock_mhz"]) == ("300.5", "1980")
+        assert row["samples_us"] == "[10.0, 11.0]"
+
+    def test_order_does_not_depend_on_the_outcomes(self):
+        def names(*trials: Trial) -> list[str]:
+            return [c.name for c in table(*trials).columns if not c.name.startswith(("telemetry.", "stage."))]
+
+        assert names(OK, FAILED) == names(FAILED, OK) == names(FAILED)
+
+    def test_no_trials_are_headings_only(self):
+        stream = io.StringIO()
+        table().write_csv(stream)
+        assert stream.getvalue().startswith("trial_id,")
+        assert stream.getvalue().count("\n") == 1
+
+    def test_names_of_a_kernel_are_kept_apart_from_our_own(self):
+        names = [column.name for column in table(replace(OK, config={"time_us": 3, "=1+1": 4})).columns]
+        assert len(set(names)) == len(names)
+        assert {"time_us", "param.time_us", "param.=1+1"} < set(names)
+
+
+class TestTypes:
+    @pytest.mark.parametrize(
+        ("values", "kind"),
+        [
+            ([1, None, 2], "whole"),
+            ([1, 2.5], "real"),
+            ([2**63], "real"),
+            ([True, False, None], "flag"),
+            ([True, 1], "text"),
+            (["half", 3], "text"),
+            ([None], "text"),
+        ],
+    )
+    def test_a_column_has_the_narrowest_type_of_its_values(self, values, kind):
+        assert TypedColumn.of_values("x", values).kind == kind
+
+    def test_parquet_keeps_types_and_values(self):
+        pytest.importorskip("pyarrow", reason="the extra autotile[parquet] is not installed")
+        from pyarrow import parquet
+
+        stream = io.BytesIO()
+        table(OK, FAILED).write_parquet(stream)
+        found = parquet.read_table(io.BytesIO(stream.getvalue()))
+        types = {field.name: str(field.type) for field in found.schema}
+        assert (types["param.BM"], types["param.FAST"], types["param.SCALE"]) == ("int64", "bool", "double")
+        assert (types["created_at"], types["samples_us"]) == ("timestamp[us, tz=UTC]", "list<element: double>")
+        rows = found.to_pylist()
+        assert rows[0]["created_at"] == datetime(2026, 1, 2, 3, 4, 5, 600000, UTC)
+        assert (rows[0]["param.T"], rows[1]["param.T"]) == ("half", "3")
+        assert rows[1]["reason"] == FAILED.reason  # no spreadsheet reads it as text
+        assert rows[1]["time_us"] is None
+
+    def test_parquet_takes_text_that_no_encoding_has(self):
+        pytest.importorskip("pyarrow", reason="the extra autotile[parquet] is not installed")
+        stream = io.BytesIO()
+        table(replace(FAILED, reason="a\ud800b")).write_parquet(stream)
+        assert stream.getvalue()
+
+    def test_without_pyarrow_the_error_names_the_extra(self, monkeypatch):
+        monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+        with pytest.raises(ToolchainError, match=r"autotile\[parquet\]"):
+            table(OK).to_arrow()
+
+
+class TestFormulas:
+    @given(st.text())
+    @example("=1+1")
+    @example(" \t@SUM(A1)")
+    @example('x;"=1+1"')
+    @example("x\n-1")
+    @example("\uff1dcmd")
+    def test_no_cell_begins_as_a_formula(self, text):
+        stream = io.StringIO()
+        ColumnTable((TypedColumn("reason", "text", [text]), TypedColumn("time_us", "real", [1.5]))).write_csv(stream)
+        (_, (cell, number)) = list(csv.reader(io.StringIO(stream.getvalue(), newline="")))
+        assert number == "1.5"
+        for part in re.split(r"[,;|\t\r\n]", cell):  # what a spreadsheet may take for cells
+            assert not re.match(r"[\s\"]*[=+\-@\uff1d\uff0b\uff0d\uff20]", part)
+
+    def test_other_texts_are_kept(self):
+        text = 'error: expected a ";" at a-b = c\nline 2'
+        assert csv_rows(table(replace(FAILED, reason=text)))[0]["reason"] == text
+
+    def test_a_heading_is_no_formula(self):
+        stream = io.StringIO()
+        ColumnTable((TypedColumn("=1+1", "whole", [1]),)).write_csv(stream)
+        assert stream.getvalue() == "'=1+1\n1\n"
+
+    def test_negative_numbers_stay_numbers(self):
+        stream = io.StringIO()
+        ColumnTable((TypedColumn.of_values("param.SHIFT", [-3]),)).write_csv(stream)
+        assert stream.getvalue() == "param.SHIFT\n-3\n"
+
+    def test_control_characters_do_not_reach_a_terminal(self):
+        assert "\x1b" not in csv_rows(table(replace(FAILED, reason="\x1b[2J")))[0]["reason"]

@@ -1,0 +1,383 @@
+"""Comparison of two databases: what is slower with confidence, and that noise is not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import update
+
+from autotile.cli.comparing import are_databases, read_percentage, report_comparison
+from autotile.core.device import device_profile
+from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.core.statistics import median_interval
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey
+from autotile.database.schema import TRIALS
+from autotile.errors import InputError
+from autotile.report.comparison import Comparison, compare
+
+FAST: Config = {"THREADS": 256, "WORK": 4}
+SLOW: Config = {"THREADS": 64, "WORK": 2}
+NOISE = 0.005
+
+
+def samples(time_us: float, seed: int, count: int = 30, noise: float = NOISE) -> tuple[float, ...]:
+    """Times as a GPU gives them: skewed to the right."""
+    rng = np.random.default_rng(seed)
+    return tuple(time_us * np.exp(noise * rng.standard_normal(count) + noise * rng.exponential(0.5, count)))
+
+
+def measured(config: Config, times_us: Sequence[float], **telemetry: float) -> Trial:
+    interval = median_interval(times_us)
+    measurement = Measurement(interval.value, interval.low, interval.high, tuple(times_us))
+    return Trial(config, Outcome.OK, "", "measure", measurement=measurement, cubin_hash="c", telemetry=telemetry)
+
+
+class Book:
+    """A database of sessions that never ran."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def key(self, n: int, gpu: str, kernel: str, **changes: Any) -> TuningKey:
+        device = replace(device_profile(gpu), source="cuda")
+        key = TuningKey.for_device(
+            Problem(kernel, {"n": n}, "float32"),
+            device,
+            template_hash="t" * 64,
+            space_hash="s" * 64,
+            options=(),
+            nvrtc_version="13.0",
+            l2_mode="cold",
+        )
+        return replace(key, **changes)
+
+    def put(
+        self,
+        n: int,
+        *trials: Trial,
+        gpu: str = "h200",
+        kernel: str = "scale",
+        driver: str = "580.65",
+        finals: bool = True,
+        **changes: Any,
+    ) -> None:
+        """A session; the first trial won its finals."""
+        with Database.open(self.path) as database:
+            study = database.study(self.key(n, gpu, kernel, **changes), replace(device_profile(gpu), source="cuda"))
+            run = database.start_run(study, sampler="random", seed=n, driver=driver, host="a host")
+            for trial in trials:
+                database.add_trial(study, run, trial)
+            if finals:
+                database.add_trial(study, run, trials[0], phase="final", rank=1)
+            database.end_run(run)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Callable[[str], Book]:
+    return lambda name: Book(tmp_path / name)
+
+
+def both(book: Callable[[str], Book], slower: float, seed: int = 0, count: int = 30) -> Comparison:
+    a, b = book("a.db"), book("b.db")
+    a.put(1024, measured(FAST, samples(10.0, 2 * seed, count)))
+    b.put(1024, measured(FAST, samples(10.0 * slower, 2 * seed + 1, count)))
+    return compare(a.path, b.path)
+
+
+class TestOneProblem:
+    def test_slower_with_its_interval(self, book: Any) -> None:
+        (found,) = both(book, 1.08).problems
+        assert found.verdict == "slower"
+        assert found.ratio is not None
+        assert 1.06 < found.ratio.low < 1.08 < found.ratio.high < 1.1
+        assert found.is_slower_by(0.05)
+        assert not found.is_slower_by(0.1)
+        assert (found.same_config, found.retimed) == (True, found.ratio)
+
+    def test_faster(self, book: Any) -> None:
+        (found,) = both(book, 0.9).problems
+        assert found.verdict == "faster"
+        assert not found.is_slower_by(0.0)
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_noise_is_not_told_apart(self, book: Any, seed: int) -> None:
+        (found,) = both(book, 1.0, seed).problems
+        assert found.verdict == "unresolved"
+
+    def test_a_change_within_the_limit_by_the_interval_does_not_fail(self, book: Any) -> None:
+        (found,) = both(book, 1.052).problems
+        assert found.ratio is not None
+        assert found.ratio.value > 1.05
+        assert not found.is_slower_by(0.05)
+
+    def test_few_samples_prove_nothing(self, book: Any) -> None:
+        found = both(book, 1.5, count=5)
+        assert [one.verdict for one in found.problems] == ["unknown"]
+        assert found.slower_by(0.0) == ()
+
+    def test_a_time_without_a_spread_proves_nothing(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        for side, time_us in ((a, 10.0), (b, 20.0)):
+            bare = Measurement(time_us, time_us, time_us)
+            side.put(1024, replace(measured(FAST, [1.0]), measurement=bare))
+        assert [one.verdict for one in compare(a.path, b.path).problems] == ["unknown"]
+
+    def test_another_winner_and_the_former_one_timed_again(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)), measured(SLOW, samples(12.0, 2)))
+        b.put(1024, measured(SLOW, samples(9.0, 3)), measured(FAST, samples(10.0, 4)))
+        (found,) = compare(a.path, b.path).problems
+        assert not found.same_config
+        assert found.verdict == "faster"
+        assert found.retimed is not None
+        assert found.retimed.contains(1.0)
+        assert (found.common, found.common_count) == (None, 2)
+
+    def test_all_that_both_have_measured(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        for side, factor in ((a, 1.0), (b, 1.03)):
+            configs = [{"THREADS": 32 * i, "WORK": 1} for i in range(1, 9)]
+            side.put(1024, *(measured(one, samples(factor * (10 + i), i)) for i, one in enumerate(configs)))
+        (found,) = compare(a.path, b.path).problems
+        assert found.common_count == 8
+        assert found.common is not None
+        assert found.common.value == pytest.approx(1.03)
+
+
+class TestUncertainty:
+    def test_repeats_of_one_database_that_differ_widen_the_interval(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)))
+        b.put(1024, measured(FAST, samples(10.0, 2)))
+        b.put(1024, measured(FAST, samples(10.3, 3)))  # a second session: 3 % slower on the same machine
+        (found,) = compare(a.path, b.path).problems
+        assert found.repeat_spread == pytest.approx(0.03, abs=0.005)
+        assert found.verdict == "unresolved"
+
+    def test_a_repeat_of_another_binary_is_none(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)))
+        b.put(1024, replace(measured(FAST, samples(8.0, 2)), cubin_hash="older"))
+        b.put(1024, measured(FAST, samples(10.5, 3)))
+        (found,) = compare(a.path, b.path).problems
+        assert found.repeat_spread < 0.01
+        assert found.verdict == "slower"
+
+    def test_a_lower_clock_may_explain_a_slower_kernel(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1), reference_us=20.0))
+        b.put(1024, measured(FAST, samples(10.6, 2), reference_us=21.2))
+        found = compare(a.path, b.path)
+        (one,) = found.problems
+        assert one.clock_ratio == found.clock_ratio == pytest.approx(1.06)
+        assert one.verdict == "unresolved"
+
+    def test_the_clock_of_another_gpu_explains_nothing(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1), reference_us=20.0))
+        b.put(1024, measured(FAST, samples(10.6, 2), reference_us=21.2), gpu="a100-sxm4-80gb")
+        (one,) = compare(a.path, b.path).problems
+        assert one.clock_ratio is None
+        assert one.verdict == "slower"
+
+    def test_of_many_equal_problems_none_is_slower(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        for i in range(8):
+            a.put(64 + i, measured(FAST, samples(10.0, 2 * i)))
+            b.put(64 + i, measured(FAST, samples(10.0, 2 * i + 1)))
+        found = compare(a.path, b.path)
+        assert len(found.problems) == 8
+        assert found.slower_by(0.0) == ()
+
+
+class TestMatching:
+    def test_another_gpu_and_another_compiler(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)))
+        b.put(1024, measured(FAST, samples(20.0, 2)), gpu="a100-sxm4-80gb", nvrtc_version="12.9", driver="570.1")
+        found = compare(a.path, b.path)
+        differences = {one.name: (one.a, one.b) for one, _ in found.differences}
+        assert differences["compiler"] == ("13.0", "12.9")
+        assert differences["driver"] == ("580.65", "570.1")
+        assert differences["GPU"][0] == "NVIDIA H200"
+        assert not {"kernel", "sizes", "dtype"} & differences.keys()
+
+    def test_the_same_gpu_comes_first(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        for side in (a, b):
+            side.put(1024, measured(FAST, samples(10.0, 1)))
+            side.put(1024, measured(FAST, samples(20.0, 2)), gpu="a100-sxm4-80gb")
+        found = compare(a.path, b.path)
+        assert [one.a.key.gpu_name == one.b.key.gpu_name for one in found.problems] == [True, True]
+
+    def test_the_newest_version_of_a_kernel(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)))
+        for side in (a, b):
+            side.put(1024, measured(FAST, samples(5.0, 2)), template_hash="u" * 64)
+        found = compare(a.path, b.path)
+        assert found.superseded == 1
+        assert [one.ratio.value for one in found.problems if one.ratio is not None] == [1.0]
+        assert found.differences == ()
+
+    def test_problems_of_one_only(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)))
+        a.put(2048, measured(FAST, samples(10.0, 1)))
+        b.put(1024, measured(FAST, samples(10.0, 1)), l2_mode="hot")
+        found = compare(a.path, b.path)
+        assert (len(found.problems), len(found.only_a), len(found.only_b)) == (0, 2, 1)
+        assert found.broken == ()
+
+    def test_a_problem_that_fails_in_the_second(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)))
+        b.put(1024, Trial(FAST, Outcome.WRONG_RESULT, "y differs", "verify"), finals=False)
+        found = compare(a.path, b.path)
+        assert [one.key.kernel for one in found.broken] == ["scale"]
+        assert compare(b.path, a.path).broken == ()
+
+    def test_a_row_that_does_not_match_its_schema_is_skipped(self, book: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        for side in (a, b):
+            side.put(1024, measured(FAST, samples(10.0, 1)), measured(SLOW, samples(11.0, 1)))
+        with Database.open(b.path) as database, database.writing() as connection:
+            connection.execute(update(TRIALS).where(TRIALS.c.phase == "final").values(time_us=-1.0))
+        with pytest.warns(UserWarning, match="skipped 1 unusable row"):
+            found = compare(a.path, b.path)
+        assert [one.same_config for one in found.problems] == [True]
+
+    def test_what_is_not_there(self, book: Any, tmp_path: Path) -> None:
+        a = book("a.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)))
+        with pytest.raises(InputError, match=r"there is no database .*missing\.db"):
+            compare(a.path, tmp_path / "missing.db")
+
+
+def outcome(a: Book, b: Book, capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[int, str, str]:
+    """Exit code, output and remarks of the command."""
+    code = 0
+    try:
+        report_comparison(str(a.path), str(b.path), **options)
+    except typer.Exit as end:
+        code = end.exit_code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+class TestExitCode:
+    @pytest.mark.parametrize(
+        ("slower", "limit", "code"), [(1.08, "5%", 3), (1.08, "10%", 0), (1.0, "0%", 0), (0.5, "5 %", 0)]
+    )
+    def test_slower_beyond_the_limit(
+        self, book: Any, capsys: pytest.CaptureFixture[str], slower: float, limit: str, code: int
+    ) -> None:
+        both(book, slower)
+        found, out, err = outcome(book("a.db"), book("b.db"), capsys, fail_if_slower=limit)
+        assert found == code
+        assert ("1 problem slower by more than" in err) == (code == 3)
+        assert ("by more than" in out) == (code == 3)
+
+    def test_without_a_limit_it_is_zero(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        both(book, 2.0)
+        assert outcome(book("a.db"), book("b.db"), capsys)[0] == 0
+
+    def test_a_problem_that_fails(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        both(book, 1.5)
+        a, b = book("a.db"), book("b.db")
+        a.put(2048, measured(FAST, samples(10.0, 1)))
+        b.put(2048, Trial(FAST, Outcome.WRONG_RESULT, "y differs", "verify"), finals=False)
+        code, out, err = outcome(a, b, capsys, fail_if_slower="5%")
+        assert code == 1
+        assert "1 problem with no valid result in B: scale n=2048" in err
+        assert "1 problem slower" in err
+        assert "no configuration works in the other" in out
+
+    def test_nothing_to_compare(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, measured(FAST, samples(10.0, 1)))
+        b.put(2048, measured(FAST, samples(10.0, 1)))
+        code, _, err = outcome(a, b, capsys, fail_if_slower="5%")
+        assert code == 1
+        assert "no problem in common" in err
+
+    @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five%", "", "1e3%", "5%%"])
+    def test_what_is_no_percentage(self, text: str) -> None:
+        with pytest.raises(InputError, match="expected one such as 5%"):
+            read_percentage(text)
+
+
+class TestAnswer:
+    def test_the_document(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        both(book, 1.08)
+        code, out, _ = outcome(book("a.db"), book("b.db"), capsys, fail_if_slower="5%", as_json=True)
+        document = json.loads(out)
+        assert code == 3
+        assert (document["limit"], document["slower_than_limit"]) == (0.05, 1)
+        (problem,) = document["problems"]
+        low, high = problem["ratio"]["interval"]
+        assert 1.05 < low < problem["ratio"]["value"] < high
+        assert (problem["verdict"], problem["slower_than_limit"]) == ("slower", True)
+        assert (problem["a"]["samples"], problem["a"]["driver"], problem["b"]["config"]) == (30, "580.65", FAST)
+
+    def test_the_table(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        a, b = book("a.db"), book("b.db")
+        for i, side in enumerate((a, b)):
+            trials = [measured({"THREADS": t, "WORK": 1}, samples(10.0 + t, t)) for t in range(1, 9)]
+            side.put(1024, *trials, gpu=("h200", "a100-sxm4-80gb")[i])
+        a.put(512, measured(FAST, samples(3.0, 1)))
+        _, out, _ = outcome(a, b, capsys)
+        for text in (
+            "GPU: NVIDIA H200 -> ",
+            "not told apart",
+            "all 8 that both measured: +0.0 %",
+            "only in A",
+            "n=512",
+        ):
+            assert text in out
+
+    def test_a_hostile_name_does_not_reach_the_terminal(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        for name in ("a.db", "b.db"):
+            book(name).put(1, measured(FAST, samples(1.0, 1)), kernel="\x1b[31mred\u202e")
+        _, out, _ = outcome(book("a.db"), book("b.db"), capsys)
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+
+    def test_in_python(self, book: Any) -> None:
+        found = both(book, 1.08)
+        assert "1 problem compared: 1 slower" in repr(found)
+        assert "+8." in found._repr_html_()
+
+
+class TestArguments:
+    def test_two_databases_or_a_kernel_and_its_sizes(self, tmp_path: Path) -> None:
+        plain = tmp_path / "plain"
+        plain.write_bytes(b"SQLite format 3\0")
+        assert are_databases(["a.db", "b.sqlite"])
+        assert are_databases(["a.db", str(plain)])
+        assert are_databases(["a.db", "postgresql://host/name"])
+        assert not are_databases(["sgemm_2d", "M=4096"])
+        assert not are_databases(["a.db"])
+        assert not are_databases(["a.db", "b.db", "c.db"])
+        assert not are_databases(["mine.toml", "N=4096"])
+
+
+@given(st.floats(0.5, 2.0), st.integers(1, 1000))
+def test_intervals_grow_with_the_number_of_problems(factor: float, level: int) -> None:
+    from autotile.report.comparison import _ratio_of_sessions
+
+    a, b = Measurement(10.0, 9.9, 10.1), Measurement(10.0 * factor, 9.8 * factor, 10.1 * factor)
+    one, many = (_ratio_of_sessions(a, b, count, 0.002, None) for count in (1, level))
+    assert many.low <= one.low < one.value == many.value < one.high <= many.high
+    assert math.isclose(one.low, 9.8 * factor / 10.1 / 1.002)
