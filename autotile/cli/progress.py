@@ -209,12 +209,12 @@ def _bar_line(progress: Progress, since_s: float) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
     elapsed = f"{duration_text(progress.elapsed_s + since_s)} elapsed"
     left_s = progress.remaining_s
+    left = f"about {duration_text(max(0.0, left_s - since_s))} left" if left_s is not None else ""
     if progress.phase != "searching":
-        line.add_row(progress.phase, elapsed)
+        line.add_row(progress.phase, elapsed, left)
         return line
     done, total = completion(progress, since_s)
     bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
-    left = f"about {duration_text(max(0.0, left_s - since_s))} left" if left_s is not None else ""
     line.add_row(bar, count_text(progress), elapsed, left)
     return line
 
