@@ -138,11 +138,11 @@ if TYPE_CHECKING:
     from autotile.kernel.arguments import Workspace as Workspace
     from autotile.kernel.descriptors import TensorMap as TensorMap
     from autotile.kernel.launch import LaunchData as LaunchData
+    from autotile.kernel.problem import Workrate as Workrate
     from autotile.kernel.python_arguments import Buffer as Buffer
     from autotile.kernel.python_arguments import Scalar as Scalar
     from autotile.kernel.python_arguments import Scratch as Scratch
     from autotile.kernel.spec import Parameter as Parameter
-    from autotile.kernel.workrate import Workrate as Workrate
     from autotile.report.comparison import ComparedProblem as ComparedProblem
     from autotile.report.comparison import Comparison as Comparison
     from autotile.report.comparison import Difference as Difference
@@ -163,11 +163,11 @@ if TYPE_CHECKING:
     from autotile.tuning.family_session import FamilyPlan as FamilyPlan
     from autotile.tuning.family_session import FamilyResult as FamilyResult
     from autotile.tuning.family_session import FamilyStep as FamilyStep
-    from autotile.tuning.operation_family_result import Losses as Losses
-    from autotile.tuning.operation_family_result import OperationFamilyResult as OperationFamilyResult
-    from autotile.tuning.operation_family_result import SweepStep as SweepStep
+    from autotile.tuning.operation_result import Losses as Losses
+    from autotile.tuning.operation_result import OperationFamilyResult as OperationFamilyResult
     from autotile.tuning.operation_result import OperationResult as OperationResult
     from autotile.tuning.operation_result import OperationStep as OperationStep
+    from autotile.tuning.operation_result import SweepStep as SweepStep
     from autotile.tuning.operation_result import TunedContender as TunedContender
     from autotile.tuning.options import TuneOptions as TuneOptions
     from autotile.tuning.parameter_effects import ParameterEffects as ParameterEffects
@@ -348,7 +348,7 @@ _NAMES = {
     ),
     "kernel.spec": ("Parameter",),
     "kernel.descriptors": ("TensorMap",),
-    "kernel.workrate": ("Workrate",),
+    "kernel.problem": ("Workrate",),
     "report.comparison": (
         "ComparedProblem",
         "Comparison",
@@ -376,14 +376,12 @@ _NAMES = {
         "FamilyResult",
         "FamilyStep",
     ),
-    "tuning.operation_family_result": (
+    "tuning.operation_result": (
         "Losses",
         "OperationFamilyResult",
-        "SweepStep",
-    ),
-    "tuning.operation_result": (
         "OperationResult",
         "OperationStep",
+        "SweepStep",
         "TunedContender",
     ),
     "tuning.options": ("TuneOptions",),
