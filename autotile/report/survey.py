@@ -43,7 +43,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class QuantityRange:
     """A quantity of the configurations that compiled.
 
     Attributes
@@ -242,7 +242,7 @@ class Survey(Displayed):
         found: list[int] = usable[np.lexsort(keys)][:count].tolist()
         return found
 
-    def figures(self) -> list[Figure]:
+    def ranges(self) -> list[QuantityRange]:
         """Return the range of each quantity over the configurations that compiled."""
         if not self.is_compiled.any():
             return []
@@ -258,7 +258,7 @@ class Survey(Displayed):
             ("waves", "", self.waves),
         ]
         return [
-            Figure(name, unit, *(float(of(values)) for of in (np.nanmin, np.nanmedian, np.nanmax)))
+            QuantityRange(name, unit, *(float(of(values)) for of in (np.nanmin, np.nanmedian, np.nanmax)))
             for name, unit, values in quantities
             if np.isfinite(values).any()
         ]
@@ -329,8 +329,8 @@ class Survey(Displayed):
         return self.facts()
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        rows = [[f"{value:,.4g}" for value in (f.least, f.median, f.greatest)] for f in self.figures()]
-        heads = [f"{f.name}, {f.unit}" if f.unit else f.name for f in self.figures()]
+        rows = [[f"{value:,.4g}" for value in (f.least, f.median, f.greatest)] for f in self.ranges()]
+        heads = [f"{f.name}, {f.unit}" if f.unit else f.name for f in self.ranges()]
         return ("", "least", "median", "greatest"), [(head, *row) for head, row in zip(heads, rows, strict=True)]
 
 

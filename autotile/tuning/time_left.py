@@ -43,9 +43,10 @@ class Pace:
     def __len__(self) -> int:
         return max(0, len(self._ends_s) - 1)
 
-    def add(self, end_s: float) -> None:
-        """Add the end of a step, in seconds since the same moment for all."""
-        self._ends_s.append(end_s)
+    def add(self, end_s: float, count: int = 1) -> None:
+        """Add the end of ``count`` steps that share the time since the last one, in seconds since a common moment."""
+        start_s = self._ends_s[-1] if self._ends_s else end_s
+        self._ends_s.extend(start_s + (end_s - start_s) * (number + 1) / count for number in range(count))
 
     @property
     def mean_s(self) -> float | None:
