@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from autotile.api.databases import db_restore as db_restore
     from autotile.api.databases import diff as diff
     from autotile.api.databases import merge as merge
+    from autotile.api.devices import DeviceList as DeviceList
+    from autotile.api.devices import devices as devices
+    from autotile.api.devices import measure_device as measure_device
     from autotile.api.doctor import HealthCheck as HealthCheck
     from autotile.api.doctor import HealthReport as HealthReport
     from autotile.api.doctor import doctor as doctor
@@ -44,10 +47,8 @@ if TYPE_CHECKING:
     from autotile.api.explanation import Check as Check
     from autotile.api.explanation import Explanation as Explanation
     from autotile.api.explanation import OperationExplanation as OperationExplanation
-    from autotile.api.inspection import DeviceList as DeviceList
     from autotile.api.inspection import OccupancyResult as OccupancyResult
     from autotile.api.inspection import SpaceSummary as SpaceSummary
-    from autotile.api.inspection import devices as devices
     from autotile.api.inspection import explain as explain
     from autotile.api.inspection import occupancy as occupancy
     from autotile.api.inspection import space as space
@@ -204,6 +205,11 @@ _NAMES = {
         "diff",
         "merge",
     ),
+    "api.devices": (
+        "DeviceList",
+        "devices",
+        "measure_device",
+    ),
     "api.doctor": (
         "HealthCheck",
         "HealthReport",
@@ -225,10 +231,8 @@ _NAMES = {
         "OperationExplanation",
     ),
     "api.inspection": (
-        "DeviceList",
         "OccupancyResult",
         "SpaceSummary",
-        "devices",
         "explain",
         "occupancy",
         "space",

@@ -41,6 +41,7 @@ COMMANDS = [
     "explain",
     "occupancy",
     "devices",
+    "measure-device",
     "doctor",
     "record",
     "export",
