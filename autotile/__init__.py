@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from autotile.api.results import trials as trials
     from autotile.api.stepping import TuningSession as TuningSession
     from autotile.api.stepping import session as session
-    from autotile.api.survey import SurveyProgress as SurveyProgress
-    from autotile.api.survey import survey as survey
+    from autotile.api.surveying import SurveyProgress as SurveyProgress
+    from autotile.api.surveying import survey as survey
     from autotile.api.tunable import TunableKernel as TunableKernel
     from autotile.api.tunable import kernel as kernel
     from autotile.api.tuning import TunedMisses as TunedMisses
@@ -268,7 +268,7 @@ _NAMES = {
         "TuningSession",
         "session",
     ),
-    "api.survey": (
+    "api.surveying": (
         "SurveyProgress",
         "survey",
     ),

@@ -65,7 +65,7 @@ def survey(
     Shows registers, spills, shared memory, occupancy and waves, and what does not compile or fit, with the compiler's
     words. Ctrl-C ends it and shows what there is; compiled code is kept, so that the same command goes on from there.
     """
-    from autotile.api.survey import survey as run_survey
+    from autotile.api.surveying import survey as run_survey
     from autotile.cli.assignments import read_sizes
     from autotile.cli.progress import CountProgress
 

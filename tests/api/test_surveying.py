@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import autotile
-from autotile.api.survey import survey
+from autotile.api.surveying import survey
 from autotile.errors import InputError
 
 
