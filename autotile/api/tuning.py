@@ -32,8 +32,7 @@ from autotile.serving.dispatcher import forget_served
 from autotile.settings import expand_path, read_settings
 from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
-from autotile.tuning.operation_family_result import OperationFamilyResult
-from autotile.tuning.operation_result import OperationResult
+from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.recorder import Recorded
 from autotile.tuning.result import TuneResult

@@ -214,7 +214,7 @@ def _run(
 def live_progress(kernel: Kernel, problem: Problem) -> TuneProgress:
     """Return an observer of a session that shows its progress on standard error."""
     from autotile.cli.progress import TuneProgress
-    from autotile.kernel.workrate import Workrate
+    from autotile.kernel.problem import Workrate
 
     return TuneProgress(error_console(), problem, Workrate.of(kernel.spec, problem))
 
@@ -253,7 +253,7 @@ def _winner_label(result: TuneResult) -> str:
 
 
 def _comparison(result: TuneResult) -> Table:
-    from autotile.kernel.workrate import Workrate
+    from autotile.kernel.problem import Workrate
 
     scores = list(result.winner.scores) if result.winner is not None else []
     shown = table("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))

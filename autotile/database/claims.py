@@ -78,8 +78,15 @@ class StudyClaims:
         """Configurations that other sessions have tried since this one began."""
         self.owner = f"{run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
 
-    def take(self, connection: Connection, key: str) -> Claimed:
-        """Claim a configuration, unless another session has claimed or tried it."""
+    def take(self, connection: Connection, key: str, room: int | None = None) -> Claimed:
+        """Claim a configuration, unless another session has claimed or tried it.
+
+        Parameters
+        ----------
+        room
+            Number of trials that the study may still begin, by what this session knows; None for any number. What other
+            sessions have stored since, and what they claimed before, counts against it.
+        """
         now = _now(connection)
         others = CLAIMS.c.owner != self.owner
         mine = {"owner": self.owner, "expires_at": now + LEASE_S}
@@ -89,19 +96,23 @@ class StudyClaims:
             set_={"owner": claim.excluded.owner, "expires_at": claim.excluded.expires_at},
             where=or_(CLAIMS.c.expires_at < now, CLAIMS.c.owner == self.owner),
         )
-        is_ours = connection.execute(claim).rowcount == 1
-        if not is_ours:
+        number = connection.execute(claim.returning(CLAIMS.c.id)).scalar_one_or_none()
+        if number is None:
             held = (CLAIMS.c.study_id == self._study_id, CLAIMS.c.config_key == key)
             holder = connection.execute(select(CLAIMS.c.owner).where(*held)).scalar_one_or_none()
             if holder is not None and is_gone(holder):
                 free = update(CLAIMS).where(*held, CLAIMS.c.owner == holder).values(**mine)
-                is_ours = connection.execute(free).rowcount == 1
+                number = connection.execute(free.returning(CLAIMS.c.id)).scalar_one_or_none()
         news = self.look(connection)  # after the claim: a trial that was stored until then is seen
-        if is_ours and key in self._tried:
-            self.release(connection, key)
-            is_ours = False
-        query = select(func.count()).where(CLAIMS.c.study_id == self._study_id, others, CLAIMS.c.expires_at >= now)
-        return Claimed(is_ours, news, int(connection.execute(query).scalar_one()))
+        query = select(CLAIMS.c.id).where(CLAIMS.c.study_id == self._study_id, others, CLAIMS.c.expires_at >= now)
+        held_ids = connection.execute(query).scalars().all()
+        is_ours = number is not None
+        if number is not None:
+            earlier = sum(held_id < number for held_id in held_ids)
+            if key in self._tried or (room is not None and len(news) + earlier >= room):
+                self.release(connection, key)
+                is_ours = False
+        return Claimed(is_ours, news, len(held_ids))
 
     def look(self, connection: Connection) -> list[Trial]:
         """Return the trials that other sessions have stored since the last look."""

@@ -140,8 +140,8 @@ class RunRecord:
         """Id of the run; 0 before `start`."""
         return self._run_id
 
-    def claim(self, config: Config) -> Claimed:
-        """Claim a configuration, so that no other session tries it; see `autotile.database.claims`.
+    def claim(self, config: Config, room: int | None = None) -> Claimed:
+        """Claim a configuration, so that no other session tries it; see `autotile.database.claims.StudyClaims.take`.
 
         Without sharing, every configuration is this session's.
         """
@@ -150,7 +150,7 @@ class RunRecord:
         if self._renewal is None:
             self._renewal = Renewal(self._database, self._claims)
         with self._database.writing(self._held_connection()) as connection:
-            return self._claims.take(connection, config_key(config))
+            return self._claims.take(connection, config_key(config), room)
 
     def inherit(self) -> tuple[list[str], Claimed]:
         """Take over what sessions that died were trying; return the keys of its configurations, and news."""

@@ -52,7 +52,7 @@ class TuneOptions:
         where the search ends otherwise.
     objectives
         Objectives to minimise, of `autotile.core.objectives`. Time is always one of them, and decides the winner. An
-        expression of `autotile.kernel.objective` takes the place of the time; it must be the only one.
+        expression of `autotile.kernel.spec` takes the place of the time; it must be the only one.
     objective, maximize
         That expression, set from ``objectives`` when the session begins, and whether it is maximised.
     seed

@@ -20,9 +20,7 @@ from autotile.tuning.backend import choose_backend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session_run import Observer, Session
-from autotile.tuning.stopping import (
-    check_until,
-)
+from autotile.tuning.stopping import check_until
 from autotile.workers.child import WorkerPool
 
 SessionClass = TypeVar("SessionClass", bound="Session")

@@ -20,7 +20,7 @@ from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import atomic_write
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend
@@ -268,7 +268,7 @@ class Session:
                     yield self._end_next()
                 self._try_inherited(inherited)
             candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
-            if candidate is not None and not self._shared.claim(candidate.trial.config):
+            if candidate is not None and not self._shared.claim(candidate.trial.config, self._room):
                 self._shortlist.leave(candidate.row)
             elif candidate is not None:
                 trial = self._pipeline.begin(candidate, self._limit_us(candidate))  # -> load -> verify -> measure
@@ -286,6 +286,12 @@ class Session:
             yield self._end_next()
         if stopped.rule in ("trials", "space"):
             self._await_others()
+
+    @property
+    def _room(self) -> int | None:
+        """Number of trials that may begin, but for what other sessions are trying; None for any number."""
+        target = self._options.trial_target
+        return None if target is None else target - len(self._log) - self._pipeline.running
 
     def _await_others(self) -> None:
         """Wait for what other sessions are trying, and try what they died with."""

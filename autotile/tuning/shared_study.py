@@ -44,9 +44,15 @@ class SharedStudy:
         self._looked_at = time.monotonic()
         self.others = 0
 
-    def claim(self, config: Config) -> bool:
-        """Return whether this session may try a configuration; no other does so then."""
-        claimed = self._record.claim(config)
+    def claim(self, config: Config, room: int | None = None) -> bool:
+        """Return whether this session may try a configuration; no other does so then.
+
+        Parameters
+        ----------
+        room
+            Number of trials that may still begin besides those of this session that run; None for any number.
+        """
+        claimed = self._record.claim(config, room)
         self._learn(claimed.news)
         self.others = claimed.others
         return claimed.is_ours

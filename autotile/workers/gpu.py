@@ -309,7 +309,7 @@ class Gpu:
             last = reply.pop("last", False)
             if last and reply.get("outcome") == Outcome.CRASHED:  # an assertion in a kernel is printed, not returned
                 reply["reason"] = ": ".join(filter(None, [reply.get("reason"), child.last_line()]))
-            parsed = _parsed(reply, read)
+            parsed = parsed_reply(reply, read)
         except BaseException:
             self._drop_child()
             raise
@@ -350,7 +350,7 @@ class Gpu:
             self._child = self._start()
         try:
             reply = self._child.receive(_OPEN_DEADLINE_S)
-            return _parsed(reply, lambda reply: convert(reply, Opened).device)
+            return parsed_reply(reply, lambda reply: convert(reply, Opened).device)
         except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
             self._drop_child()
             if isinstance(error, WorkerError):
@@ -392,7 +392,7 @@ def _cannot_start(error: WorkerError) -> ToolchainError:
     return ToolchainError(f"the GPU worker cannot start: {error}; see `autotile doctor`")
 
 
-def _parsed(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
+def parsed_reply(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
     """Parse a reply.
 
     Raises

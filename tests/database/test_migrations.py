@@ -15,8 +15,8 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
 from autotile.database import schema, upgrade
 from autotile.database.database import Database
-from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey
+from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
 from autotile.database.schema import RUNS
 from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE
