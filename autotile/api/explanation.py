@@ -126,7 +126,7 @@ class Explanation(Displayed):
         Workspaces and tensor maps; None if they cannot be evaluated.
     launches
         What a call launches, in order; empty if it cannot be evaluated. With several steps, the fields above are those
-        of the main launch, the one with the most threads.
+        of the main launch, see `LaunchPlan.main`.
     steps
         Each step as compiled, the main one first; empty if the configuration was not compiled.
     notices
@@ -165,7 +165,7 @@ class Explanation(Displayed):
         else:
             yield "not compiled", self.not_compiled
         if len(self.launches) > 1:
-            yield "launches", f"{len(self.launches):,} in a call, of which the above is the one with the most threads"
+            yield "launches", f"{len(self.launches):,} in a call, of which the above is the main one"
             yield from ((f"step {step.entry}", _step_text(step)) for step in self.steps)
         if self.data is not None:
             yield from (("workspace", _workspace_text(workspace)) for workspace in self.data.workspaces)
