@@ -348,6 +348,8 @@ def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, 
     """Return the demand of a single configuration, given the value of every name."""
 
     def evaluate(expression: Expression, extra: Mapping[str, Value], rows: bool) -> int:
-        return int(expression.value({**extra, **names} if extra else names)) if rows else 1
+        if not rows:
+            return 1
+        return int(expression.value(names if expression.names.isdisjoint(extra) else {**extra, **names}))
 
     return Demand(spec, sizes, dtype, evaluate)
