@@ -56,12 +56,12 @@ def _init(self: Any, *values: Any, **named: Any) -> None:
         object.__setattr__(self, name, value)
 
 
-def _completed(made: Any, fields: Fields, values: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+def _completed(made: Any, fields: Fields, values: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a value for each field, in order."""
     given = {**dict(zip(fields, values, strict=False)), **named}
     complete = {**made._defaults, **given}
     if len(given) == len(values) + len(named) and complete.keys() == fields.keys():
-        return [complete[name] for name in fields]
+        return tuple([complete[name] for name in fields])
     what = made.__name__
     if len(values) > len(fields):
         raise TypeError(f"{what}() takes {len(fields)} values, got {len(values)}")
