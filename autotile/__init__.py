@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from autotile.api.listings import TunedFamily as TunedFamily
     from autotile.api.new_kernel import NewKernel as NewKernel
     from autotile.api.new_kernel import new as new
+    from autotile.api.reporting import WrittenReport as WrittenReport
+    from autotile.api.reporting import report as report
     from autotile.api.results import BestResult as BestResult
     from autotile.api.results import best as best
     from autotile.api.results import families as families
@@ -247,6 +249,10 @@ _NAMES = {
     "api.new_kernel": (
         "NewKernel",
         "new",
+    ),
+    "api.reporting": (
+        "WrittenReport",
+        "report",
     ),
     "api.results": (
         "BestResult",

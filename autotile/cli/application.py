@@ -52,6 +52,7 @@ COMMANDS = (
     ("doctor", EVERYDAY),
     ("list", RESULTS),
     ("trials", RESULTS),
+    ("report", RESULTS),
     ("misses", RESULTS),
     ("verify", RESULTS),
     ("check", RESULTS),
