@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.documents import encode_json
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Trial, config_key, config_text
 from autotile.core.text import NOTHING, duration_text, moment_text, percent_text, plural, sizes_text, time_text
+from autotile.database.database import open_existing
 from autotile.database.keys import key_text
 from autotile.database.winners import StoredRule
+from autotile.errors import InputError
+from autotile.kernel.operation import find_operation, load_operation
 from autotile.report.charts import (
     failures_chart,
     finals_chart,
@@ -20,7 +24,7 @@ from autotile.report.charts import (
     roofline_chart,
 )
 from autotile.report.family_charts import family_loss_chart, operation_chart, rule_tree_chart, tree_lines
-from autotile.report.page import Column, DataTable, Markup, Page, joined, static_table, tag
+from autotile.report.page import Column, DataTable, Markup, Page, joined, static_table, tag, write_page
 from autotile.report.parameter_charts import (
     heat_map_chart,
     importance_chart,
@@ -28,9 +32,16 @@ from autotile.report.parameter_charts import (
     study_effects,
     time_by_parameter_chart,
 )
-from autotile.report.report_data import OperationData, ReportData, study_title
+from autotile.report.report_data import (
+    OperationData,
+    ReportData,
+    read_operation_report,
+    read_report,
+    study_title,
+)
 from autotile.report.session_charts import best_so_far_chart, drift_chart
 from autotile.report.theme import Chart, measured_text, with_units
+from autotile.settings import expand_path
 
 if TYPE_CHECKING:
     from autotile.report.study_data import StudyData
@@ -67,6 +78,41 @@ def report_page(data: ReportData) -> str:
         parts.append(joined(sections) if alone else _folded(study, number, sections))
     page.body.extend(parts)
     return page.html()
+
+
+def write_report_of(
+    database: str, kernel: str, sizes: Mapping[str, int], output: str | Path, *, dtype: str, gpu_name: str
+) -> Path:
+    """Write the page of a session's result, and return its path.
+
+    Parameters
+    ----------
+    database
+        Location of the database that the session stored in.
+    kernel, sizes, dtype, gpu_name
+        Kernel or operation, and what selects its studies.
+    output
+        File to write, or folder to write ``report.html`` into.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or the file cannot be written.
+    ToolchainError
+        Plotly is not installed.
+    """
+    path = expand_path(output, "a report")
+    path = path / "report.html" if path.is_dir() else path
+    if "***" in database:  # the password of a server
+        raise InputError("the database is on a server; write the report with `autotile.report(..., database=URL)`")
+    with open_existing(database) as opened:
+        if find_operation(kernel) is not None:
+            operation = load_operation(kernel)
+            data = read_operation_report(opened, operation, sizes, dtype=dtype, gpu_name=gpu_name)
+        else:
+            data = read_report(opened, kernel, sizes, dtype=dtype, gpu_name=gpu_name)
+    write_page(report_page(data), path)
+    return path
 
 
 def study_sections(page: Page, study: StudyData, prefix: str = "", *, linked: bool = True) -> list[Markup]:
