@@ -53,6 +53,7 @@ COMMANDS = (
     ("doctor", EVERYDAY),
     ("list", RESULTS),
     ("trials", RESULTS),
+    ("plot", RESULTS),
     ("report", RESULTS),
     ("misses", RESULTS),
     ("verify", RESULTS),
