@@ -53,6 +53,7 @@ COMMANDS = (
     ("list", RESULTS),
     ("trials", RESULTS),
     ("misses", RESULTS),
+    ("watch", RESULTS),
     ("verify", RESULTS),
     ("check", RESULTS),
     ("record", EXCHANGE),

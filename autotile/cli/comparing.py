@@ -48,10 +48,11 @@ _DATABASE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 def are_databases(words: Sequence[str]) -> bool:
     """Return whether the arguments of ``autotile report`` are two databases, rather than a kernel and its sizes."""
-    return len(words) == 2 and all(map(_is_database, words))
+    return len(words) == 2 and all(map(is_database, words))
 
 
-def _is_database(word: str) -> bool:
+def is_database(word: str) -> bool:
+    """Return whether an argument is the path or URL of a database, which need not exist, rather than a kernel."""
     from autotile.database.paths import looks_like_url
 
     path = Path(word).expanduser()

@@ -1,0 +1,54 @@
+"""``autotile watch``: a local page that follows running sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autotile.cli.arguments import complete_kernel
+from autotile.cli.comparing import is_database
+from autotile.cli.output import examples, notice
+
+
+def watch(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DB|KERNEL",
+            help="Databases to follow, which need not exist yet; and kernels, if only theirs are to be shown.",
+            show_default="the user's own database",
+            autocompletion=complete_kernel,
+        ),
+    ] = None,
+    *,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="TCP port of 127.0.0.1; 0 for any that is free.")
+    ] = 0,
+    opens: Annotated[bool, typer.Option("--open/--no-open", help="Whether to open the page in the browser.")] = True,
+) -> None:
+    """Show running sessions in the browser: their charts, live, several GPUs side by side.
+
+    The page is served to this machine only, at an address with a random token, until Ctrl-C ends it. It reads the
+    database, and writes nothing.
+    """
+    from autotile.report.live_server import LiveServer
+
+    given = words or []
+    server = LiveServer(
+        [word for word in given if is_database(word)], [word for word in given if not is_database(word)], port=port
+    )
+    typer.echo(server.url)
+    notice("Ctrl-C ends it")
+    if opens:
+        server.open_browser()
+    server.run()
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "autotile watch", "autotile watch gpu0.db gpu1.db --port 8000 --no-open", "autotile watch sgemm_2d"
+        )
+    )(watch)
