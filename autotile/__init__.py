@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from autotile.api.databases import db_restore as db_restore
     from autotile.api.databases import diff as diff
     from autotile.api.databases import merge as merge
+    from autotile.api.devices import DeviceList as DeviceList
+    from autotile.api.devices import devices as devices
+    from autotile.api.devices import measure_device as measure_device
     from autotile.api.doctor import HealthCheck as HealthCheck
     from autotile.api.doctor import HealthReport as HealthReport
     from autotile.api.doctor import doctor as doctor
@@ -44,10 +47,8 @@ if TYPE_CHECKING:
     from autotile.api.explanation import Check as Check
     from autotile.api.explanation import Explanation as Explanation
     from autotile.api.explanation import OperationExplanation as OperationExplanation
-    from autotile.api.inspection import DeviceList as DeviceList
     from autotile.api.inspection import OccupancyResult as OccupancyResult
     from autotile.api.inspection import SpaceSummary as SpaceSummary
-    from autotile.api.inspection import devices as devices
     from autotile.api.inspection import explain as explain
     from autotile.api.inspection import occupancy as occupancy
     from autotile.api.inspection import space as space
@@ -138,11 +139,11 @@ if TYPE_CHECKING:
     from autotile.kernel.arguments import Workspace as Workspace
     from autotile.kernel.descriptors import TensorMap as TensorMap
     from autotile.kernel.launch import LaunchData as LaunchData
+    from autotile.kernel.problem import Workrate as Workrate
     from autotile.kernel.python_arguments import Buffer as Buffer
     from autotile.kernel.python_arguments import Scalar as Scalar
     from autotile.kernel.python_arguments import Scratch as Scratch
     from autotile.kernel.spec import Parameter as Parameter
-    from autotile.kernel.workrate import Workrate as Workrate
     from autotile.report.comparison import ComparedProblem as ComparedProblem
     from autotile.report.comparison import Comparison as Comparison
     from autotile.report.comparison import Difference as Difference
@@ -163,11 +164,11 @@ if TYPE_CHECKING:
     from autotile.tuning.family_session import FamilyPlan as FamilyPlan
     from autotile.tuning.family_session import FamilyResult as FamilyResult
     from autotile.tuning.family_session import FamilyStep as FamilyStep
-    from autotile.tuning.operation_family_result import Losses as Losses
-    from autotile.tuning.operation_family_result import OperationFamilyResult as OperationFamilyResult
-    from autotile.tuning.operation_family_result import SweepStep as SweepStep
+    from autotile.tuning.operation_result import Losses as Losses
+    from autotile.tuning.operation_result import OperationFamilyResult as OperationFamilyResult
     from autotile.tuning.operation_result import OperationResult as OperationResult
     from autotile.tuning.operation_result import OperationStep as OperationStep
+    from autotile.tuning.operation_result import SweepStep as SweepStep
     from autotile.tuning.operation_result import TunedContender as TunedContender
     from autotile.tuning.options import TuneOptions as TuneOptions
     from autotile.tuning.parameter_effects import ParameterEffects as ParameterEffects
@@ -197,6 +198,11 @@ _NAMES = {
         "diff",
         "merge",
     ),
+    "api.devices": (
+        "DeviceList",
+        "devices",
+        "measure_device",
+    ),
     "api.doctor": (
         "HealthCheck",
         "HealthReport",
@@ -218,10 +224,8 @@ _NAMES = {
         "OperationExplanation",
     ),
     "api.inspection": (
-        "DeviceList",
         "OccupancyResult",
         "SpaceSummary",
-        "devices",
         "explain",
         "occupancy",
         "space",
@@ -348,7 +352,7 @@ _NAMES = {
     ),
     "kernel.spec": ("Parameter",),
     "kernel.descriptors": ("TensorMap",),
-    "kernel.workrate": ("Workrate",),
+    "kernel.problem": ("Workrate",),
     "report.comparison": (
         "ComparedProblem",
         "Comparison",
@@ -376,14 +380,12 @@ _NAMES = {
         "FamilyResult",
         "FamilyStep",
     ),
-    "tuning.operation_family_result": (
+    "tuning.operation_result": (
         "Losses",
         "OperationFamilyResult",
-        "SweepStep",
-    ),
-    "tuning.operation_result": (
         "OperationResult",
         "OperationStep",
+        "SweepStep",
         "TunedContender",
     ),
     "tuning.options": ("TuneOptions",),

@@ -4,7 +4,8 @@
 `autotile.api.tuning`       ``tune``, ``tune_family``, ``tune_misses`` and ``record``
 `autotile.api.results`      ``best``, ``list``, ``families``, ``recordings``, ``trials``, ``misses``, ``db_...``
 `autotile.api.verification` ``verify``
-`autotile.api.inspection`   ``space``, ``explain``, ``occupancy`` and ``devices``
+`autotile.api.inspection`   ``space``, ``explain`` and ``occupancy``
+`autotile.api.devices`      ``devices`` and ``measure_device``
 `autotile.api.doctor`       ``doctor``
 `autotile.api.databases`    ``diff``, ``merge`` and ``clean``
 `autotile.api.exchange`     ``export``, ``import_`` and ``bundle``

@@ -17,15 +17,14 @@ from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_nam
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import unsupported_reason
-from autotile.kernel.source_checks import signature_fault
+from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec, Rule
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
 from autotile.serving.description import time_text as contender_time
 from autotile.settings import read_settings
-from autotile.space.demand import demand_of
 from autotile.space.limits import CompiledStep, check_config, compiled_steps, limits_of
-from autotile.space.occupancy import UNLIMITED, occupancy
+from autotile.space.occupancy import UNLIMITED, demand_of, occupancy
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
 

@@ -1,4 +1,4 @@
-"""Inspection of search spaces, configurations, occupancy and devices; nothing is run on a GPU."""
+"""Inspection of search spaces, configurations and occupancy; nothing is run on a GPU."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ from autotile.api.explanation import (
     limit_rows,
 )
 from autotile.api.targets import (
-    local_gpus,
     named_operation,
     open_problem,
     resolve_device,
     resolve_served_device,
     split_assignments,
 )
-from autotile.core.device import DeviceProperties, device_profile, profile_names
+from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy, Problem, Value
 from autotile.core.text import (
     Displayed,
-    bandwidth_text,
-    bytes_text,
     device_text,
-    flops_text,
     occupancy_text,
-    plural,
     sizes_text,
 )
 from autotile.errors import InputError
@@ -123,46 +118,6 @@ class OccupancyResult(Displayed):
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
         return LIMIT_HEADINGS, limit_rows(self.device, self.block, self.occupancy)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class DeviceList(Displayed):
-    """GPUs of this machine, and profiles of GPUs that need not be present.
-
-    Attributes
-    ----------
-    gpus
-        GPUs of this machine, in the order of their CUDA indices.
-    profiles
-        Devices by the names of their profiles.
-    """
-
-    gpus: tuple[DeviceProperties, ...]
-    profiles: Mapping[str, DeviceProperties]
-
-    def _headline(self) -> str:
-        return f"{plural(len(self.gpus), 'CUDA device')} on this machine, {plural(len(self.profiles), 'profile')}"
-
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        devices = {**{str(index): gpu for index, gpu in enumerate(self.gpus)}, **self.profiles}
-        return ("device", *DEVICE_HEADINGS), [(key, *device_row(device)) for key, device in devices.items()]
-
-
-DEVICE_HEADINGS = ("name", "capability", "SMs", "fp32 peak", "memory", "bandwidth", "smem a block")
-"""Column headings of `device_row`."""
-
-
-def device_row(device: DeviceProperties) -> tuple[str, ...]:
-    """Format the main properties of a device, one for each of `DEVICE_HEADINGS`."""
-    return (
-        device.name,
-        device.compute_capability,
-        str(device.sm_count),
-        flops_text(device.peak_fp32_flops_per_s),
-        bytes_text(device.memory_bytes),
-        bandwidth_text(device.memory_bandwidth_bytes_per_s),
-        bytes_text(device.smem_per_block_optin_bytes),
-    )
 
 
 def space(
@@ -313,11 +268,6 @@ def occupancy(
         )
     block = BlockResources(threads, registers, smem_bytes)
     return OccupancyResult(target.device, block, block.occupancy(target.device), _nonempty(target.notice))
-
-
-def devices() -> DeviceList:
-    """List the GPUs of this machine and the GPU profiles."""
-    return DeviceList(local_gpus(), {name: device_profile(name) for name in profile_names()})
 
 
 def _merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:

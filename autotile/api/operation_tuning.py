@@ -23,8 +23,7 @@ from autotile.serving.libraries import computes, libraries_for
 from autotile.settings import expand_path, read_settings
 from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
-from autotile.tuning.operation_family_result import OperationFamilyResult, SweepStep
-from autotile.tuning.operation_result import OperationResult
+from autotile.tuning.operation_result import OperationFamilyResult, OperationResult, SweepStep
 from autotile.tuning.options import TuneOptions
 
 
@@ -132,7 +131,7 @@ def export_models(
         The database holds no such model, or a file cannot be written.
     """
     from autotile.database.database import open_for_reading
-    from autotile.database.model_store import read_models
+    from autotile.database.learned_store import read_models
 
     opened = open_for_reading(database)
     models = []
@@ -199,6 +198,7 @@ def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Con
 
 
 def check_gpu(options: TuneOptions) -> None:
-    """Raise if the selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
-    if options.replay is None and options.device_index > 0:
-        check_device_index(options.device_index)
+    """Raise if a selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
+    for index in (options.device_index, *options.devices) if options.replay is None else ():
+        if index > 0:
+            check_device_index(index)

@@ -14,11 +14,10 @@ from typing import Any, Protocol, TextIO
 from autotile.core.model import Problem, config_text
 from autotile.core.text import duration_text, funnel_text, sizes_text, time_text
 from autotile.kernel.operation import Operation
+from autotile.kernel.problem import Workrate
 from autotile.kernel.spec import KernelSpec
-from autotile.kernel.workrate import Workrate
 from autotile.tuning.family_session import FamilyStep
-from autotile.tuning.operation_family_result import SweepStep
-from autotile.tuning.operation_result import OperationStep
+from autotile.tuning.operation_result import OperationStep, SweepStep
 from autotile.tuning.result import Progress
 
 Observer = Callable[[Progress], None]

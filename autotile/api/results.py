@@ -22,14 +22,14 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import Displayed, source_text, time_text
 from autotile.database.database import database_location, location_text, open_for_reading, rows_of_kernel
-from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
+from autotile.database.learned_store import FamilyStore
 from autotile.database.studies import StudySummary
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import KernelName, load_kernel
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel

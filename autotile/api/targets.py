@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -23,6 +23,7 @@ from autotile.settings import expand_path
 
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
+_MAX_SIMULATED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,63 @@ def resolve_gpu(device: int | str | None = None) -> int:
             raise InputError(f"no CUDA device of this machine is named {device!r}: {present}; see `autotile devices`")
     check_device_index(index)
     return index
+
+
+def resolve_gpus(devices: str | Sequence[int | str]) -> tuple[int, ...]:
+    """Resolve the GPUs that share a session.
+
+    Parameters
+    ----------
+    devices
+        ``"all"``, indices such as ``"0,2,3"``, or a sequence of indices and names.
+
+    Returns
+    -------
+    tuple of int
+        CUDA indices, in the given order.
+
+    Raises
+    ------
+    InputError
+        This machine has no such GPU, or none at all, or one is named twice.
+    """
+    given = [part.strip() for part in devices.split(",")] if isinstance(devices, str) else list(devices)
+    if given == ["all"]:
+        if not (count := device_count()):
+            raise InputError("this machine has no CUDA device; see `autotile devices`")
+        return tuple(range(count))
+    if not given or "" in given:
+        raise InputError(f"the GPUs {devices!r} cannot be read; expected `all`, or indices such as 0,2,3")
+    found = [resolve_gpu(one) for one in given]
+    if len(set(found)) < len(found):
+        raise InputError(f"{', '.join(map(str, given))} names a GPU twice; name each once")
+    return tuple(found)
+
+
+def simulated_gpus(devices: str) -> tuple[int, ...]:
+    """Return the numbers of the GPUs that a replay simulates, given as ``0,1,2``.
+
+    Raises
+    ------
+    InputError
+        They are not such numbers, or too many.
+    """
+    parts = [part.strip() for part in devices.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) <= _MAX_INDEX_DIGITS for part in parts):
+        raise InputError(
+            f"the GPUs {devices!r} cannot be simulated; expected numbers such as 0,1,2, as launches are replayed"
+        )
+    if len(set(parts)) < len(parts) or len(parts) > _MAX_SIMULATED:
+        raise InputError(f"{devices!r} names a GPU twice, or more than {_MAX_SIMULATED}; name each once")
+    return tuple(map(int, parts))
+
+
+def models_of(devices: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the GPUs in groups of one model, which share studies; the first of each in the given order."""
+    groups: dict[DeviceProperties, list[int]] = {}
+    for index in devices:
+        groups.setdefault(live_device(index), []).append(index)
+    return [tuple(group) for group in groups.values()]
 
 
 def check_device_index(index: int) -> None:

@@ -25,7 +25,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.python_arguments import Library, ReferenceFunction
 from autotile.kernel.python_document import PythonDocument, build_document, function_name
-from autotile.kernel.source_checks import check_source
+from autotile.kernel.sources import check_source
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
 from autotile.settings import expand_path

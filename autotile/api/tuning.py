@@ -17,6 +17,7 @@ from autotile.api.targets import (
     named_operation,
     open_problem,
     resolve_gpu,
+    resolve_gpus,
 )
 from autotile.core.documents import encode_json
 from autotile.core.model import Problem
@@ -31,8 +32,7 @@ from autotile.serving.dispatcher import forget_served
 from autotile.settings import expand_path, read_settings
 from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
-from autotile.tuning.operation_family_result import OperationFamilyResult
-from autotile.tuning.operation_result import OperationResult
+from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.recorder import Recorded
 from autotile.tuning.result import TuneResult
@@ -50,7 +50,7 @@ def tune(
     /,
     *,
     dtype: str | None = None,
-    device: int | str | None = None,
+    device: int | str | Sequence[int | str] | None = None,
     database: str | Path | None = None,
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
@@ -74,7 +74,8 @@ def tune(
     dtype
         Element type; None for the kernel's first.
     device
-        CUDA index or name of a GPU of this machine; None for that of `options`, the first by default.
+        CUDA index or name of a GPU of this machine; None for that of `options`, the first by default. ``"all"``, or a
+        sequence of GPUs of one model, which share the session.
     database
         Path or URL of the tuning database; None for that of `options`, the user's own by default.
     options
@@ -435,11 +436,16 @@ def family_serving_call(
     return serving_call(asked_as, resolve_problem(kernel.spec, family.largest, dtype), dtype=dtype, database=database)
 
 
-def session_options(options: TuneOptions | None, device: int | str | None, database: str | Path | None) -> TuneOptions:
-    """Return options with a device and a database in place of theirs, where these are given."""
+def session_options(
+    options: TuneOptions | None, device: int | str | Sequence[int | str] | None, database: str | Path | None
+) -> TuneOptions:
+    """Return options with a device, or several, and a database in place of theirs, where these are given."""
     options = options or TuneOptions()
-    if device is not None:
-        options = replace(options, device_index=resolve_gpu(device))
+    if device == "all" or (isinstance(device, Sequence) and not isinstance(device, str)):
+        devices = resolve_gpus(device)
+        options = replace(options, device_index=devices[0], devices=devices)
+    elif device is not None:
+        options = replace(options, device_index=resolve_gpu(device), devices=())
     return options if database is None else replace(options, database=str(database))
 
 

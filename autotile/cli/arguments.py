@@ -156,6 +156,14 @@ BundleOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Look into a file of `autotile bundle`.", show_default="the database"),
 ]
+GpusOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="all|INDEX,...",
+        help="GPUs that share the work: all of this machine, or those of the given indices.",
+        show_default="one, see --device",
+    ),
+]
 SEARCH = "Search"
 MEASUREMENT = "Measurement"
 """Panels of options in a command's help."""
@@ -301,6 +309,7 @@ class SearchArguments:
     ] = None
     workers: WorkersOption = None
     device: GpuOption = None
+    devices: GpusOption = None
     database: DatabaseOption = None
 
     def options(self) -> TuneOptions:
@@ -311,10 +320,10 @@ class SearchArguments:
         InputError
             A value cannot be read, or this machine has no such GPU.
         """
-        from autotile.api.targets import resolve_gpu
         from autotile.cli.assignments import read_sizes
         from autotile.tuning.options import TuneOptions
 
+        index, devices = self._devices
         return TuneOptions(
             sampler=self.sampler,
             trials=self.trials,
@@ -331,10 +340,31 @@ class SearchArguments:
             sanitize=self.sanitize,
             transfer=self.transfer,
             workers=self.workers,
-            device_index=resolve_gpu(self.device) if self.device is not None else 0,
+            device_index=index,
+            devices=devices,
             replay=self.replay if self.replay in (None, _BUILT_IN) else Path(self.replay),
             database=self.database,
         )
+
+    @property
+    def _devices(self) -> tuple[int, tuple[int, ...]]:
+        """The index of the GPU to run on, and those of several that share the work.
+
+        Raises
+        ------
+        InputError
+            This machine has no such GPU, or both options are given.
+        """
+        from autotile.api.targets import resolve_gpu, resolve_gpus, simulated_gpus
+
+        if self.devices is None:
+            return (resolve_gpu(self.device) if self.device is not None else 0), ()
+        if self.device is not None:
+            raise InputError("--device names one GPU and --devices several; give one of them")
+        if self.replay is not None:
+            return 0, simulated_gpus(self.devices)
+        found = resolve_gpus(self.devices)
+        return found[0], found
 
 
 def with_search_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:

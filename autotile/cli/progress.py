@@ -17,11 +17,10 @@ from autotile.api.progress import best_text, count_text, plain_line, trial_count
 from autotile.core.model import Problem
 from autotile.core.text import device_text, duration_text, funnel_text, shown_text
 from autotile.kernel.operation import Operation
+from autotile.kernel.problem import Workrate
 from autotile.kernel.spec import KernelSpec
-from autotile.kernel.workrate import Workrate
 from autotile.tuning.family_session import FamilyStep
-from autotile.tuning.operation_family_result import SweepStep
-from autotile.tuning.operation_result import OperationStep
+from autotile.tuning.operation_result import OperationStep, SweepStep
 from autotile.tuning.result import Progress
 
 _PLAIN_INTERVAL_S = 15.0

@@ -214,7 +214,7 @@ def _run(
 def live_progress(kernel: Kernel, problem: Problem) -> TuneProgress:
     """Return an observer of a session that shows its progress on standard error."""
     from autotile.cli.progress import TuneProgress
-    from autotile.kernel.workrate import Workrate
+    from autotile.kernel.problem import Workrate
 
     return TuneProgress(error_console(), problem, Workrate.of(kernel.spec, problem))
 
@@ -253,7 +253,7 @@ def _winner_label(result: TuneResult) -> str:
 
 
 def _comparison(result: TuneResult) -> Table:
-    from autotile.kernel.workrate import Workrate
+    from autotile.kernel.problem import Workrate
 
     scores = list(result.winner.scores) if result.winner is not None else []
     shown = table("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))
@@ -295,7 +295,7 @@ def _facts(result: TuneResult, call: str) -> Iterator[tuple[str, RenderableType]
         yield "serve it", call
 
 
-def _search_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
+def _search_facts(result: TuneResult) -> Iterator[tuple[str, RenderableType]]:
     if result.insight is not None and result.winner is not None:
         yield "matters", result.insight.sentence
     if result.drift is not None and result.drift.spread > _MIN_DRIFT_SHOWN:
@@ -306,12 +306,29 @@ def _search_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
         yield "not learnt", f"from {'; '.join(map(str, result.not_learnt_from))}"
     if result.load is not None:
         yield "busy", _load(result.load)
+    if result.gpus:
+        yield "GPUs", lines(_gpus(result))
     yield "gates", funnel_text(result.gates, result.outcomes)
     if result.stopped is not None and result.stopped.rule in ("until", "settled"):
         yield "stopped", _stopped(result.stopped)
     resumed = f", {plural(result.resumed, 'trial')} resumed" if result.resumed else ""
     yield "took", duration_text(result.seconds) + resumed
     yield "saved in", result.database
+
+
+def _gpus(result: TuneResult) -> list[str]:
+    """Return a line for each GPU that took part, and one for the winner on a second one."""
+    rows = [
+        f"{use.uuid}: {plural(use.trials, 'trial')}"
+        + (f", times x {use.scale:.4f}" if use.scale is not None else "")
+        + (f", given up: {use.lost}" if use.lost else "")
+        for use in result.gpus
+    ]
+    found = result.confirmation
+    if found is not None:
+        ratio = f", {found.speedup.value:.3f}x over the default" if found.speedup is not None else ""
+        rows.append(f"the winner on {found.gpu}: {time_text(found.time_us)}, {100 * found.spread:+.1f} %{ratio}")
+    return rows
 
 
 def _interruption(result: TuneResult) -> str:

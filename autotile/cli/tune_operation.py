@@ -16,8 +16,7 @@ from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.core.text import device_text, duration_text
 
 if TYPE_CHECKING:
-    from autotile.tuning.operation_family_result import OperationFamilyResult
-    from autotile.tuning.operation_result import OperationResult
+    from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
     from autotile.tuning.options import TuneOptions
 
 
@@ -52,7 +51,7 @@ def run_operation_family(
     from autotile.api.operation_tuning import tune_operation_family
     from autotile.cli.progress import SweepProgress
     from autotile.kernel.operation import load_operation
-    from autotile.tuning.operation_family_result import OperationFamilyResult
+    from autotile.tuning.operation_result import OperationFamilyResult
 
     result = tune_operation_family(load_operation(asked_as), words, dtype, options, SweepProgress(error_console()))
     show(result, family_model_table, OperationFamilyResult.to_json, as_json=as_json)

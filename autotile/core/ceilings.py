@@ -149,10 +149,15 @@ class DeviceCeilings(Displayed):
         found = [ceiling for ceiling in self.ceilings if ceiling.name in names]
         return max(found, key=lambda ceiling: ceiling.value, default=None)
 
-    def _headline(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The GPU, and when it was measured."""
         if self.source == "datasheet":
             return f"{self.gpu_name}, by its datasheet"
         return f"{self.gpu_name} ({self.gpu_uuid}), measured {moment_text(self.measured_at)}"
+
+    def _headline(self) -> str:
+        return self.headline
 
     def _facts(self) -> Iterable[tuple[str, str]]:
         return [("warning", warning) for warning in self.warnings]

@@ -33,6 +33,10 @@ OBJECTIVE, COST, METRIC = "objective", "objective_cost", "metric."
 STEP_TIME = "step_us."
 """Prefix of the time of a step in `Trial.telemetry`, followed by its index and its function."""
 
+GPU_SCALE = "gpu_scale"
+"""Name in `Trial.telemetry`: factor by which the times were multiplied where several GPUs measured one study; each is
+on the scale of the GPU that holds the finals."""
+
 SAME_CODE = "same_code"
 """Stage of a candidate that was not measured because it compiled to the code of an earlier one."""
 
@@ -176,6 +180,8 @@ class Trial:
     measurement: Measurement | None = None
     cubin_hash: Name = ""
     source: Literal["cuda", "replayed"] = "cuda"
+    gpu: Name = ""
+    """UUID of the GPU that it ran on, as ``nvidia-smi -L`` lists it; empty if it is not known, or nothing ran."""
     seconds: Mapping[Name, NonNegative] = field(default_factory=dict)
     """Wall time of each completed stage, in seconds."""
     telemetry: Mapping[Name, Finite | Whole | Text] = field(default_factory=dict)

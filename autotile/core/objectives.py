@@ -26,7 +26,7 @@ def split_objectives(names: Iterable[str], metrics: Iterable[str] = ()) -> tuple
     Parameters
     ----------
     names
-        Names of objectives, separated by commas too, or an expression of `autotile.kernel.objective`.
+        Names of objectives, separated by commas too, or an expression of `autotile.kernel.spec`.
     metrics
         Names of metrics, each of which is an expression.
 

@@ -236,7 +236,7 @@ def check_signatures(kernel: Kernel, problem_dtype: str, cubin: CachedCubin) -> 
     SpecError
         The number or the size of the parameters differs.
     """
-    from autotile.kernel.source_checks import check_signature  # a compile worker does without
+    from autotile.kernel.sources import check_signature  # a compile worker does without
 
     for step in kernel.spec.steps:
         if (function := cubin.functions.get(step.entry)) is not None:

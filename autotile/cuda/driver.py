@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
+from uuid import UUID
 
 from autotile.core.device import DeviceProperties, limits_for
 from autotile.core.model import LaunchGeometry, Value
@@ -138,6 +139,18 @@ def live_device(index: int = 0) -> DeviceProperties:
         )
     except runtime.CUDARuntimeError as error:
         raise ToolchainError(f"CUDA device {index} cannot be queried: {error}; see `autotile doctor`") from None
+
+
+def device_uuid(index: int = 0) -> str:
+    """Return the UUID of a CUDA device as ``nvidia-smi -L`` lists it, ``GPU-...``; empty if it cannot be queried."""
+    try:
+        driver = load_driver()
+    except ToolchainError:
+        return ""
+    device, data = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetUuid_v2(ctypes.byref(data), device):
+        return ""
+    return f"GPU-{UUID(bytes=bytes(data))}"
 
 
 def driver_version() -> str:

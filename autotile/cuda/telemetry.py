@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from autotile.core.text import plural
 from autotile.cuda.timing import BackToBack, Launch, Timer
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
+
+_IDLE_PERCENT = 5
+"""Share of the last second, in percent, in which an idle GPU may run a kernel, such as that of a display."""
 
 
 class Telemetry:
@@ -57,6 +62,23 @@ class Telemetry:
     def power_w(self) -> float | None:
         """Return the power in watts, from Ampere on averaged over a second; None if NVML does not report it."""
         return self._read(lambda: self._nvml.nvmlDeviceGetPowerUsage(self._device) / 1e3)
+
+    def other_users(self) -> tuple[str, ...]:
+        """Return what else uses the GPU, one line each; to be called before this process has a context on it."""
+        if self._nvml is None:
+            return ()
+        nvml, found = self._nvml, []
+        try:
+            others = [one for one in nvml.nvmlDeviceGetComputeRunningProcesses(self._device) if one.pid != os.getpid()]
+            if others:
+                listed = ", ".join(str(one.pid) for one in others[:5])
+                found.append(f"{plural(len(others), 'other process', 'other processes')} on the GPU (PID {listed})")
+        except nvml.NVMLError:
+            pass
+        busy = self._read(lambda: nvml.nvmlDeviceGetUtilizationRates(self._device).gpu)
+        if busy is not None and busy > _IDLE_PERCENT:
+            found.append(f"the GPU was {busy} % busy before the measurement")
+        return tuple(found)
 
     def _read(self, reading: Callable[[], float | int]) -> float | int | None:
         if self._nvml is None:

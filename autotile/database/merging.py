@@ -14,10 +14,9 @@ from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
 from autotile.database.ceiling_store import copy_ceilings, stored_ceilings
 from autotile.database.database import Database
-from autotile.database.family_store import check_family, replace_family
 from autotile.database.keys import TuningKey
+from autotile.database.learned_store import check_family, check_model, copy_model, replace_family
 from autotile.database.misses import stored_miss
-from autotile.database.model_store import check_model, copy_model
 from autotile.database.rows import Row, StoredTrial, insert_trial, parsed_rows, rows_of, stored_trial, trial_row
 from autotile.database.schema import CEILINGS, FAMILIES, MISSES, MODELS, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.studies import StoredBest, stored_run, stored_study

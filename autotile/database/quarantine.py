@@ -18,9 +18,8 @@ from sqlalchemy import ColumnElement, Connection, delete, select
 
 from autotile.core.documents import Format, decode_json, encode_json, read_regular
 from autotile.database.ceiling_store import stored_ceilings
-from autotile.database.family_store import check_family
+from autotile.database.learned_store import check_family, check_model
 from autotile.database.misses import stored_miss
-from autotile.database.model_store import check_model
 from autotile.database.paths import atomic_write
 from autotile.database.rows import BadRow, BadRowError, Row, rows_of, stored_trial
 from autotile.database.schema import METADATA, RUNS, TRIALS

@@ -180,6 +180,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "telemetry": {name: value for name, value in trial.telemetry.items() if _is_storable(value)},
         "seconds": dict(trial.seconds),
         "source": trial.source,
+        "gpu": trial.gpu,
         **_geometry_columns(trial.geometry),
         **_resource_columns(trial.resources),
         **_occupancy_columns(trial.occupancy),

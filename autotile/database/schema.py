@@ -128,12 +128,26 @@ TRIALS = Table(
     _json("telemetry"),
     _json("seconds"),
     Column("source", Text, nullable=False),
+    Column("gpu", Text, nullable=False, server_default=""),
     Column("created_at", Text, nullable=False),
     Index("trials_by_time", "study_id", "outcome", "time_us"),
     Index("trials_by_rank", "study_id", "phase", "rank"),
     Index("trials_by_run", "run_id"),
 )
 """One row for each trial. ``config`` keeps the order of the parameters; ``config_key`` is canonical, for look-ups."""
+
+CLAIMS = Table(
+    "claims",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", Integer, nullable=False),
+    Column("config_key", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("expires_at", Float(53), nullable=False),
+    UniqueConstraint("study_id", "config_key", name="one_claim_a_configuration"),
+)
+"""One row for each configuration that a session is trying; ``expires_at`` is in seconds since 1970. After that another
+session may try it."""
 
 MISSES = Table(
     "misses",

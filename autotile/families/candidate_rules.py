@@ -16,8 +16,8 @@ from autotile.families.model_inputs import ModelCandidate
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import KernelSpec
-from autotile.space.demand import demand_of
 from autotile.space.limits import check_config, limit_violation
+from autotile.space.occupancy import demand_of
 
 
 @dataclass(frozen=True, slots=True)

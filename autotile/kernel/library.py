@@ -18,9 +18,8 @@ from autotile.core.model import Config
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.python_arguments import ReferenceFunction
-from autotile.kernel.source_checks import check_source
 from autotile.kernel.source_text import names_in
-from autotile.kernel.sources import hash_with_includes, is_file, own_sources, read_text
+from autotile.kernel.sources import check_source, hash_with_includes, is_file, own_sources, read_text
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import Location
 from autotile.settings import absolute_path, read_settings

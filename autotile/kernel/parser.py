@@ -14,12 +14,11 @@ from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
 from autotile.kernel.compiler_options import parse_build
 from autotile.kernel.computed import PREFIX, Computed, ConfigFunction, Predicate, parse_predicate
+from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.nodes import Kind
-from autotile.kernel.objective import parse_metrics, parse_objective
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
 from autotile.kernel.reference import parse_reference
-from autotile.kernel.spec import KernelSpec, Limits, Parameter, Rule, Step, Work
-from autotile.kernel.steps import launch_kinds, parse_steps
+from autotile.kernel.spec import KernelSpec, Limits, Parameter, Rule, Step, Work, parse_metrics, parse_objective
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier, read_document
 
 SECTIONS = (

@@ -9,7 +9,7 @@ from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.text import bandwidth_text, flops_text, moment_text, percent_text
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 
 _EXCEEDED = 1.02
 """Share of a ceiling above which a kernel does not use the units that it is of."""

@@ -22,7 +22,7 @@ from autotile.database.rows import StoredTrial
 from autotile.database.studies import StoredRun
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, is_path, load_kernel
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 from autotile.report.roofline import Bound, Roofline, roofline_of
 
 _EXAMPLES = 3

@@ -9,7 +9,7 @@
 `autotile.search.gaussian_process`   regression, to which observations are added
 `autotile.search.hyperparameters`    their maximum a posteriori fit
 `autotile.search.surrogate`          the regression, kept up to date with the trials, and its predictions
-`autotile.search.refits`             fits that are repeated as trials end
+`autotile.search.surrogate`             fits that are repeated as trials end
 `autotile.search.history`            rows and results of trials, and their losses
 `autotile.search.embedding`          configurations as coordinates of the regression
 `autotile.search.transfer`           `TransferPrior`: predictions from other studies of the kernel

@@ -13,10 +13,9 @@ from optuna.trial import FrozenTrial, TrialState
 from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import Floats, Posterior, log_expected_improvement, one_blas_thread
 from autotile.search.history import History, Result, result_of
-from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
-from autotile.search.surrogate import Prediction, Surrogate
+from autotile.search.surrogate import STARTUP, Prediction, Refits, Surrogate
 from autotile.search.transfer import EstimatedSpeeds, ExpectedSpeeds, MisleadingSource, TransferPrior
 from autotile.space.search_space import SearchSpace
 

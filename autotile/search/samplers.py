@@ -341,13 +341,17 @@ def is_exhaustive(name: str) -> bool:
     return entry is not None and entry.exhaustive
 
 
-def lookahead_of(name: str, workers: int) -> Lookahead:
-    """Return how far a sampler looks ahead with a number of compile workers."""
+def lookahead_of(name: str, workers: int, gpu_count: int = 1) -> Lookahead:
+    """Return how far a sampler looks ahead with a number of compile workers and of GPUs, each of which holds two."""
     entry = sampler_entry(name)
-    if entry.learns:
-        return entry.lookahead
-    compiling = max(entry.lookahead.compiling, _AHEAD_PER_WORKER * workers)
-    return replace(entry.lookahead, compiling=compiling, queued=_QUEUED)
+    lookahead = entry.lookahead
+    if not entry.learns:
+        compiling = max(lookahead.compiling, _AHEAD_PER_WORKER * workers)
+        lookahead = replace(lookahead, compiling=compiling, queued=_QUEUED)
+    if gpu_count == 1 or lookahead.compiling == 1:  # one that waits for each result cannot use another GPU
+        return lookahead
+    compiling = lookahead.compiling * (gpu_count + 1) // 2
+    return replace(lookahead, compiling=compiling, queued=2 * gpu_count - 1)
 
 
 def resolve_sampler(

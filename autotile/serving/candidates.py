@@ -85,7 +85,7 @@ class Candidates:
         return self._read(lambda found: found.digested_rows(study, config))
 
     def _rules_of(self, database: Database) -> list[StoredRule]:
-        from autotile.database.family_store import FamilyStore
+        from autotile.database.learned_store import FamilyStore
 
         return FamilyStore(database).rules(self._kernel, self._dtype)
 
@@ -125,7 +125,7 @@ def model_of(location: str, operation: str, dtype: str, gpu_name: str) -> Operat
 
 def _model_of_server(location: str, operation: str, dtype: str, gpu_name: str) -> Any:
     from autotile.database.database import Database
-    from autotile.database.model_store import read_models
+    from autotile.database.learned_store import read_models
 
     try:
         with FORK_LOCK:

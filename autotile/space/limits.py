@@ -20,8 +20,7 @@ from autotile.errors import nearest
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
-from autotile.space.demand import CLIP, Column, Demand, LaunchDemand, Mask, demand_of
-from autotile.space.occupancy import occupancy
+from autotile.space.occupancy import CLIP, Column, Demand, LaunchDemand, Mask, demand_of, occupancy
 
 _MAX_CLUSTER_BLOCKS = 8
 """Portable maximum of blocks per cluster: CUDA C++ Programming Guide, thread block clusters."""

@@ -1,11 +1,11 @@
-"""Execution backends: a GPU of this machine, or a recording of one."""
+"""Execution backends: a GPU of this machine, several of them, or a recording of one."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
@@ -13,20 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import L2Mode, Outcome, Problem
-from autotile.core.objectives import ENERGY, ERROR
+from autotile.core.model import Problem
+from autotile.core.objectives import ENERGY
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import check_signatures
-from autotile.cuda.driver import device_count, has_driver, live_device
-from autotile.cuda.timing import DISCARD_RATIO, discard_reason
-from autotile.database.keys import space_hash
-from autotile.errors import InputError, RecordingError, ToolchainError, WorkerError
-from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
+from autotile.cuda.driver import device_count, device_uuid, has_driver, live_device
+from autotile.errors import InputError, ToolchainError, WorkerError
 from autotile.kernel.inputs import missing_input, with_captured_call
 from autotile.kernel.library import Kernel, reference_source
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.scoring import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
@@ -44,8 +42,31 @@ _SANITIZER_S = 120.0
 """Timeout of one check under compute-sanitizer, in seconds. A check of a few thousand elements a side takes seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A candidate that a GPU has evaluated.
+
+    Attributes
+    ----------
+    candidate
+        As it was submitted.
+    evaluation
+        Its outcome; of several GPUs, with times on the scale of the one that holds the finals.
+    gpu
+        UUID of the GPU; empty if it is not known.
+    """
+
+    candidate: Candidate
+    evaluation: Evaluation
+    gpu: str = ""
+
+
 class Backend(Protocol):
     """A device and the execution of candidates on it.
+
+    The methods block, and are called by one thread at a time; only `close` may be called by another one meanwhile,
+    which ends them. A backend of one GPU returns the results in the order of the candidates; several GPUs behind one
+    backend (`autotile.tuning.gpu_group.GpuGroup`) return them as they end.
 
     Attributes
     ----------
@@ -60,6 +81,22 @@ class Backend(Protocol):
     device: DeviceProperties
     source: Literal["cuda", "replayed"]
     notice: str
+
+    @property
+    def uuid(self) -> str:
+        """UUID of the GPU that holds races; empty if it is not known."""
+
+    @property
+    def gpu_count(self) -> int:
+        """Number of GPUs that evaluate candidates at the same time."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a worker process died with the last candidate, and what was submitted after it has yet to run."""
+
+    @property
+    def has_result(self) -> bool:
+        """Whether `result` is certain not to wait; False where that is not known."""
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
@@ -84,14 +121,17 @@ class Backend(Protocol):
             Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
         """
 
-    def result(self) -> Evaluation:
-        """Wait for the oldest candidate that was submitted, and return its evaluation.
+    def result(self) -> Finished:
+        """Wait for a candidate that was submitted, and return its evaluation.
 
         Raises
         ------
         WorkerError
             As for `autotile.workers.gpu.Gpu.result`.
         """
+
+    def withdraw(self) -> None:
+        """Forget the candidates that were submitted and have no result; their evaluations are never returned."""
 
     def race(
         self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
@@ -122,6 +162,13 @@ class Backend(Protocol):
             As for `autotile.workers.gpu.Gpu.verify`.
         """
 
+    def spare(self) -> Backend | None:
+        """Return the backend of a second GPU, to confirm what the first has found; None if there is none."""
+
+    @property
+    def uses(self) -> tuple[GpuUse, ...]:
+        """What each of several GPUs did so far; empty for one."""
+
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
 
@@ -146,6 +193,9 @@ class LiveBackend:
 
     source: Literal["cuda", "replayed"] = "cuda"
     notice = ""
+    gpu_count = 1
+    has_result = False
+    uses: tuple[GpuUse, ...] = ()
 
     def __init__(
         self,
@@ -153,11 +203,16 @@ class LiveBackend:
         device: DeviceProperties,
         sanitizer: Sanitizer | None = None,
         expected: ExpectedFolder | None = None,
+        *,
+        uuid: str = "",
     ) -> None:
         self.device = device
+        self.uuid = uuid
         self._expected = expected
         self._gpu = gpu
         self._sanitizer = sanitizer
+        self._submitted: deque[Candidate] = deque()
+        """Candidates without a result, oldest first."""
 
     @classmethod
     def start(
@@ -182,7 +237,12 @@ class LiveBackend:
             if device is None:
                 return None
             opened.pop_all()
-        return cls(gpu, device, sanitizer, expected)
+        return cls(gpu, device, sanitizer, expected, uuid=device_uuid(options.device_index))
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the worker died with the last candidate."""
+        return self._gpu.is_dead
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return None: every row can be run."""
@@ -194,11 +254,18 @@ class LiveBackend:
 
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Send the candidate to the worker, which runs it when it has finished those before."""
+        self._submitted.append(candidate)
         self._gpu.submit(candidate, best_us)
 
-    def result(self) -> Evaluation:
+    def result(self) -> Finished:
         """Wait for the worker; a crash or a hang is an outcome."""
-        return self._gpu.result()
+        evaluation = self._gpu.result()
+        return Finished(self._submitted.popleft(), evaluation, self.uuid)
+
+    def withdraw(self) -> None:
+        """Forget the candidates without a result; a worker that runs one is ended."""
+        self._submitted.clear()
+        self._gpu.withdraw()
 
     def race(
         self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
@@ -217,6 +284,9 @@ class LiveBackend:
         """Run the candidate up to ``repeats`` times; a crash or a hang is an outcome."""
         return self._gpu.verify(candidate, repeats, limit_s)
 
+    def spare(self) -> None:
+        """Return None: there is no other GPU."""
+
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run each candidate in processes of its own, if the sanitizer is enabled."""
         return [[] for _ in candidates] if self._sanitizer is None else self._sanitizer.check_all(candidates)
@@ -226,78 +296,6 @@ class LiveBackend:
         self._gpu.close()
         if self._expected is not None:
             self._expected.close()
-
-
-class ReplayBackend:
-    """A recording of a GPU: results are looked up, and nothing runs.
-
-    Parameters
-    ----------
-    recording
-        Recorded results.
-    notice
-        One line for the user.
-
-    Raises
-    ------
-    RecordingError
-        The recording does not state the properties of its GPU.
-    """
-
-    source: Literal["cuda", "replayed"] = "replayed"
-
-    def __init__(self, recording: Recording, notice: str = "") -> None:
-        self.device = replace(_recorded_device(recording), source="replayed")
-        self.notice = notice
-        self._recording = recording
-        self._evaluations: deque[Evaluation] = deque()
-
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the rows that were recorded."""
-        mask = np.zeros(len(space), dtype=np.bool_)
-        rows = (space.row_of(self._recording.config(number)) for number in range(len(self._recording)))
-        mask[[row for row in rows if row is not None]] = True
-        return mask
-
-    def wait(self) -> None:
-        """Return at once: the recording is in memory."""
-
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
-        """Look up the candidate, and prune it by its recorded time as a live measurement would."""
-        self._evaluations.append(self._evaluation(candidate, best_us))
-
-    def result(self) -> Evaluation:
-        """Return the oldest result that was not returned."""
-        return self._evaluations.popleft()
-
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
-        """Return None: nothing can be timed again."""
-        return None
-
-    def draw_second_inputs(self, seed: int) -> None:
-        """Do nothing: no inputs are needed."""
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
-        """Return success: nothing can be run again, and the recorded outcome remains in force."""
-        return Evaluation(Outcome.OK, stage="replay")
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Return no findings."""
-        return [[] for _ in candidates]
-
-    def close(self) -> None:
-        """Do nothing: no resource is held."""
-
-    def _evaluation(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        result = self._recording.lookup(candidate.config)
-        if result is None:
-            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
-        measured = result.measurement
-        if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
-            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
-        return Evaluation(result.outcome, result.reason, result.stage, measured)
 
 
 def choose_backend(
@@ -323,19 +321,44 @@ def choose_backend(
         The requested sanitizer is not installed.
     """
     if options.replay is None and has_driver():
-        live = LiveBackend.start(kernel, problem, settings, options, worker_pool)
+        live = _start_gpus(kernel, problem, settings, options, worker_pool)
         if live is not None:
             return live
     if options.sanitize:
         raise InputError("--sanitize runs the finalists on a GPU, and launches are replayed here; leave it out")
+    from autotile.tuning.gpu_group import GpuGroup
+    from autotile.tuning.replay import ReplayBackend, SimulatedGpu, open_recording, replay_notice
+
     try:
-        recording = _select_recording(problem, options, settings.recording_folders)
-        _check_version(recording, kernel, problem, options.l2)
-        _check_objectives(recording, options.objectives)
+        recording = open_recording(kernel, problem, options, settings.recording_folders)
     except InputError:
         check_without_gpu(kernel, problem, settings, options)
         raise
-    return ReplayBackend(recording, _replay_notice(recording, options))
+    notice = replay_notice(recording, options)
+    if len(options.devices) < 2:
+        return ReplayBackend(recording, notice)
+    simulated = [SimulatedGpu(recording, notice, uuid=f"simulated-{index}") for index in options.devices]
+    return GpuGroup(simulated, options.run_deadline_s)
+
+
+def _start_gpus(
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
+) -> Backend | None:
+    """Start the workers of the GPUs of a session; None if the machine has no CUDA device."""
+    if len(options.devices) < 2:
+        return LiveBackend.start(kernel, problem, settings, options, worker_pool)
+    from autotile.tuning.gpu_group import GpuGroup
+
+    with ExitStack() as opened:
+        backends: list[Backend] = []
+        for index in options.devices:
+            one = LiveBackend.start(kernel, problem, settings, replace(options, device_index=index), worker_pool)
+            if one is None:
+                return None
+            opened.callback(one.close)
+            backends.append(one)
+        opened.pop_all()
+    return GpuGroup(backends, options.run_deadline_s)
 
 
 def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> None:
@@ -418,67 +441,3 @@ def kernel_source(kernel: Kernel) -> KernelSource | None:
         return None
     folders, names = tuple(map(str, found.include_folders)), tuple(sorted(found.template_names))
     return KernelSource(found.source, str(found.template_path), found.source_hash, folders, names)
-
-
-def _select_recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
-    """Read the requested recording, or the newest one of the problem."""
-    if options.replay not in (None, "auto"):
-        return read_recording(Path(str(options.replay)), kernel=problem.kernel)
-    found = find_recording(folders, problem.kernel, problem.sizes, problem.dtype)
-    if found is not None:
-        return read_recording(found.path)
-    headers = [entry.header for entry in list_recordings(folders) if entry.header is not None]
-    known = [str(header.problem) for header in headers if header.problem.kernel == problem.kernel]
-    recorded = f"recorded are: {'; '.join(known)}" if known else f"nothing is recorded of {problem.kernel}"
-    where = "no CUDA device here and no" if options.replay is None else "no"
-    raise InputError(f"there is {where} recording of {problem}; {recorded}. See `autotile doctor`")
-
-
-def _check_version(recording: Recording, kernel: Kernel, problem: Problem, l2: L2Mode) -> None:
-    """Raise if a recording belongs to another problem, another version of the kernel, or another L2 mode."""
-    key = recording.header.key
-    if recording.header.problem != problem:
-        raise RecordingError(
-            f"the recording is of {recording.header.problem}, expected {problem}; name the sizes that it holds"
-        )
-    is_imported = not key.template_hash  # files of other tuners do not identify the kernel
-    if not is_imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
-        raise RecordingError(
-            f"the recording of {problem} was made with another version of the kernel; "
-            "its times say nothing of this one: measure it anew with `autotile record` on a GPU"
-        )
-    if key.l2_mode != l2:
-        raise RecordingError(
-            f"the recording of {problem} was measured with a {key.l2_mode} L2 cache, expected {l2}; "
-            f"replay it with --l2 {key.l2_mode}, or record it with --l2 {l2}"
-        )
-
-
-def _check_objectives(recording: Recording, objectives: Sequence[str]) -> None:
-    """Raise if an objective cannot be read from a recording."""
-    lacking = [name for name in objectives if name in (ENERGY, ERROR)]
-    if lacking:
-        raise RecordingError(
-            f"the recording of {recording.header.problem} holds no {' and no '.join(lacking)} of its configurations, "
-            "only times, and the compiler says registers; leave that objective out, or tune on a GPU"
-        )
-
-
-def _recorded_device(recording: Recording) -> DeviceProperties:
-    if recording.header.device is None:
-        raise RecordingError(
-            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
-            "replay needs the device's properties"
-        )
-    return recording.header.device
-
-
-def _replay_notice(recording: Recording, options: TuneOptions) -> str:
-    reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
-    name = _recorded_device(recording).name
-    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
-    if not recording.header.key.template_hash:
-        notice += ", imported: of which version of the kernel is not known"
-    if options.verify_sizes:
-        notice += "; nothing runs at the problems of --verify-problem"
-    return notice

@@ -165,7 +165,7 @@ class Judge:
             compiled = pipeline.next_candidate(given)
             trial = pipeline.begin(compiled, None) if compiled is not None else None
             if compiled is None or trial is None:
-                compiled, trial = pipeline.end_oldest()
+                compiled, trial = pipeline.end_next()
             given.end(compiled.row)
             candidate = _candidate(pipeline, compiled)
             if trial.outcome is Outcome.OK and candidate is not None:
@@ -218,7 +218,7 @@ class Judge:
         assert compiled is not None
         trial = pipeline.begin(compiled, None)
         if trial is None:
-            compiled, trial = pipeline.end_oldest()
+            compiled, trial = pipeline.end_next()
         return trial, _candidate(pipeline, compiled)
 
 
@@ -243,10 +243,6 @@ def _speedup(raced: dict[int, RaceTimes]) -> Interval:
     return widen_by_session_spread(paired_ratio(raced[0].times_us[:rounds], raced[1].times_us[:rounds]))
 
 
-_QUEUED = 1
-"""Candidates that the device is given beside the one that it runs."""
-
-
 class GivenCandidates:
     """A proposer of given configurations, see `autotile.tuning.pipeline.Proposer`.
 
@@ -257,9 +253,12 @@ class GivenCandidates:
     ----------
     configs
         Valid configurations; of equal ones, the first counts.
+    queued
+        Candidates that the device is given beside one that it runs.
     """
 
-    def __init__(self, configs: Iterable[Config]) -> None:
+    def __init__(self, configs: Iterable[Config], queued: int = 1) -> None:
+        self._queued = queued
         distinct = {config_key(config): dict(config) for config in configs}
         self._unproposed: dict[int, Config] = dict(
             zip(range(-1, -len(distinct) - 1, -1), distinct.values(), strict=True)
@@ -282,7 +281,7 @@ class GivenCandidates:
 
     def ready(self) -> list[int]:
         """Return the oldest candidate that waits; none while the device has enough."""
-        return [] if len(self._running) > _QUEUED else list(self._waiting)[:1]
+        return [] if len(self._running) > self._queued else list(self._waiting)[:1]
 
     def waiting(self) -> list[int]:
         """Return all candidates that wait."""

@@ -126,7 +126,7 @@ def hold_contest(
         entries = list(zip(workloads, candidates, strict=True))
         if any(library.call is not None for library in libraries):
             gpu.close()
-            if idle := worker_pool.acquire_idle(GPU_WORKER):
+            if idle := worker_pool.acquire_idle(GPU_WORKER, str(options.device_index)):
                 idle.close()  # frees its memory
             raced = _race_here(entries, libraries, problem, rounds, options)
         else:

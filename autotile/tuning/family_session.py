@@ -13,8 +13,8 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, config_key, config_text
 from autotile.core.text import NOTHING, Displayed, device_text, percent_text, plural, sizes_text, time_text
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
+from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.errors import InputError
 from autotile.families.family import Family, sample_members
 from autotile.families.features import Traits, list_features, meet_rules

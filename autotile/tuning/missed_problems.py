@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, open_for_reading, rows_of_kernel
-from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
+from autotile.database.learned_store import FamilyStore
 from autotile.database.misses import MissCost, MissCostEstimator, StoredMiss, study_times
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel

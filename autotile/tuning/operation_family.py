@@ -15,21 +15,20 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, config_key
 from autotile.cuda.driver import device_count, has_driver, live_device
-from autotile.database.model_store import save_model
+from autotile.database.learned_store import save_model
 from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
-from autotile.kernel.problem import check_memory
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate, check_memory
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.contest import OperationLibrary
-from autotile.tuning.operation_family_result import Losses, OperationFamilyResult, SweepPhase, SweepStep
 from autotile.tuning.operation_learning import learn_model
+from autotile.tuning.operation_result import Losses, OperationFamilyResult, SweepPhase, SweepStep
 from autotile.tuning.operation_sweep import CandidateKey, Sweep, SweepCandidate, SweptProblem, problem_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.stopping import StopRequest

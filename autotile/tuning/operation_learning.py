@@ -14,7 +14,7 @@ from autotile.families.model_inputs import ModelCandidate
 from autotile.families.operation_model import MeasuredProblem, OperationModel
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
-from autotile.tuning.operation_family_result import Losses
+from autotile.tuning.operation_result import Losses
 from autotile.tuning.operation_sweep import CandidateKey, SweepCandidate, SweptProblem
 
 _MIN_VERIFIED = 2

@@ -19,8 +19,7 @@ from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import DatabaseError, InputError, ToolchainError, WorkerError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
-from autotile.kernel.problem import resolve_problem
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import Settings
 from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
 from autotile.tuning.family_study import is_possible

@@ -52,7 +52,7 @@ class TuneOptions:
         where the search ends otherwise.
     objectives
         Objectives to minimise, of `autotile.core.objectives`. Time is always one of them, and decides the winner. An
-        expression of `autotile.kernel.objective` takes the place of the time; it must be the only one.
+        expression of `autotile.kernel.spec` takes the place of the time; it must be the only one.
     objective, maximize
         That expression, set from ``objectives`` when the session begins, and whether it is maximised.
     seed
@@ -88,6 +88,9 @@ class TuneOptions:
         Timeout of one compilation, and of one candidate on the GPU, in seconds.
     device_index
         Index of the CUDA device.
+    devices
+        Indices of the CUDA devices, of one model, that share the session; the first is `device_index`. Empty for that
+        one alone. In replay, as many GPUs are simulated.
     replay
         Recording file to replay; ``"auto"`` for a built-in recording, even on a machine with a GPU; None to replay a
         built-in recording only where there is no GPU.
@@ -124,6 +127,7 @@ class TuneOptions:
     compile_deadline_s: float = 60.0
     run_deadline_s: float = 30.0
     device_index: int = 0
+    devices: tuple[int, ...] = ()
     replay: str | Path | None = None
     database: str | None = field(default=None, repr=False)  # its URL may hold a password
     trace: str | Path | None = None
@@ -143,6 +147,10 @@ class TuneOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0):
                 raise InputError(f"{name} is {value!r}, expected seconds, 0 or more")
+        for index in self.devices:
+            check_whole("devices", index, 0)
+        if len(set(self.devices)) < len(self.devices):
+            raise InputError(f"devices names a GPU twice: {', '.join(map(str, self.devices))}; name each once")
         if self.l2 not in _L2_MODES:
             raise InputError(f"l2 is {self.l2!r}, expected {' or '.join(map(repr, _L2_MODES))}")
 

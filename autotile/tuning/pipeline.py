@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
@@ -21,9 +20,12 @@ from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config, compiled_steps
-from autotile.tuning.backend import Backend
+from autotile.tuning.backend import Backend, Finished
 from autotile.workers.compile_pool import Compiled, CompilePool
-from autotile.workers.protocol import Candidate, Evaluation, SizedCubin
+from autotile.workers.protocol import Candidate, SizedCubin
+
+_LOOK_S = 0.01
+"""Interval at which a wait for the compilers looks for results of several GPUs, in seconds."""
 
 
 class Proposer(Protocol):
@@ -124,8 +126,8 @@ class Pipeline:
         self._other_sizes = _other_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
         self._others: dict[str, list[tuple[Mapping[str, int], Future[Compiled]]]] = {}
         """Compilations of each configuration for the other problems of its verification."""
-        self._running: deque[CompiledCandidate] = deque()
-        """Candidates that were submitted to the device, oldest first."""
+        self._running: dict[int, tuple[Candidate, CompiledCandidate]] = {}
+        """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
 
     @property
     def running(self) -> int:
@@ -152,7 +154,7 @@ class Pipeline:
             self._timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
 
     def next_candidate(self, proposer: Proposer) -> CompiledCandidate | None:
-        """Wait for the candidates that are ready, and return one of them; None where none is.
+        """Wait for the candidates that are ready, and return one of them; None where none is, or a result comes first.
 
         A candidate that does not compile or does not fit on the device comes first, as it takes no time on the GPU.
 
@@ -195,23 +197,24 @@ class Pipeline:
             return self._score(_with_result_of(twin, trial))
         if not cubin.path.exists():  # trimmed from the cache while the candidate waited
             cubin = self._submit(trial.config).result().cubin or cubin
-        self._backend.submit(self.candidate(trial, cubin), best_us)
-        self._running.append(candidate)
+        given = self.candidate(trial, cubin)
+        self._running[id(given)] = given, candidate
+        self._backend.submit(given, best_us)
         return None
 
-    def end_oldest(self) -> tuple[CompiledCandidate, Trial]:
-        """Wait for the oldest running candidate; return it with its trial.
+    def end_next(self) -> tuple[CompiledCandidate, Trial]:
+        """Wait for a running candidate, of one GPU the oldest; return it with its trial.
 
         Raises
         ------
         WorkerError
             The GPU workers die repeatedly.
         """
-        candidate = self._running[0]
         with self._timeline.span("session", "wait for the GPU"):
-            evaluation = self._backend.result()
-        self._running.popleft()
-        self._record(evaluation, candidate.trial.config)
+            finished = self._backend.result()
+        _, candidate = self._running.pop(id(finished.candidate))
+        evaluation = finished.evaluation
+        self._record(finished, candidate.trial.config)
         trial = replace(
             candidate.trial,
             outcome=evaluation.outcome,
@@ -220,6 +223,7 @@ class Pipeline:
             measurement=evaluation.measurement,
             seconds={**candidate.trial.seconds, **evaluation.seconds},
             telemetry=evaluation.telemetry,
+            gpu=finished.gpu,
         )
         if evaluation.captured:
             trial = self._inspected(trial, Path(evaluation.captured))
@@ -267,19 +271,24 @@ class Pipeline:
             return ready
         rows = {self._queue[row].compilation: row for row in proposer.waiting()}
         compiled = {future for future in rows if future.done()}
+        limit_s = _LOOK_S if self._backend.gpu_count > 1 else None
         while len(compiled) < len(ready):
-            compiled |= wait(rows.keys() - compiled, return_when=FIRST_COMPLETED).done
+            if limit_s is not None and self._backend.has_result:
+                return []  # a result, which another GPU waits for, comes first
+            compiled |= wait(rows.keys() - compiled, limit_s, return_when=FIRST_COMPLETED).done
         return [row for future, row in rows.items() if future in compiled]
 
     def _propose(self, proposer: Proposer, room: int | None) -> tuple[int, Config] | None:
         with self._timeline.span("session", "propose"):
             return proposer.propose(room)
 
-    def _record(self, evaluation: Evaluation, config: Config) -> None:
+    def _record(self, finished: Finished, config: Config) -> None:
         """Record the stages of an evaluation, which follow one another without a pause."""
+        evaluation = finished.evaluation
         start_s = evaluation.began_at
+        track = f"GPU worker {finished.gpu}" if self._backend.gpu_count > 1 else "GPU worker"
         for stage, seconds in evaluation.seconds.items() if start_s else ():
-            self._timeline.add("GPU worker", stage, start_s, start_s + seconds, config=config_text(config))
+            self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(config))
             start_s += seconds
 
     def _apply_second_gate(self, queued: _Queued) -> Trial:
@@ -372,6 +381,7 @@ def _with_result_of(twin: Trial, trial: Trial) -> Trial:
         stage=SAME_CODE,
         measurement=twin.measurement,
         telemetry=twin.telemetry,
+        gpu=twin.gpu,
     )
 
 
@@ -387,7 +397,7 @@ class Load:
     Attributes
     ----------
     gpu_busy
-        Share of the wall time in which the GPU worker loads, verifies or measures, 0 to 1.
+        Share of the wall time in which the GPU workers load, verify or measure, 0 to 1; of several, the mean.
     compilers_busy
         Mean share of the compile workers that are compiling, 0 to 1.
     """
@@ -418,11 +428,14 @@ class LoadMeter:
         Compile workers.
     workers
         Number of compile workers.
+    gpu_count
+        Number of GPUs.
     """
 
-    def __init__(self, compile_pool: CompilePool, workers: int) -> None:
+    def __init__(self, compile_pool: CompilePool, workers: int, gpu_count: int = 1) -> None:
         self._compile_pool = compile_pool
         self._workers = workers
+        self._gpu_count = gpu_count
         self._first: _Reading | None = None
         self._last: _Reading | None = None
         self._newest: _Reading | None = None
@@ -446,7 +459,7 @@ class LoadMeter:
         if first is None or last is None or first is last:
             return None
         wall_s, compiled_s = last.time_s - first.time_s, last.compiled_s - first.compiled_s
-        return Load(last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
+        return Load(last.gpu_s / wall_s / self._gpu_count, compiled_s / wall_s / self._workers)
 
 
 class _Reading(NamedTuple):

@@ -12,6 +12,7 @@ from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
 from autotile.core.text import Displayed, device_text, duration_text, funnel_text, interval_text, time_text
 from autotile.tuning.finals import Finals
+from autotile.tuning.gpu_comparison import Confirmation, GpuUse
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped
@@ -51,9 +52,16 @@ class Drift:
 
 
 def measure_drift(trials: Iterable[Trial]) -> Drift | None:
-    """Return the drift over trials, oldest first; None where none of them timed the reference kernel."""
-    times = [float(t.telemetry["reference_us"]) for t in trials if t.telemetry.get("reference_us")]
-    return Drift(times[0], min(times), max(times)) if times else None
+    """Return the drift over trials, oldest first, of several GPUs that of the one that drifted most.
+
+    None where none of the trials timed the reference kernel.
+    """
+    times: dict[str, list[float]] = {}
+    for trial in trials:
+        if trial.telemetry.get("reference_us"):
+            times.setdefault(trial.gpu, []).append(float(trial.telemetry["reference_us"]))
+    drifts = (Drift(own[0], min(own), max(own)) for own in times.values())
+    return max(drifts, key=lambda drift: drift.spread, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +217,10 @@ class TuneResult(Displayed):
         Reason for the end of the search; None where the session was aborted.
     insight
         Effects of the parameters; None where the session was aborted.
+    gpus
+        What each GPU did, where several shared the session.
+    confirmation
+        The winner on a second GPU; None where there is none, or it could not be raced there.
     """
 
     problem: Problem
@@ -238,6 +250,8 @@ class TuneResult(Displayed):
     front: Front | None = None
     stopped: Stopped | None = None
     insight: ParameterEffects | None = None
+    gpus: tuple[GpuUse, ...] = ()
+    confirmation: Confirmation | None = None
 
     @property
     def summary(self) -> str:
@@ -298,6 +312,8 @@ class TuneResult(Displayed):
             "learnt_from": list(self.learnt_from),
             "not_learnt_from": [source.to_json() for source in self.not_learnt_from],
             "load": self.load.to_json() if self.load is not None else None,
+            "gpus": [gpu.to_json() for gpu in self.gpus],
+            "confirmation": self.confirmation.to_json() if self.confirmation is not None else None,
             "drift": self.drift.to_json() if self.drift is not None else None,
             "stopped": self.stopped.to_json() if self.stopped is not None else None,
             **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),

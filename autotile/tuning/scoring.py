@@ -11,8 +11,7 @@ import numpy as np
 
 from autotile.core.model import COST, METRIC, OBJECTIVE, Config, Problem, Trial, config_text
 from autotile.errors import InputError
-from autotile.kernel.objective import RUN_VALUES, Objective, parse_score
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_score
 from autotile.kernel.syntax import Location
 from autotile.tuning.options import TuneOptions
 

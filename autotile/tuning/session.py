@@ -19,15 +19,15 @@ from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import atomic_write
 from autotile.errors import ConfigError, InputError
 from autotile.kernel.library import Kernel
-from autotile.kernel.problem import check_memory
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate, check_memory
 from autotile.search.samplers import check_sampler
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.candidate_check import GivenCandidates
-from autotile.tuning.finals import Finals, choose_finalists, run_finals
+from autotile.tuning.finals import Finals, choose_finalists
+from autotile.tuning.gpu_comparison import Confirmation, confirm_finals, gpu_notices, measured_on
 from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
@@ -166,6 +166,7 @@ class Session:
         self._stopped: Stopped | None = None
         self._step_times: StepTimes | None = None
         self._effects: ParameterEffects | None = None
+        self._confirmation: Confirmation | None = None
         self._stop = StopRequest()
         self._clock = Clock()
         notices = (backend.notice, kernel.spec.reference.notice, *database.notices)
@@ -192,7 +193,7 @@ class Session:
             worker_pool=worker_pool,
             timeline=self._timeline,
         )
-        self._load = LoadMeter(self._compile_pool, workers)
+        self._load = LoadMeter(self._compile_pool, workers, backend.gpu_count)
         self._pipeline = Pipeline(
             kernel,
             problem,
@@ -345,18 +346,18 @@ class Session:
                 if trial is not None:
                     yield candidate, trial
             elif self._pipeline.running:
-                yield self._end_oldest()
+                yield self._end_next()
             else:
                 stopped = Stopped("space")
                 break
             self._compile_ahead()
         self._stopped = stopped
         while self._pipeline.running:
-            yield self._end_oldest()
+            yield self._end_next()
 
-    def _end_oldest(self) -> tuple[CompiledCandidate, Trial]:
-        """Wait for the oldest trial that runs."""
-        ended = self._pipeline.end_oldest()
+    def _end_next(self) -> tuple[CompiledCandidate, Trial]:
+        """Wait for a trial that runs."""
+        ended = self._pipeline.end_next()
         self._rules.running = self._pipeline.running
         return ended
 
@@ -380,12 +381,13 @@ class Session:
 
     def _trials_of(self, configs: Sequence[Config]) -> Iterator[Trial]:
         """Try valid configurations that have no trial yet, and yield their trials as they are stored."""
-        given = GivenCandidates(config for config in configs if self._log.find(config) is None)
+        new = (config for config in configs if self._log.find(config) is None)
+        given = GivenCandidates(new, 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
         while given.is_open:
             candidate = self._pipeline.next_candidate(given)
             if candidate is None:
-                candidate, trial = self._pipeline.end_oldest()
+                candidate, trial = self._pipeline.end_next()
             elif (begun := self._pipeline.begin(candidate, self._limit_us(candidate))) is None:
                 continue
             else:
@@ -415,7 +417,7 @@ class Session:
         if not compiled:
             return None
         racing = [(trial, replace(candidate, weight=self._scorer.weight(trial))) for trial, candidate in compiled]
-        finals = run_finals(
+        finals, self._confirmation = confirm_finals(
             racing,
             self._backend,
             default=plan.default,
@@ -426,7 +428,7 @@ class Session:
         )
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):
-            self._record.add(trial, phase="final", rank=rank)
+            self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
         for trial in finals.refused:
             self._record.add(trial, phase="final")
         return finals
@@ -459,10 +461,12 @@ class Session:
             database=self._database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
-            notices=self._notices,
+            notices=(*self._notices, *gpu_notices(self._backend.uses)),
             tried=self._tried(finals),
             learnt_from=self._plan.learnt_from,
             not_learnt_from=self._plan.misleading_sources,
+            gpus=self._backend.uses,
+            confirmation=self._confirmation,
         )
 
     def _tried(self, finals: Finals | None) -> tuple[Trial, ...]:
@@ -485,6 +489,6 @@ class Session:
                 gates=log.gates,
                 best=log.best,
                 last=last,
-                notices=self._notices,
+                notices=(*self._notices, *gpu_notices(self._backend.uses)),
             )
         )

@@ -262,7 +262,7 @@ class SearchPlan:
         self._spec = kernel.spec
         self._served = prior.served
         self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
-        self._lookahead = lookahead_of(self._sampler, workers)
+        self._lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
         self.default: Config = dict(kernel.spec.default)
         self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)

@@ -137,7 +137,7 @@ class SteppedSession(Session):
     def _drain(self) -> None:
         """Store the trials that an interrupted evaluation left running."""
         while self._pipeline.running:
-            _, trial = self._pipeline.end_oldest()
+            _, trial = self._pipeline.end_next()
             self._keep(trial)
             self._learn(trial)
 

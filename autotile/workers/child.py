@@ -134,10 +134,12 @@ class Child:
     ----------
     module
         Name of a module that runs `autotile.workers.protocol.serve`.
+    place
+        What the child holds beside its module, such as the index of its GPU; `WorkerPool` lends it for the same one.
 
     Attributes
     ----------
-    module
+    module, place
         As given.
 
     Raises
@@ -148,8 +150,9 @@ class Child:
         The temporary file for its standard error cannot be made.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, place: str = "") -> None:
         self.module = module
+        self.place = place
         self._requests = 0
         self._outstanding: deque[_Sent] = deque()
         """Requests without a reply, oldest first."""
@@ -334,7 +337,7 @@ def _temporary_file() -> BinaryIO:
 
 
 class WorkerPool:
-    """Idle children by module, for reuse by later sessions; closing the pool ends them.
+    """Idle children by module and place, for reuse by later sessions; closing the pool ends them.
 
     A worker must not depend on its earlier requests: a GPU worker sets up each new problem from scratch, and the same
     problem too if its data were corrupted; a compile worker keeps its cubin cache only. Both keep the memory limit of
@@ -342,25 +345,25 @@ class WorkerPool:
     """
 
     def __init__(self) -> None:
-        self._idle: dict[str, list[Child]] = {}
+        self._idle: dict[tuple[str, str], list[Child]] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    def acquire(self, module: str) -> Child:
-        """Return a child that runs a module: an idle one, or a new one if there is none.
+    def acquire(self, module: str, place: str = "") -> Child:
+        """Return a child that runs a module at a place: an idle one, or a new one if there is none.
 
         Raises
         ------
         WorkerError, InputError
             As for `autotile.workers.child.Child`.
         """
-        return self.acquire_idle(module) or Child(module)
+        return self.acquire_idle(module, place) or Child(module, place)
 
-    def acquire_idle(self, module: str) -> Child | None:
-        """Return an idle child that runs a module; None if there is none."""
+    def acquire_idle(self, module: str, place: str = "") -> Child | None:
+        """Return an idle child that runs a module at a place; None if there is none."""
         found, dead = None, []
         with self._lock:
-            idle = self._idle.get(module, [])
+            idle = self._idle.get((module, place), [])
             while idle and found is None:
                 child = idle.pop()
                 if child.is_running():
@@ -376,7 +379,7 @@ class WorkerPool:
         with self._lock:
             closed = self._closed
             if not closed:
-                self._idle.setdefault(child.module, []).append(child)
+                self._idle.setdefault((child.module, child.place), []).append(child)
         if closed:
             child.close()
 

@@ -133,6 +133,16 @@ class Gpu:
             self._known_good = {**request, "best_us": 0.0}  # dropped after three samples, enough to show that it runs
         return evaluation
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the worker died with the last candidate, and was not replaced yet."""
+        return self._child is None
+
+    def withdraw(self) -> None:
+        """Forget the candidates that were submitted and have no result, after the death of the worker."""
+        self._queue.clear()
+        self._drop_child()
+
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
         """Submit one candidate while no other waits, and return its result; parameters and errors as for these."""
         self.submit(candidate, best_us)
@@ -299,7 +309,7 @@ class Gpu:
             last = reply.pop("last", False)
             if last and reply.get("outcome") == Outcome.CRASHED:  # an assertion in a kernel is printed, not returned
                 reply["reason"] = ": ".join(filter(None, [reply.get("reason"), child.last_line()]))
-            parsed = _parsed(reply, read)
+            parsed = parsed_reply(reply, read)
         except BaseException:
             self._drop_child()
             raise
@@ -323,11 +333,12 @@ class Gpu:
             self._sent += 1
 
     def _start(self, *, reuse: bool = True) -> Child:
-        """Start a worker, or reuse an idle one, and send it the problem."""
-        idle = self._worker_pool.acquire_idle(self._module) if reuse and self._worker_pool is not None else None
+        """Start a worker, or reuse an idle one of the same device, and send it the problem."""
+        place = str(self._workload.device_index)
+        idle = self._worker_pool.acquire_idle(self._module, place) if reuse and self._worker_pool is not None else None
         self._is_reused = idle is not None
         try:
-            child = idle or Child(self._module)
+            child = idle or Child(self._module, place)
         except WorkerError as error:
             raise _cannot_start(error) from None
         child.send({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
@@ -339,7 +350,7 @@ class Gpu:
             self._child = self._start()
         try:
             reply = self._child.receive(_OPEN_DEADLINE_S)
-            return _parsed(reply, lambda reply: convert(reply, Opened).device)
+            return parsed_reply(reply, lambda reply: convert(reply, Opened).device)
         except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
             self._drop_child()
             if isinstance(error, WorkerError):
@@ -381,7 +392,7 @@ def _cannot_start(error: WorkerError) -> ToolchainError:
     return ToolchainError(f"the GPU worker cannot start: {error}; see `autotile doctor`")
 
 
-def _parsed(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
+def parsed_reply(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
     """Parse a reply.
 
     Raises

@@ -52,7 +52,7 @@ _MAX_KEPT = 16
 
 
 class GpuWorker:
-    """Handler of ``open``, ``evaluate``, ``verify``, ``race``, ``contest``, ``sweep`` and ``occupancy`` requests."""
+    """Handler of all requests: ``open``, ``evaluate``, ``verify``, ``race``, ``sweep``, ``ceilings`` and so on."""
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
@@ -82,25 +82,32 @@ class GpuWorker:
             return {"error": str(error), "kind": "input" if isinstance(error, InputError) else "toolchain"}
 
     def _reply(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-        if message["op"] == "sweep":
-            return self._sweep(message, stage)
-        if message["op"] == "open":
-            stage("open")
-            return {"device": self._open(message["workload"]).device.to_json()}
-        if self._bench is None:
-            raise InputError("the worker has no workload yet: send open first")
+        match message["op"]:
+            case "sweep":
+                return self._sweep(message, stage)
+            case "ceilings":
+                return _ceilings(message, stage)
+            case "open":
+                stage("open")
+                return {"device": self._open(message["workload"]).device.to_json()}
+            case _ if self._bench is not None:
+                return self._reply_about(self._bench, message, stage)
+            case _:
+                raise InputError("the worker has no workload yet: send open first")
+
+    def _reply_about(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """Handle a request about the problem that is set up."""
         match message["op"]:
             case "evaluate" | "verify":
-                return self._evaluate(self._bench, message, stage)
+                return self._evaluate(bench, message, stage)
             case "race":
                 stage("race")
-                return self._race(self._bench, message)
+                return self._race(bench, message)
             case "contest":
                 stage("contest")
-                return self._contest(self._bench, message)
+                return self._contest(bench, message)
             case "occupancy":
-                blocks = self._bench.driver_blocks_per_sm(_candidate(message))
-                return {"blocks_per_sm": blocks}
+                return {"blocks_per_sm": bench.driver_blocks_per_sm(_candidate(message))}
             case unknown:
                 raise InputError(f"unknown request {unknown!r}")
 
@@ -213,6 +220,12 @@ class GpuWorker:
         if outcome is None:
             raise FinalReply({**reply, "last": True})
         return reply
+
+
+def _ceilings(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+    from autotile.workers.device_ceilings import measure_ceilings
+
+    return {"measured": measure_ceilings(message["request"], stage).to_json()}
 
 
 def _candidate(message: Mapping[str, Any]) -> Candidate:

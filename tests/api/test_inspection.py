@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotile.api import explanation, inspection, targets
+from autotile.api import devices, explanation, inspection, targets
 from autotile.core.device import profile_names
 from autotile.core.text import Displayed
 from autotile.errors import ConfigError, InputError, ProblemError
@@ -34,7 +34,7 @@ def results(scale_toml: Path) -> dict[str, Displayed]:
         "space": inspection.space(scale_toml, device="h200", n=100),
         "explain": inspection.explain(scale_toml, device="h200", THREADS=64, n=1000),
         "occupancy": inspection.occupancy(1024, 32, 8192, device="rtx-3060"),
-        "devices": inspection.devices(),
+        "devices": devices.devices(),
     }
 
 
@@ -208,9 +208,3 @@ class TestOccupancy:
     def test_impossible_blocks(self, resources):
         with pytest.raises(InputError, match="are no block; expected at least 1 thread"):
             inspection.occupancy(*resources, device="h200")
-
-
-def test_devices():
-    found = inspection.devices()
-    assert list(found.profiles) == profile_names()
-    assert len(found.gpus) == targets.device_count()

@@ -19,7 +19,7 @@ from autotile.api.progress import ProgressLine, TerminalDisplay, default_display
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.kernel.library import load_kernel
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 from autotile.settings import read_settings
 from autotile.tuning.result import Progress
 

@@ -40,6 +40,7 @@ COMMANDS = [
     "explain",
     "occupancy",
     "devices",
+    "measure-device",
     "doctor",
     "record",
     "export",

@@ -3,10 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from stored_rows import CEILINGS
 
 from autotile.api import doctor
 from autotile.core.device import device_profile, profile_names
 from autotile.cuda.headers import HeaderFolders
+from autotile.database.ceiling_store import save_ceilings
+from autotile.database.database import Database
 from autotile.errors import ToolchainError
 
 
@@ -33,6 +36,27 @@ def test_devices_with_a_gpu(run, monkeypatch):
     monkeypatch.setattr("autotile.api.targets.live_device", lambda index: device_profile("h100"))
     (live,) = run("devices", "--json").document["live"]
     assert (live["index"], live["name"]) == (0, "NVIDIA H100 80GB HBM3")
+
+
+def test_devices_shows_measured_ceilings(run, tmp_path):
+    path = tmp_path / "tuning.db"
+    with Database.open(path) as database:
+        save_ceilings(database, CEILINGS)
+    found = run("devices", "--db", str(path), "--json").document
+    assert (
+        found["ceilings"][0]["ceilings"][0] | {"name": "dram_read", "value": 4.2e12, "unit": "B/s"}
+        == (found["ceilings"][0]["ceilings"][0])
+    )
+    shown = run("devices", "--db", str(path)).out
+    assert "DRAM, copy" in shown
+    assert "4,000 GB/s" in shown
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_measure_device_without_a_gpu(run):
+    answer = run("measure-device", "--json")
+    assert answer.code == 2
+    assert "no CUDA device" in answer.document["error"]["message"]
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -10,7 +10,7 @@ from autotile.api.progress import plain_line
 from autotile.cli.progress import TuneProgress, completion
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 from autotile.tuning.result import Progress
 
 PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
+from stored_rows import CEILINGS
 
 import autotile.cli.application  # noqa: F401 - the modules of commands are imported by it
-from autotile.api.inspection import DeviceList
+from autotile.api.devices import DeviceList
 from autotile.api.listings import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.cli.devices import devices_table
 from autotile.cli.list import recordings_table, studies_table
@@ -71,7 +72,7 @@ def reports() -> dict[str, RenderableType]:
             TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2)))
         ),
         "misses": misses_table(MissList((miss,))),
-        "devices": devices_table(DeviceList((), {name: device_profile(name) for name in profile_names()})),
+        "devices": devices_table(DeviceList((), {name: device_profile(name) for name in profile_names()}, (CEILINGS,))),
     }
 
 

@@ -9,7 +9,7 @@ from autotile.cli.tune import tune_document, tune_table
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import Interval
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 from autotile.search.importance import Effect
 from autotile.search.transfer import MisleadingSource
 from autotile.tuning.parameter_effects import ParameterEffects, Threshold

@@ -18,8 +18,8 @@ from mutations import altered, as_json
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import NotJson, canonical_json, convert, decode_json, encode_json, json_cell
 from autotile.cuda.compiler import CompileJob
-from autotile.database.family_store import FamilyState
 from autotile.database.keys import TuningKey
+from autotile.database.learned_store import FamilyState
 from autotile.database.misses import StoredMiss
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StoredRun, StoredStudy

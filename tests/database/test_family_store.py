@@ -12,9 +12,9 @@ from sqlalchemy import text
 from autotile.core.device import device_profile
 from autotile.core.model import Resources
 from autotile.database.database import Database
-from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.fast_access import read_rules_fast
 from autotile.database.keys import TuningKey
+from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.errors import DataWarning
 from autotile.families.family import Extent, Family
 from autotile.families.features import Feature

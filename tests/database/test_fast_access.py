@@ -11,7 +11,6 @@ from sqlalchemy.dialects import sqlite
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Resources, Trial, config_key
 from autotile.database.database import Database
-from autotile.database.family_store import rules_query
 from autotile.database.fast_access import (
     CHECKS_SQL,
     RULES_SQL,
@@ -20,6 +19,7 @@ from autotile.database.fast_access import (
     read_winners_fast,
 )
 from autotile.database.keys import TuningKey
+from autotile.database.learned_store import rules_query
 from autotile.database.schema import STUDIES
 from autotile.database.structure import VERSION_TABLE
 from autotile.database.studies import WINNER_SELECTION, best_query, checks_query

@@ -15,8 +15,8 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
 from autotile.database import schema, upgrade
 from autotile.database.database import Database
-from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey
+from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
 from autotile.database.schema import RUNS
 from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE
@@ -28,8 +28,8 @@ NEWER = '''
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 
 
 def upgrade() -> None:
@@ -50,7 +50,7 @@ def test_the_declared_revision_is_the_newest_migration() -> None:
     config.set_main_option("script_location", str(upgrade._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA_REVISION]
-    assert [step.revision for step in script.walk_revisions()] == ["0006", "0005", "0004", "0003", "0002", "0001"]
+    assert [int(step.revision) for step in script.walk_revisions()] == [7, 6, 5, 4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -62,14 +62,14 @@ def test_an_older_database_is_brought_up_to_date(
         database.study(key, None)
     folder = tmp_path / "100% migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0007_note.py").write_text(NEWER)
+    (folder / "versions" / "v0008_note.py").write_text(NEWER)
     monkeypatch.setattr(upgrade, "_MIGRATIONS", folder)
-    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0007")
+    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0008")
     opened = Database.open_readonly(path) if readonly else Database.open(path)
     assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
-        assert opened.check().revision == "0007"
+        assert opened.check().revision == "0008"
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(
@@ -80,10 +80,10 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         database.study(key, None)
     folder = tmp_path / "migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0007_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
+    (folder / "versions" / "v0008_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
     with monkeypatch.context() as patch:
         patch.setattr(upgrade, "_MIGRATIONS", folder)
-        patch.setattr(upgrade, "SCHEMA_REVISION", "0007")
+        patch.setattr(upgrade, "SCHEMA_REVISION", "0008")
         with pytest.raises(RuntimeError, match="half way"):
             Database.open(path)
     engine = create_engine(f"sqlite:///{path}")
@@ -95,11 +95,17 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         assert database.find_study(key) == 1
 
 
+def _drop_newer_columns(database: Database) -> None:
+    """Complete `_downgrade`; from then on the rows cannot be read."""
+    with database.writing() as connection:
+        connection.execute(text("ALTER TABLE trials DROP COLUMN gpu"))
+
+
 def _downgrade(database: Database) -> None:
-    """Restore the schema of revision 0003."""
+    """Restore the schema of revision 0003, but for columns that rows are read with."""
     with database.writing() as connection:
         connection.execute(text("DROP VIEW best"))
-        for table in ("models", "ceilings"):
+        for table in ("models", "ceilings", "claims"):
             connection.execute(text(f"DROP TABLE {table}"))
         connection.execute(text(VIEW_BY_DATE))
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0003'"))
@@ -128,6 +134,7 @@ def test_the_order_of_finals_is_upgraded(
         _downgrade(database)
         assert [best.trial.config["BM"] for best in database.best()] == [served[0]]
         trials = database.trials(study)
+        _drop_newer_columns(database)
     with Database.open(path) as database:
         assert [best.trial.config["BM"] for best in database.best()] == [served[1]]
         assert database.trials(study)[: len(trials)] == trials
@@ -158,6 +165,7 @@ def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: 
                 )
         FamilyStore(database).save_state(key, families[0], device, FamilyState({}, tuned=1))
         _downgrade(database)
+        _drop_newer_columns(database)
     with Database.open(path) as database:
         assert [stored.rule for stored in FamilyStore(database).rules()] == [rules[0], rules[2], rules[1]]
         assert FamilyStore(database).state(key, families[0]) == FamilyState({}, tuned=1)

@@ -7,8 +7,8 @@ from typing import Any
 from autotile.core.device import DeviceProperties
 from autotile.database.database import Database
 from autotile.database.fast_access import read_changes_fast, read_model_fast
+from autotile.database.learned_store import read_models, save_model
 from autotile.database.merging import copy_missing_rows
-from autotile.database.model_store import read_models, save_model
 
 
 def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:

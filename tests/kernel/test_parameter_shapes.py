@@ -17,8 +17,7 @@ from autotile.errors import InputError, SpecError
 from autotile.exchange.cpp_header import write_header
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import check_memory, resolve_problem
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate, check_memory, resolve_problem
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 

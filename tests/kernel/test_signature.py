@@ -2,7 +2,7 @@ import pytest
 
 from autotile.errors import SpecError
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.source_checks import check_signature, signature_fault
+from autotile.kernel.sources import check_signature, signature_fault
 
 SPEC = """
 [kernel]

@@ -1,6 +1,6 @@
 from autotile.core.device import device_profile
 from autotile.core.text import bandwidth_text, flops_text
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 
 
 def test_rates():

@@ -7,8 +7,8 @@ from optuna.study import StudyDirection
 
 from autotile.search.gaussian_process import Floats
 from autotile.search.history import History
-from autotile.search.refits import STARTUP, Refits, due_fit
 from autotile.search.row_sampler import Rows
+from autotile.search.surrogate import STARTUP, Refits, due_fit
 
 GROUPS = np.array([0, 1])
 

@@ -20,8 +20,9 @@ from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning import backend as backends
-from autotile.tuning.backend import Backend, LiveBackend, ReplayBackend, choose_backend
+from autotile.tuning.backend import Backend, LiveBackend, choose_backend
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.replay import ReplayBackend
 from autotile.workers.protocol import Candidate, Evaluation
 from autotile.workers.sanitizer import Finding, ToolResult
 
@@ -178,7 +179,7 @@ def test_a_missing_recording(choose: Callable[..., Backend]) -> None:
 
 def evaluated(backend: Backend, candidate: Candidate, best_us: float | None) -> Evaluation:
     backend.submit(candidate, best_us)
-    return backend.result()
+    return backend.result().evaluation
 
 
 class TestReplay:

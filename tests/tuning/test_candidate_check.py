@@ -15,6 +15,7 @@ from autotile.cuda.cubin_cache import CachedCubin
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel, make_kernel
 from autotile.kernel.problem import resolve_problem
+from autotile.tuning.backend import Finished
 from autotile.tuning.candidate_check import Judge
 from autotile.tuning.pipeline import Pipeline
 from autotile.workers.compile_pool import Compiled
@@ -47,11 +48,12 @@ class Device:
 
     source: Literal["cuda", "replayed"] = "cuda"
     race_breaks = False
+    gpu_count = 1
 
     def __init__(self, device: Any, **candidate: Any) -> None:
         self.device = device
         self.candidate = candidate
-        self.queue: list[str] = []
+        self.queue: list[Candidate] = []
         self.confirmed = 0
         self.log: list[str] = []
 
@@ -60,13 +62,15 @@ class Device:
 
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         assert best_us is None, "neither is pruned"
-        self.queue.append(Path(candidate.cubin_path).stem)
+        self.queue.append(candidate)
 
-    def result(self) -> Evaluation:
-        name = self.queue.pop(0)
+    def result(self) -> Finished:
+        candidate = self.queue.pop(0)
+        name = Path(candidate.cubin_path).stem
         outcome = self.candidate.get(f"{name}_outcome", Outcome.OK)
         time = Measurement(10.0, 9.9, 10.1) if outcome is Outcome.OK else None
-        return Evaluation(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
+        evaluation = Evaluation(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
+        return Finished(candidate, evaluation)
 
     def race(
         self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from autotile.cli.application import app
 from autotile.cli.progress import TuneProgress
-from autotile.kernel.workrate import Workrate
+from autotile.kernel.problem import Workrate
 
 NOTICE = "replayed from measurements recorded on NVIDIA H200"
 

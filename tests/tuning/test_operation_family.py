@@ -15,7 +15,7 @@ from autotile.api.operation_tuning import export_models
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database
-from autotile.database.model_store import read_models
+from autotile.database.learned_store import read_models
 from autotile.errors import InputError, ProblemError
 from autotile.families.model_fit import fit_model
 from autotile.families.operation_model import OperationModel
@@ -23,7 +23,7 @@ from autotile.kernel.operation import Operation, load_operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_family, operation_learning, operation_sweep
 from autotile.tuning.operation_family import tune_operation_family
-from autotile.tuning.operation_family_result import OperationFamilyResult, SweepStep
+from autotile.tuning.operation_result import OperationFamilyResult, SweepStep
 from autotile.tuning.operation_sweep import Sweep
 from autotile.tuning.options import TuneOptions
 

@@ -17,6 +17,7 @@ from autotile.cuda.compiler import CompiledFunction, CompileJob
 from autotile.cuda.cubin_cache import CachedCubin
 from autotile.errors import ToolchainError
 from autotile.kernel.parser import parse_spec
+from autotile.tuning.backend import Finished
 from autotile.tuning.pipeline import Pipeline
 from autotile.workers.compile_pool import Compiled
 from autotile.workers.protocol import Candidate, Evaluation, SizedCubin
@@ -52,20 +53,24 @@ class Device:
     """Backend that runs every candidate in 10 us."""
 
     source: Literal["cuda", "replayed"] = "cuda"
+    gpu_count = 1
+    has_result = False
 
     def __init__(self, device: DeviceProperties) -> None:
         self.device = device
         self.ran: list[tuple[Config, float | None]] = []
+        self.given: list[Candidate] = []
         self.ended = 0
         self.began_at = 0.0
 
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         self.ran.append((candidate.config, best_us))
+        self.given.append(candidate)
 
-    def result(self) -> Evaluation:
+    def result(self) -> Finished:
         assert self.ended < len(self.ran)
         self.ended += 1
-        return Evaluation(
+        evaluation = Evaluation(
             Outcome.OK,
             "",
             "measure",
@@ -74,6 +79,7 @@ class Device:
             {"power_w": 500.0},
             self.began_at,
         )
+        return Finished(self.given[self.ended - 1], evaluation, "GPU-1")
 
 
 @pytest.fixture
@@ -133,7 +139,7 @@ def advance(pipeline: Pipeline, proposals: InOrder, best_us: float | None = None
     trial = pipeline.begin(candidate, best_us)
     if trial is not None:
         return candidate.row, trial
-    ended, trial = pipeline.end_oldest()
+    ended, trial = pipeline.end_next()
     return ended.row, trial
 
 
@@ -229,7 +235,7 @@ def test_the_device_is_given_candidates_before_the_first_has_ended(
         proposals.proposed.remove(candidate.row)
         assert pipeline.begin(candidate, None) is None
     assert (pipeline.running, len(device.ran), device.ended) == (2, 2, 0)
-    assert [pipeline.end_oldest()[0].row for _ in range(2)] == [0, 1]
+    assert [pipeline.end_next()[0].row for _ in range(2)] == [0, 1]
     assert pipeline.running == 0
 
 

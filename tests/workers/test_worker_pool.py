@@ -29,8 +29,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
     monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", 0.3)
     children: list[Child] = []
 
-    def start(module: str) -> Child:
-        children.append(Child(module))
+    def start(module: str, place: str = "") -> Child:
+        children.append(Child(module, place))
         return children[-1]
 
     monkeypatch.setattr(child_module, "Child", start)

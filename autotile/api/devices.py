@@ -1,0 +1,120 @@
+"""The GPUs of this machine, profiles of GPUs, and the ceilings that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotile.api.targets import local_gpus, resolve_gpu
+from autotile.core.ceilings import DeviceCeilings
+from autotile.core.device import DeviceProperties, device_profile, profile_names
+from autotile.core.text import Displayed, bandwidth_text, bytes_text, flops_text, plural
+from autotile.database.ceiling_store import read_ceilings, save_ceilings
+from autotile.database.database import Database, database_location, open_for_reading
+from autotile.settings import read_settings
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceList(Displayed):
+    """GPUs of this machine, profiles of GPUs that need not be present, and measured ceilings.
+
+    Attributes
+    ----------
+    gpus
+        GPUs of this machine, in the order of their CUDA indices.
+    profiles
+        Devices by the names of their profiles.
+    ceilings
+        Ceilings in the database, of this machine's GPUs and of others, newest first.
+    """
+
+    gpus: tuple[DeviceProperties, ...]
+    profiles: Mapping[str, DeviceProperties]
+    ceilings: tuple[DeviceCeilings, ...] = ()
+
+    def _headline(self) -> str:
+        return f"{plural(len(self.gpus), 'CUDA device')} on this machine, {plural(len(self.profiles), 'profile')}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        for measured in self.ceilings:
+            rates = ", ".join(f"{one.label} {one.text}" for one in measured.ceilings)
+            yield f"measured on {measured.gpu_name}", rates
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        devices = {**{str(index): gpu for index, gpu in enumerate(self.gpus)}, **self.profiles}
+        return ("device", *DEVICE_HEADINGS), [(key, *device_row(device)) for key, device in devices.items()]
+
+
+DEVICE_HEADINGS = ("name", "capability", "SMs", "fp32 peak", "memory", "bandwidth", "smem a block")
+"""Column headings of `device_row`."""
+
+
+def device_row(device: DeviceProperties) -> tuple[str, ...]:
+    """Format the main properties of a device, one for each of `DEVICE_HEADINGS`."""
+    return (
+        device.name,
+        device.compute_capability,
+        str(device.sm_count),
+        flops_text(device.peak_fp32_flops_per_s),
+        bytes_text(device.memory_bytes),
+        bandwidth_text(device.memory_bandwidth_bytes_per_s),
+        bytes_text(device.smem_per_block_optin_bytes),
+    )
+
+
+def devices(*, database: str | Path | None = None) -> DeviceList:
+    """List the GPUs of this machine, the GPU profiles, and the ceilings that were measured.
+
+    Parameters
+    ----------
+    database
+        Path or URL of the database with the ceilings; None for the user's own.
+
+    Raises
+    ------
+    DatabaseError
+        The database cannot be read.
+    """
+    profiles = {name: device_profile(name) for name in profile_names()}
+    opened = open_for_reading(database)
+    if opened is None:
+        return DeviceList(local_gpus(), profiles)
+    with opened:
+        return DeviceList(local_gpus(), profiles, tuple(read_ceilings(opened)))
+
+
+def measure_device(device: int | str | None = None, *, database: str | Path | None = None) -> DeviceCeilings:
+    """Measure the ceilings of a GPU and store them; takes about ten seconds.
+
+    These are the rates of copying and reading in DRAM and in the L2 cache, of fused multiply-adds, of the tensor cores,
+    and the time of an empty launch. Reports draw rooflines with the newest measurement of a GPU.
+
+    Parameters
+    ----------
+    device
+        CUDA index or name of a GPU of this machine; None for the first.
+    database
+        Path or URL of the database; None for the user's own.
+
+    Returns
+    -------
+    DeviceCeilings
+        Its ``warnings`` say what may have lowered them, such as another process on the GPU.
+
+    Raises
+    ------
+    InputError
+        This machine has no such GPU, or the cubin cache cannot be used.
+    ToolchainError
+        The toolchain does not work, or the GPU computes wrong results or impossible rates; nothing is stored then.
+    DatabaseError
+        The database cannot be written.
+    """
+    from autotile.workers.device_ceilings import CeilingRequest, request_ceilings
+
+    settings, index = read_settings(), resolve_gpu(device)
+    with Database.open(database_location(database)) as opened:
+        measured = request_ceilings(CeilingRequest(str(settings.cache), settings.cache_limit_bytes, index))
+        save_ceilings(opened, measured)
+    return measured

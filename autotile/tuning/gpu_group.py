@@ -1,0 +1,493 @@
+"""Several GPUs that evaluate the candidates of one session: a backend made of backends, each with a thread of its own.
+
+The parent puts candidates into one queue, from which each GPU takes two: it runs one and has the next at hand. A slow
+GPU takes fewer, and one that fails gives back what it holds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.model import Outcome
+from autotile.errors import AutotileError, WorkerError
+from autotile.space.search_space import SearchSpace
+from autotile.tuning.backend import Backend, Finished
+from autotile.tuning.gpu_comparison import GpuUse, scaled
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.sanitizer import Finding
+
+_T = TypeVar("_T")
+
+_DEPTH = 2
+"""Candidates that a GPU holds: one runs, the other waits in the pipe of its worker."""
+_CALIBRATIONS = 3
+"""Measurements of the reference configuration on each GPU, of which the median counts."""
+_CHECKS = 3
+"""Attempts at the reference after a worker died: another process may have killed it."""
+_MIN_STALL_S = 60.0
+"""Time beyond the deadline of a candidate after which a GPU that gives no sign is abandoned, as a driver that hangs
+does not let go of its process."""
+_OPENS_PER_STALL = 3.0
+"""Times that the worker of a GPU took to start, added to that: a worker that died is replaced."""
+_CHECK_S = 0.5
+"""Interval at which the parent looks for such GPUs."""
+_CLOSE_S = 10.0
+"""Time that the threads have to end."""
+
+State = Literal["starting", "working", "lost"]
+
+
+@dataclass(eq=False, slots=True)
+class _Task:
+    candidate: Candidate
+    best_us: float | None
+    suspects: list[_Member] = field(default_factory=list)
+    """GPUs whose worker died with it, while it is not known which of the two is at fault."""
+    is_done: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    """One GPU of a group."""
+
+    backend: Backend
+    number: int
+    state: State = "starting"
+    tasks: deque[_Task] = field(default_factory=deque)
+    """Candidates that its backend was given and that have no result, oldest first."""
+    times_us: list[float] = field(default_factory=list)
+    """Times of the reference configuration, in microseconds."""
+    scale: float | None = None
+    sign_at: float = 0.0
+    """Time of its last sign of life, by `time.monotonic`."""
+    open_s: float = 0.0
+    trials: int = 0
+    busy_s: float = 0.0
+    lost: str = ""
+    thread: threading.Thread | None = None
+
+    @property
+    def name(self) -> str:
+        return self.backend.uuid or f"GPU {self.number}"
+
+
+class GpuGroup:
+    """Backend of several GPUs of one model.
+
+    Their times differ by up to some percent. The first configuration that runs on any of them is the *reference*: each
+    GPU measures it before its first result is passed on, and its times are multiplied by the ratio of the reference's
+    time on the first of them, the *home*, to that on itself. So they are all on the scale of the home, which holds the
+    finals.
+
+    If a worker dies with a candidate, the reference is run on the same GPU. If it still runs, the candidate is at
+    fault. If not, or if no worker can be started, the GPU is given up, and its candidates go to the others. Before
+    anything has run, the candidate is tried on another GPU first.
+
+    Parameters
+    ----------
+    backends
+        Backends of one GPU each, not waited for, one at least. They are closed with the group.
+    deadline_s
+        Time after which the worker of a candidate is killed, in seconds.
+
+    Attributes
+    ----------
+    device, source, notice
+        Those of the first GPU.
+    """
+
+    def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
+        first = backends[0]
+        self.device = first.device
+        self.source = first.source
+        self.notice = first.notice
+        self._deadline_s = deadline_s
+        self._changed = threading.Condition()
+        self._members: list[_Member] = []
+        self._queue: deque[_Task] = deque()
+        """Candidates that no GPU holds, the next first."""
+        self._finished: deque[Finished] = deque()
+        self._outstanding = 0
+        self._waiting = 0
+        """Number of GPUs without a candidate."""
+        self._reference: Candidate | None = None
+        self._home: _Member | None = None
+        self._home_us: float | None = None
+        self._second_seed: int | None = None
+        self._closing = False
+        self._error: AutotileError | None = None
+        """Error of the GPU that was lost last."""
+        for backend in backends:
+            self.add(backend)
+
+    @property
+    def gpu_count(self) -> int:
+        """Number of GPUs that are not lost."""
+        with self._changed:
+            return max(1, len(self._left()))
+
+    @property
+    def uuid(self) -> str:
+        """UUID of the GPU that holds races."""
+        with self._changed:
+            return self._racing_member().backend.uuid
+
+    @property
+    def has_result(self) -> bool:
+        """Whether a result waits."""
+        return bool(self._finished)
+
+    @property
+    def is_dead(self) -> bool:
+        """False: a GPU that fails is replaced by the others."""
+        return False
+
+    @property
+    def uses(self) -> tuple[GpuUse, ...]:
+        """What each GPU did so far."""
+        with self._changed:
+            return tuple(GpuUse(m.backend.uuid, m.trials, m.busy_s, m.scale, m.lost) for m in self._members)
+
+    def add(self, backend: Backend) -> None:
+        """Let another GPU of the same model take part; it may join at any time."""
+        member = _Member(backend, len(self._members), sign_at=time.monotonic())
+        member.thread = threading.Thread(target=self._serve, args=(member,), name=f"GPU {member.number}", daemon=True)
+        with self._changed:
+            self._members.append(member)
+        member.thread.start()
+
+    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Return a mask over the rows that the first GPU can run; None for all."""
+        return self._members[0].backend.available_rows(space)
+
+    def wait(self) -> None:
+        """Wait until one GPU can run candidates; the others join when they can.
+
+        Raises
+        ------
+        InputError, ToolchainError
+            None of them can.
+        """
+        with self._changed:
+            while not any(member.state == "working" for member in self._members):
+                self._raise_if_lost()
+                self._changed.wait(_CHECK_S)
+
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Put a candidate into the queue of the GPUs."""
+        with self._changed:
+            self._queue.append(_Task(candidate, best_us))
+            self._outstanding += 1
+            self._changed.notify_all()
+
+    def result(self) -> Finished:
+        """Wait for any candidate that was submitted, and return its evaluation.
+
+        Raises
+        ------
+        WorkerError, ToolchainError, InputError
+            The last GPU was lost; the error is its own.
+        """
+        with self._changed:
+            while not self._finished:
+                self._abandon_silent()
+                self._raise_if_lost()
+                self._changed.wait(_CHECK_S)
+            self._outstanding -= 1
+            return self._finished.popleft()
+
+    def withdraw(self) -> None:
+        """Forget the candidates without a result; those that run are not told when they end."""
+        with self._changed:
+            for task in (*self._queue, *(task for member in self._members for task in member.tasks)):
+                task.is_done = True
+            self._queue.clear()
+            self._finished.clear()
+            self._outstanding = 0
+
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
+        """Race on one GPU; None if its worker died."""
+        return self._on_one(lambda backend: backend.race(candidates, rounds, seed, expected_s))
+
+    def draw_second_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs on the GPU that holds races, and on its successor if it is lost."""
+        self._on_one(lambda backend: backend.draw_second_inputs(seed))
+        self._second_seed = seed
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
+        """Verify on one GPU; if its worker dies and the reference fails there, too, on another one."""
+        while True:
+            member = self._racing_member()
+            evaluation = self._on_one(lambda backend: backend.verify(candidate, repeats, limit_s))
+            if not member.backend.is_dead or self._reference is None or self._racing_member() is not member:
+                return evaluation
+            try:
+                self._check_sound(member, self._reference)
+                return evaluation
+            except AutotileError as error:
+                if len(self._left()) == 1:
+                    raise
+                self._lose(member, error)
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Run the sanitizer on one GPU."""
+        return self._on_one(lambda backend: backend.sanitize(candidates))
+
+    def spare(self) -> Backend | None:
+        """Return the backend of a second GPU that works, to confirm what the first has found; None if there is none."""
+        with self._changed:
+            racing = self._racing_member()
+            working = [m for m in self._members if m.state == "working" and m is not racing and not m.tasks]
+            return working[0].backend if working else None
+
+    def close(self) -> None:
+        """Release all GPUs."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            busy = [one for one in self._members if one.tasks or one.state != "working"]
+        # in threads, as a driver that hangs keeps its process, and what waits for that
+        threads = [threading.Thread(target=one.backend.close, name="close GPU", daemon=True) for one in busy]
+        for thread in threads:
+            thread.start()  # ends what the thread of the GPU waits for
+        threads += [one.thread for one in self._members if one.thread is not None]
+        end = time.monotonic() + _CLOSE_S
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        for member in self._members:
+            if member.thread is not None and not member.thread.is_alive():
+                member.backend.close()
+
+    # what the thread of a GPU does
+
+    def _serve(self, member: _Member) -> None:
+        try:
+            begun = time.monotonic()
+            member.backend.wait()
+            with self._changed:
+                member.sign_at = time.monotonic()
+                member.open_s = member.sign_at - begun
+                member.state = "working" if member.state == "starting" else member.state
+                self._changed.notify_all()
+            while self._take_tasks(member):
+                self._advance(member)
+        except AutotileError as error:
+            self._lose(member, error)
+        except BaseException as error:  # a thread must not end without a word
+            self._lose(member, WorkerError(f"{type(error).__name__}: {error}"))
+
+    def _take_tasks(self, member: _Member) -> bool:
+        """Wait until the GPU has a candidate, and pass on to its backend what it takes; False if it is to stop."""
+        with self._changed:
+            taken: list[_Task] = []
+            self._waiting += 1
+            try:
+                while True:
+                    if self._closing or member.state == "lost":
+                        return False
+                    taken = self._taken(member)
+                    if taken or member.tasks:
+                        break
+                    self._changed.wait()
+            finally:
+                self._waiting -= 1
+            member.sign_at = time.monotonic()
+        for task in taken:
+            limit_us = task.best_us / member.scale if task.best_us is not None and member.scale else task.best_us
+            member.backend.submit(task.candidate, limit_us)
+        return True
+
+    def _taken(self, member: _Member) -> list[_Task]:
+        """Move tasks from the queue to the GPU; a second one only if no other GPU waits for it."""
+        depth = _DEPTH if member.scale is not None else 1
+        taken: list[_Task] = []
+        while len(member.tasks) < depth and not (member.tasks and len(self._queue) < self._waiting):
+            task = next((task for task in self._queue if self._may_take(member, task)), None)
+            if task is None:
+                break
+            self._queue.remove(task)
+            member.tasks.append(task)
+            taken.append(task)
+        return taken
+
+    def _may_take(self, member: _Member, task: _Task) -> bool:
+        """Return whether a GPU may run a candidate: one whose worker died with it only if no other is left."""
+        return member not in task.suspects or all(other in task.suspects for other in self._left())
+
+    def _advance(self, member: _Member) -> None:
+        """Wait for the oldest candidate of the GPU, and pass its result on."""
+        finished = member.backend.result()
+        task, evaluation = member.tasks[0], finished.evaluation
+        with self._changed:
+            member.sign_at = time.monotonic()
+            if self._closing or member.state == "lost":
+                return
+        if member.backend.is_dead and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
+            if not self._is_to_blame(member, task):
+                return
+        elif evaluation.measurement is not None and member.scale is None:
+            self._calibrate(member, task.candidate, evaluation)
+        self._pass_on(member, task, evaluation)
+
+    def _is_to_blame(self, member: _Member, task: _Task) -> bool:
+        """Return whether a candidate is at fault for the death of the worker; it is tried elsewhere otherwise.
+
+        Raises
+        ------
+        WorkerError, ToolchainError
+            The GPU is at fault.
+        """
+        with self._changed:
+            task.suspects.append(member)
+            others = [other for other in member.tasks if other is not task]
+            member.tasks = deque([task])
+            self._give_back(others)
+            reference = self._reference
+            if reference is None and len(task.suspects) == 1 and len(self._left()) > 1:
+                member.tasks.clear()
+                self._give_back([task])
+                return False
+        member.backend.withdraw()
+        if reference is not None:
+            self._check_sound(member, reference)
+        return True
+
+    def _check_sound(self, member: _Member, reference: Candidate) -> None:
+        """Raise `WorkerError` unless the reference still runs on a GPU; one that crashes is tried again."""
+        for _ in range(_CHECKS):
+            member.backend.submit(reference, 0.0)
+            evaluation = member.backend.result().evaluation
+            member.sign_at = time.monotonic()
+            if not member.backend.is_dead:
+                return
+            if evaluation.outcome is Outcome.TIMED_OUT:
+                break
+        raise WorkerError(f"the configuration that ran first fails now, too: {evaluation.outcome}, {evaluation.reason}")
+
+    def _calibrate(self, member: _Member, candidate: Candidate, evaluation: Evaluation) -> None:
+        """Measure the reference on a GPU; the first candidate that runs anywhere is the reference."""
+        with self._changed:
+            if self._reference is None:
+                self._reference, self._home = candidate, member
+            reference = self._reference
+        if reference is candidate and evaluation.outcome is Outcome.OK and evaluation.measurement is not None:
+            member.times_us.append(evaluation.measurement.time_us)
+        while len(member.times_us) < _CALIBRATIONS:
+            member.backend.submit(reference, None)
+            measured = member.backend.result().evaluation
+            member.sign_at = time.monotonic()
+            if self._closing:
+                return
+            if member.backend.is_dead:
+                raise WorkerError(f"the reference configuration fails: {measured.outcome}, {measured.reason}")
+            if measured.measurement is None:  # it is wrong now and then, which says nothing of the GPU
+                break
+            member.times_us.append(measured.measurement.time_us)
+        own_us = float(np.median(member.times_us)) if member.times_us else self._home_us or 1.0
+        with self._changed:
+            if self._home is member:
+                self._home_us = own_us
+                self._changed.notify_all()
+            while self._home_us is None and not self._closing:
+                if self._home is None:  # it was lost before it had measured: this GPU takes its place
+                    self._home, self._home_us = member, own_us
+                    self._changed.notify_all()
+                    break
+                self._changed.wait()
+            member.scale = round(self._home_us / own_us, 6) if self._home_us is not None else None
+            member.sign_at = time.monotonic()
+
+    def _pass_on(self, member: _Member, task: _Task, evaluation: Evaluation) -> None:
+        """Pass the result of a candidate on to the parent."""
+        with self._changed:
+            if member.tasks and member.tasks[0] is task:
+                member.tasks.popleft()
+            if task.is_done or self._closing:
+                return
+            task.is_done = True
+            member.trials += 1
+            member.busy_s += sum(evaluation.seconds.values())
+            self._finished.append(Finished(task.candidate, scaled(evaluation, member.scale), member.backend.uuid))
+            self._changed.notify_all()
+
+    # what any thread does, with the lock
+
+    def _left(self) -> list[_Member]:
+        return [member for member in self._members if member.state != "lost"]
+
+    def _give_back(self, tasks: Iterable[_Task]) -> None:
+        """Put candidates back to the front of the queue."""
+        self._queue.extendleft(reversed([task for task in tasks if not task.is_done]))
+        self._changed.notify_all()
+
+    def _lose(self, member: _Member, error: AutotileError) -> None:
+        """Give a GPU up; its candidates go to the others, except one with which two GPUs were lost."""
+        with self._changed:
+            if member.state == "lost" or self._closing:
+                return
+            member.state, member.lost = "lost", str(error)
+            self._error = error
+            if self._home is member and self._home_us is None:
+                self._home = None
+            tasks = list(member.tasks)
+            member.tasks.clear()
+            for task in tasks[:1]:
+                if member not in task.suspects:
+                    task.suspects.append(member)
+                if len(task.suspects) > 1 and not task.is_done:
+                    task.is_done = True
+                    reason = f"the GPU was lost with it, twice: {error}"
+                    self._finished.append(Finished(task.candidate, Evaluation(Outcome.CRASHED, reason, "verify")))
+            self._give_back(tasks)
+        if member.thread is threading.current_thread() or not member.backend.is_dead:
+            member.backend.close()
+
+    def _abandon_silent(self) -> None:
+        """Give up the GPUs that hold candidates and have given no sign for too long."""
+        now = time.monotonic()
+        for member in self._left():
+            limit_s = self._deadline_s + _MIN_STALL_S + _OPENS_PER_STALL * member.open_s
+            if member.tasks and member.state == "working" and now - member.sign_at > limit_s:
+                member.state, member.lost = "lost", f"it gave no sign for {limit_s:.0f} s"
+                self._error = WorkerError(f"{member.name}: {member.lost}")
+                tasks = list(member.tasks)
+                member.tasks.clear()
+                self._give_back(tasks)
+
+    def _raise_if_lost(self) -> None:
+        if not self._left() and not self._finished:
+            assert self._error is not None
+            raise self._error
+
+    def _racing_member(self) -> _Member:
+        """Return the home, or another GPU if it is lost."""
+        working = [member for member in self._members if member.state == "working"]
+        if self._home is not None and self._home in working:
+            return self._home
+        known = [member for member in working if member.scale is not None]
+        return next(iter([*known, *working, *self._members]))
+
+    def _on_one(self, call: Callable[[Backend], _T]) -> _T:
+        """Call a method of the GPU that holds races; where it fails, of the next one."""
+        while True:
+            with self._changed:
+                member = self._racing_member()
+                is_last = len(self._left()) <= 1
+            try:
+                return call(member.backend)
+            except WorkerError as error:
+                if is_last:
+                    raise
+                self._lose(member, error)
+            if self._second_seed is not None:
+                self._racing_member().backend.draw_second_inputs(self._second_seed)

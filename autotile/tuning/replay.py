@@ -1,0 +1,279 @@
+"""Replay of a recording: results are looked up instead of measured, on one GPU or several simulated ones."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import GPU_SCALE, L2Mode, Outcome, Problem
+from autotile.core.objectives import ENERGY, ERROR
+from autotile.cuda.timing import DISCARD_RATIO, discard_reason
+from autotile.database.keys import space_hash
+from autotile.errors import InputError, RecordingError, WorkerError
+from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
+from autotile.kernel.library import Kernel
+from autotile.space.search_space import SearchSpace
+from autotile.tuning.backend import Finished
+from autotile.tuning.gpu_comparison import GpuUse, scaled
+from autotile.tuning.options import TuneOptions
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.sanitizer import Finding
+
+
+class ReplayBackend:
+    """A recording of a GPU: results are looked up, and nothing runs.
+
+    Parameters
+    ----------
+    recording
+        Recorded results.
+    notice
+        One line for the user.
+    uuid
+        Name of the GPU among several that are simulated.
+
+    Raises
+    ------
+    RecordingError
+        The recording does not state the properties of its GPU.
+    """
+
+    source: Literal["cuda", "replayed"] = "replayed"
+    gpu_count = 1
+    is_dead = False
+    uses: tuple[GpuUse, ...] = ()
+
+    def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
+        self.device = replace(_recorded_device(recording), source="replayed")
+        self.notice = notice
+        self.uuid = uuid
+        self._recording = recording
+        self._finished: deque[Finished] = deque()
+
+    @property
+    def has_result(self) -> bool:
+        """Whether a candidate was submitted that has no result: it is looked up at once."""
+        return bool(self._finished)
+
+    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Return a mask over the rows that were recorded."""
+        mask = np.zeros(len(space), dtype=np.bool_)
+        rows = (space.row_of(self._recording.config(number)) for number in range(len(self._recording)))
+        mask[[row for row in rows if row is not None]] = True
+        return mask
+
+    def wait(self) -> None:
+        """Return at once: the recording is in memory."""
+
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Look up the candidate, and prune it by its recorded time as a live measurement would."""
+        self._finished.append(Finished(candidate, self._evaluation(candidate, best_us), self.uuid))
+
+    def result(self) -> Finished:
+        """Return the oldest result that was not returned."""
+        return self._finished.popleft()
+
+    def withdraw(self) -> None:
+        """Forget the results that were not returned."""
+        self._finished.clear()
+
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
+        """Return None: nothing can be timed again."""
+        return None
+
+    def draw_second_inputs(self, seed: int) -> None:
+        """Do nothing: no inputs are needed."""
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
+        """Return success: nothing can be run again, and the recorded outcome remains in force."""
+        return Evaluation(Outcome.OK, stage="replay")
+
+    def spare(self) -> None:
+        """Return None: there is no other GPU."""
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Return no findings."""
+        return [[] for _ in candidates]
+
+    def close(self) -> None:
+        """Do nothing: no resource is held."""
+
+    def _evaluation(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        result = self._recording.lookup(candidate.config)
+        if result is None:
+            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
+        measured = result.measurement
+        if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
+            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
+        return Evaluation(result.outcome, result.reason, result.stage, measured)
+
+
+class SimulatedGpu(ReplayBackend):
+    """One of several GPUs that replay a recording, with the time that each candidate takes.
+
+    Parameters
+    ----------
+    recording, notice, uuid
+        As for `ReplayBackend`.
+    slowness
+        Factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower.
+    seconds
+        Time that it takes for a candidate, in seconds.
+    fails_after
+        Number of candidates after which every launch fails and no worker can be started; None for never.
+    hangs_after
+        Number of candidates after which it gives no sign; None for never.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        notice: str = "",
+        *,
+        uuid: str = "",
+        slowness: float = 1.0,
+        seconds: float = 0.0,
+        fails_after: int | None = None,
+        hangs_after: int | None = None,
+    ) -> None:
+        super().__init__(recording, notice, uuid=uuid)
+        self._slowness = slowness
+        self._seconds = seconds
+        self._fails_after = fails_after
+        self._hangs_after = hangs_after
+        self._done = 0
+        self._closed = threading.Event()
+
+    @property
+    def has_result(self) -> bool:
+        """False: each candidate takes its time."""
+        return False
+
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Look up the candidate, with the times of this GPU."""
+        limit_us = best_us / self._slowness if best_us is not None else None
+        evaluation = scaled(self._evaluation(candidate, limit_us), self._slowness)
+        telemetry = {name: value for name, value in evaluation.telemetry.items() if name != GPU_SCALE}
+        evaluation = replace(evaluation, telemetry=telemetry, seconds={"measure": self._seconds})
+        self._finished.append(Finished(candidate, evaluation, self.uuid))
+
+    def result(self) -> Finished:
+        """Return the oldest result after the time that it takes.
+
+        Raises
+        ------
+        WorkerError
+            The GPU has failed.
+        """
+        self._done += 1
+        if self._hangs_after is not None and self._done > self._hangs_after:
+            self._closed.wait()
+        if self._seconds:
+            self._closed.wait(self._seconds)
+        if self._closed.is_set():
+            raise WorkerError("the backend is closed")
+        if self._fails_after is not None and self._done > self._fails_after:
+            raise WorkerError("CUDA_ERROR_NO_DEVICE: the GPU has fallen off the bus")
+        return super().result()
+
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
+        """Return the recorded times of each candidate, as this GPU takes them."""
+        times = [self._evaluation(candidate, None).measurement for candidate in candidates]
+        if any(one is None for one in times):
+            return None
+        return [RaceTimes((self._slowness * one.time_us,) * rounds) for one in times if one is not None]
+
+    def close(self) -> None:
+        """End what another thread waits for."""
+        self._closed.set()
+
+
+def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
+    """Read the recording that a session replays.
+
+    Raises
+    ------
+    InputError
+        There is none, or it belongs to another problem, kernel version or L2 mode, or lacks an objective.
+    """
+    recording = _select_recording(problem, options, folders)
+    _check_version(recording, kernel, problem, options.l2)
+    _check_objectives(recording, options.objectives)
+    return recording
+
+
+def _select_recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
+    """Read the requested recording, or the newest one of the problem."""
+    if options.replay not in (None, "auto"):
+        return read_recording(Path(str(options.replay)), kernel=problem.kernel)
+    found = find_recording(folders, problem.kernel, problem.sizes, problem.dtype)
+    if found is not None:
+        return read_recording(found.path)
+    headers = [entry.header for entry in list_recordings(folders) if entry.header is not None]
+    known = [str(header.problem) for header in headers if header.problem.kernel == problem.kernel]
+    recorded = f"recorded are: {'; '.join(known)}" if known else f"nothing is recorded of {problem.kernel}"
+    where = "no CUDA device here and no" if options.replay is None else "no"
+    raise InputError(f"there is {where} recording of {problem}; {recorded}. See `autotile doctor`")
+
+
+def _check_version(recording: Recording, kernel: Kernel, problem: Problem, l2: L2Mode) -> None:
+    """Raise if a recording belongs to another problem, another version of the kernel, or another L2 mode."""
+    key = recording.header.key
+    if recording.header.problem != problem:
+        raise RecordingError(
+            f"the recording is of {recording.header.problem}, expected {problem}; name the sizes that it holds"
+        )
+    is_imported = not key.template_hash  # files of other tuners do not identify the kernel
+    if not is_imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
+        raise RecordingError(
+            f"the recording of {problem} was made with another version of the kernel; "
+            "its times say nothing of this one: measure it anew with `autotile record` on a GPU"
+        )
+    if key.l2_mode != l2:
+        raise RecordingError(
+            f"the recording of {problem} was measured with a {key.l2_mode} L2 cache, expected {l2}; "
+            f"replay it with --l2 {key.l2_mode}, or record it with --l2 {l2}"
+        )
+
+
+def _check_objectives(recording: Recording, objectives: Sequence[str]) -> None:
+    """Raise if an objective cannot be read from a recording."""
+    lacking = [name for name in objectives if name in (ENERGY, ERROR)]
+    if lacking:
+        raise RecordingError(
+            f"the recording of {recording.header.problem} holds no {' and no '.join(lacking)} of its configurations, "
+            "only times, and the compiler says registers; leave that objective out, or tune on a GPU"
+        )
+
+
+def _recorded_device(recording: Recording) -> DeviceProperties:
+    if recording.header.device is None:
+        raise RecordingError(
+            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
+            "replay needs the device's properties"
+        )
+    return recording.header.device
+
+
+def replay_notice(recording: Recording, options: TuneOptions) -> str:
+    """Return the line for the user that says what is replayed, and why."""
+    reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
+    name = _recorded_device(recording).name
+    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
+    if not recording.header.key.template_hash:
+        notice += ", imported: of which version of the kernel is not known"
+    if options.verify_sizes:
+        notice += "; nothing runs at the problems of --verify-problem"
+    return notice

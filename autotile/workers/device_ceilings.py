@@ -1,0 +1,169 @@
+"""Measures the ceilings of a GPU, in a worker process like all that touches CUDA.
+
+Each ceiling is measured as a candidate is: after a warm-up under its own load, until the median is known to half a
+percent, and with a check of what the launches computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from autotile.core.ceilings import CEILINGS, Ceiling, DeviceCeilings, impossible, imprecise
+from autotile.core.documents import Count, Whole, convert
+from autotile.core.statistics import median_interval
+from autotile.errors import ToolchainError, WorkerError
+from autotile.workers.child import Child
+from autotile.workers.gpu import GPU_WORKER, parsed_reply
+from autotile.workers.protocol import Stage
+
+if TYPE_CHECKING:
+    from autotile.core.device import DeviceProperties
+    from autotile.core.model import Measurement
+    from autotile.cuda.ceiling_kernels import CeilingKernels, CeilingLoop
+    from autotile.cuda.timing import Timer
+
+_DEADLINE_S = 120.0
+"""Ten times what a measurement takes, for a busy machine that compiles the kernels first."""
+_TARGET_US = 1000.0
+"""Time of a launch: long against the resolution of events and of the device's clocks, about a microsecond."""
+_MAX_GROWTH = 64.0
+_SAMPLE_LIMIT_S = 0.04
+"""Time of the samples of a ceiling, beyond the first nine."""
+_PROBES = 3
+_HOST_SAMPLES, _HOST_LAUNCHES = 15, 200
+"""Samples of the time of a launch from the host, and launches of each: fewer than the 1,024 that a stream queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingRequest:
+    """What the worker needs to know."""
+
+    cache: str
+    cache_limit_bytes: Whole
+    device_index: Count = 0
+
+
+class _Reply(msgspec.Struct):
+    measured: DeviceCeilings
+
+
+def request_ceilings(request: CeilingRequest) -> DeviceCeilings:
+    """Measure the ceilings of a GPU in a new worker; takes about ten seconds.
+
+    Raises
+    ------
+    ToolchainError
+        The device or the toolchain does not work, or the device computes wrong results or impossible rates.
+    InputError
+        The cache cannot be used.
+    """
+    try:
+        with closing(Child(GPU_WORKER)) as child:
+            reply = child.request({"op": "ceilings", "request": asdict(request)}, _DEADLINE_S)
+            return parsed_reply(reply, lambda reply: convert(reply, _Reply).measured)
+    except WorkerError as error:
+        stage = f" in stage {error.stage!r}" if error.stage else ""
+        raise ToolchainError(f"the ceilings cannot be measured{stage}: {error}; see `autotile doctor`") from None
+
+
+def measure_ceilings(message: Mapping[str, Any], stage: Stage) -> DeviceCeilings:
+    """Measure in this process; ``message`` is a `CeilingRequest`, and ``stage`` is called before each step.
+
+    Raises
+    ------
+    ToolchainError
+        A kernel computed a wrong result, or a rate is impossible.
+    """
+    from autotile.cuda.ceiling_kernels import CeilingKernels
+    from autotile.cuda.cubin_cache import CubinCache
+    from autotile.cuda.driver import device_uuid, live_device
+    from autotile.cuda.telemetry import Telemetry
+    from autotile.cuda.timing import Timer
+    from autotile.cuda.toolchain import load_cupy
+
+    request = convert(message, CeilingRequest)
+    stage("look for other processes")
+    others = Telemetry(request.device_index).other_users()
+    stage("compile")
+    load_cupy().cuda.Device(request.device_index).use()
+    device = live_device(request.device_index)
+    kernels = CeilingKernels(device, CubinCache(Path(request.cache), request.cache_limit_bytes))
+    timers = {l2 == "cold": Timer(device.l2_bytes, l2, _SAMPLE_LIMIT_S) for l2 in ("cold", "hot")}
+    found: list[Ceiling] = []
+    for loops in kernels.groups():
+        stage(loops[0].ceiling)
+        found.append(_ceiling(kernels, loops, timers[loops[0].is_flushed]))
+    stage("launches")
+    found += _launches(kernels, timers[False])
+    return _checked(found, device, device_uuid(request.device_index), others)
+
+
+def _checked(ceilings: Sequence[Ceiling], device: DeviceProperties, uuid: str, others: Sequence[str]) -> DeviceCeilings:
+    names = list(CEILINGS)
+    measured = DeviceCeilings(
+        gpu_uuid=uuid,
+        gpu_name=device.name,
+        compute_capability=device.compute_capability,
+        driver=device.driver,
+        measured_at=datetime.now(UTC),
+        ceilings=tuple(sorted(ceilings, key=lambda one: names.index(one.name))),
+    )
+    if faults := impossible(measured, device):
+        raise ToolchainError(f"a rate is impossible, so nothing is stored: {'; '.join(faults)}")
+    warnings = [*others, *imprecise(measured)]
+    if device.compute_capability.startswith("10."):
+        warnings.append("tensor cores were measured with mma.sync, which reaches a part of the rate of tcgen05")
+    return replace(measured, warnings=tuple(warnings))
+
+
+def _ceiling(kernels: CeilingKernels, loops: Sequence[CeilingLoop], timer: Timer) -> Ceiling:
+    """Measure the fastest of the loops of a ceiling."""
+    sized = [(loop, _rounds(loop, timer)) for loop in loops]
+    probes = [_time_us(loop, rounds, timer) / (loop.work * rounds) for loop, rounds in sized]
+    loop, rounds = sized[probes.index(min(probes))]
+    launch, prepare = partial(loop.queue, rounds), loop.prepare or _nothing
+    timer.warm_up(launch, prepare)
+    measured = timer.measure(launch, None, prepare).measurement
+    clock_mhz = kernels.clock_mhz()
+    if fault := loop.fault(rounds):
+        raise ToolchainError(f"{CEILINGS[loop.ceiling][0]}, {loop.method}: {fault}; the GPU computes wrong results")
+    rate = 1e6 * loop.work * rounds
+    return Ceiling(
+        loop.ceiling, rate / measured.time_us, rate / measured.high_us, rate / measured.low_us, loop.method, clock_mhz
+    )
+
+
+def _rounds(loop: CeilingLoop, timer: Timer) -> int:
+    """Return the odd number of rounds that take about a millisecond."""
+    rounds = 1
+    while rounds < loop.max_rounds:
+        growth = min(_TARGET_US / _time_us(loop, rounds, timer), _MAX_GROWTH)
+        if growth < 2.0:
+            break
+        rounds = min(int(rounds * growth) | 1, loop.max_rounds)
+    return rounds
+
+
+def _time_us(loop: CeilingLoop, rounds: int, timer: Timer) -> float:
+    return min(timer.samples(partial(loop.queue, rounds), _PROBES, loop.prepare or _nothing))
+
+
+def _launches(kernels: CeilingKernels, timer: Timer) -> Iterator[Ceiling]:
+    """Yield the times of empty launches, in a graph and from the host."""
+    in_graph: Measurement = timer.measure(kernels.empty, None).measurement
+    yield Ceiling("launch_graph", in_graph.time_us, in_graph.low_us, in_graph.high_us, "empty kernel")
+    times = [kernels.host_launch_us(_HOST_LAUNCHES) for _ in range(_HOST_SAMPLES)]
+    host = median_interval(times)
+    yield Ceiling("launch_host", host.value, host.low, host.high, "cuLaunchKernel of an empty kernel")
+
+
+def _nothing() -> None:
+    pass

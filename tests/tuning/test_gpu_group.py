@@ -1,0 +1,336 @@
+"""Several GPUs in one session: simulated ones that are slow, die or hang, and real child processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.core.model import GPU_SCALE, Config, Outcome, config_key
+from autotile.database.database import Database
+from autotile.errors import InputError, WorkerError
+from autotile.exchange.recording import read_recording
+from autotile.settings import read_settings
+from autotile.tuning import gpu_group
+from autotile.tuning.backend import LiveBackend
+from autotile.tuning.gpu_comparison import GpuUse
+from autotile.tuning.gpu_group import GpuGroup
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.replay import ReplayBackend, SimulatedGpu
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Evaluation, Workload
+
+BEST = {"THREADS": 256, "WORK": 4}
+Make = Callable[..., GpuGroup]
+
+
+@pytest.fixture
+def group(bench: Any) -> Iterator[Make]:
+    """Return a function that makes a group of simulated GPUs, each given by its arguments."""
+    recording = read_recording(bench.record())
+    made: list[GpuGroup] = []
+
+    def make(*gpus: dict[str, Any], deadline_s: float = 5.0) -> GpuGroup:
+        backends = [SimulatedGpu(recording, uuid=f"GPU-{n}", **{"seconds": 0.01, **one}) for n, one in enumerate(gpus)]
+        made.append(GpuGroup(backends, deadline_s))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def candidates(bench: Any) -> list[Candidate]:
+    return [Candidate(config, "") for config in bench.configs()]
+
+
+def run(group: GpuGroup, given: Sequence[Candidate]) -> dict[str, Any]:
+    group.wait()
+    for candidate in given:
+        group.submit(candidate, None)
+    finished = [group.result() for _ in given]
+    assert Counter(id(one.candidate) for one in finished) == Counter(map(id, given))
+    return {config_key(one.candidate.config): one for one in finished}
+
+
+def uses(group: GpuGroup) -> dict[str, GpuUse]:
+    return {use.uuid: use for use in group.uses}
+
+
+class TestSimulated:
+    def test_all_take_part_and_each_candidate_runs_once(self, bench: Any, group: Make) -> None:
+        several = group({}, {}, {})
+        found = run(several, candidates(bench))
+        assert len(found) == 12
+        assert {one.gpu for one in found.values()} == {"GPU-0", "GPU-1", "GPU-2"}
+        assert sum(use.trials for use in several.uses) == 12
+
+    def test_times_are_on_one_scale(self, bench: Any, group: Make) -> None:
+        several = group({}, {"slowness": 1.03}, {"slowness": 0.97})
+        found = run(several, candidates(bench))
+        home = several.uuid
+        factor = {"GPU-0": 1.0, "GPU-1": 1.03, "GPU-2": 0.97}
+        for one in found.values():
+            config, measured = one.candidate.config, one.evaluation.measurement
+            expected_us = (1000 / config["THREADS"] + 2 / config["WORK"]) * factor[home]
+            assert measured is not None
+            assert measured.time_us == pytest.approx(expected_us, rel=1e-5)
+            scale = float(one.evaluation.telemetry[GPU_SCALE])
+            assert scale == pytest.approx(factor[home] / factor[one.gpu], rel=1e-5)
+        assert uses(several)[home].scale == 1.0
+
+    def test_a_slower_one_takes_fewer(self, bench: Any, group: Make) -> None:
+        several = group({"seconds": 0.005}, {"seconds": 0.1})
+        run(several, candidates(bench) * 3)
+        assert uses(several)["GPU-0"].trials > 2 * uses(several)["GPU-1"].trials
+
+    def test_the_limit_is_on_the_scale_of_each(self, bench: Any, group: Make) -> None:
+        several = group({}, {"slowness": 1.5})
+        run(several, candidates(bench))
+        factor = {"GPU-0": 1.0, "GPU-1": 1.5}[several.uuid]
+        several.submit(Candidate(BEST, ""), factor * (1000 / 256 + 0.5))
+        assert several.result().evaluation.outcome is Outcome.OK
+
+    @pytest.mark.parametrize("fault", [{"fails_after": 0}, {"fails_after": 4}, {"hangs_after": 4}])
+    def test_one_that_fails_gives_back_what_it_holds(
+        self, bench: Any, group: Make, fault: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.2)
+        monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
+        several = group({}, fault, {}, deadline_s=0.2)
+        found = run(several, candidates(bench) * 3)
+        assert len(found) == 12
+        assert all(one.evaluation.outcome is Outcome.OK for one in found.values())
+        lost = uses(several)["GPU-1"].lost
+        assert "fallen off the bus" in lost or "no sign" in lost
+        assert several.gpu_count == 2
+        assert several.uuid != "GPU-1"
+
+    def test_the_last_one_ends_the_session(self, bench: Any, group: Make) -> None:
+        several = group({"fails_after": 5}, {"fails_after": 5})
+        with pytest.raises(WorkerError, match="fallen off the bus"):
+            run(several, candidates(bench) * 2)
+
+    def test_another_one_may_join(self, bench: Any, group: Make) -> None:
+        several = group({"seconds": 0.05})
+        several.wait()
+        given = candidates(bench)
+        for candidate in given:
+            several.submit(candidate, None)
+        first = [several.result() for _ in range(2)]
+        several.add(SimulatedGpu(several._members[0].backend._recording, uuid="late"))  # type: ignore[attr-defined]
+        rest = [several.result() for _ in given[2:]]
+        assert {one.gpu for one in first} == {"GPU-0"}
+        assert "late" in {one.gpu for one in rest}
+
+    def test_a_hung_one_does_not_hold_up_the_end(self, bench: Any, group: Make) -> None:
+        several = group({"hangs_after": 0}, {})
+        several.submit(candidates(bench)[0], None)
+        began = time.monotonic()
+        several.close()
+        assert time.monotonic() - began < 5
+        assert not any(thread.name.startswith("GPU ") and thread.is_alive() for thread in threading.enumerate())
+
+    def test_finals_move_to_another_one_if_the_first_fails(self, bench: Any, group: Make) -> None:
+        several = group({}, {})
+        run(several, candidates(bench))
+        home = several.uuid
+
+        def fail(*arguments: object) -> Evaluation:
+            raise WorkerError("it has fallen off the bus")
+
+        member = next(one for one in several._members if one.backend.uuid == home)
+        member.backend.verify = fail  # type: ignore[method-assign]
+        assert several.verify(Candidate(BEST, ""), 3, None).outcome is Outcome.OK
+        assert several.uuid != home
+        assert several.spare() is None
+
+
+class TestSessions:
+    def test_replay_on_several(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), devices=(0, 1, 2))
+        assert result.winner.config == BEST
+        assert sorted(use.uuid for use in result.gpus) == ["simulated-0", "simulated-1", "simulated-2"]
+        stored = bench.stored()
+        assert sorted(config_key(trial.config) for trial in stored) == sorted(map(config_key, bench.configs()))
+        assert {trial.gpu for trial in stored} <= {use.uuid for use in result.gpus}
+        assert all(trial.gpu for trial in stored)
+        assert result.confirmation is not None
+        assert result.confirmation.gpu != result.confirmation.home
+        assert {trial.gpu for trial in bench.stored("final")} == {result.confirmation.home}
+        assert result.to_json()["confirmation"]["spread"] == pytest.approx(0.0, abs=1e-6)
+
+    @pytest.mark.parametrize("sampler", ["feasible", "tpe", "random", "brute-force"])
+    def test_every_sampler_proposes_for_all(self, bench: Any, sampler: str) -> None:
+        result = bench.tune(bench.record(), sampler=sampler, devices=(0, 1, 2, 3), trials=12, workers=2)
+        assert sum(result.outcomes.values()) == len(bench.stored()) == 12
+        assert result.winner.config == BEST
+
+    def test_a_session_outlives_the_gpus_that_fail(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        faults: dict[str, dict[str, Any]] = {"simulated-1": {"fails_after": 4}, "simulated-2": {"slowness": 1.03}}
+
+        class Faulty(SimulatedGpu):
+            def __init__(self, *arguments: Any, uuid: str = "") -> None:
+                super().__init__(*arguments, uuid=uuid, seconds=0.02, **faults.get(uuid, {}))
+
+        monkeypatch.setattr("autotile.tuning.replay.SimulatedGpu", Faulty)
+        result = bench.tune(bench.record(), devices=(0, 1, 2))
+        assert result.winner.config == BEST
+        assert len(bench.stored()) == 12
+        assert any("simulated-1 was given up" in notice for notice in result.notices)
+        assert abs(result.confirmation.spread) == pytest.approx(0.03, abs=2e-3)
+        assert result.confirmation.speedup.value == pytest.approx(result.speedup.value, rel=1e-3)
+
+    def test_a_winner_that_is_wrong_on_the_second_gpu_is_refused(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[Config] = []
+
+        def verify(gpu: ReplayBackend, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
+            calls.append(candidate.config)
+            if limit_s == 1.0 and candidate.config == BEST:  # of the confirmation
+                return Evaluation(Outcome.WRONG_RESULT, "y[0] is 1, expected 2", "verify")
+            return Evaluation(Outcome.OK, stage="verify")
+
+        monkeypatch.setattr(SimulatedGpu, "verify", verify)
+        result = bench.tune(bench.record(), devices=(0, 1))
+        assert result.winner.config != BEST
+        (refused,) = (trial for trial in result.refused if trial.config == BEST)
+        assert refused.reason.startswith("on simulated-")
+        with Database.open(read_settings().database) as database:
+            assert [best.trial.config for best in database.best()] == [result.winner.config]
+
+    def test_devices_are_checked(self) -> None:
+        with pytest.raises(InputError, match="twice"):
+            TuneOptions(devices=(0, 0))
+        with pytest.raises(InputError, match="devices is -1"):
+            TuneOptions(devices=(0, -1))
+
+
+WORKER = """
+import os, pathlib, time
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome
+from autotile.workers.protocol import Evaluation, RaceTimes, serve
+
+FOLDER = pathlib.Path(__file__).parent
+PLACE = ""
+
+def handle(message, stage):
+    global PLACE
+    if message["op"] == "open":
+        PLACE = str(message["workload"]["device_index"])
+        if (FOLDER / f"dead-{PLACE}").exists():
+            os._exit(3)
+        return {"device": device_profile("h200").to_json()}
+    if message["op"] == "race":
+        rows = [RaceTimes((5.0 + n,) * message["rounds"]) for n in range(len(message["candidates"]))]
+        return {"raced": [row.to_json() for row in rows]}
+    stage("measure")
+    config = message["config"]
+    (FOLDER / f"pid-{PLACE}").write_text(str(os.getpid()))
+    if (FOLDER / f"dead-{PLACE}").exists() or config["THREADS"] == 32 and config["WORK"] == 4:
+        os._exit(4)
+    if config["THREADS"] == 64 and config["WORK"] == 4:
+        time.sleep(600)
+    time.sleep(0.03)
+    time_us = (1000.0 / config["THREADS"] + 2 / config["WORK"]) * (1.0 + 0.03 * int(PLACE))
+    done = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,))
+    return Evaluation(Outcome.OK, "", "measure", done, {"measure": 0.03}).to_json()
+
+if __name__ == "__main__":
+    serve(handle)
+"""
+
+
+class TestProcesses:
+    """Groups whose GPU workers are real child processes of a fake worker."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        folder = tmp_path / "worker"
+        folder.mkdir()
+        (folder / "group_gpu_worker.py").write_text(WORKER)
+        monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        return folder
+
+    @pytest.fixture
+    def group(self, bench: Any, folder: Path) -> Iterator[Callable[[int], GpuGroup]]:
+        made: list[GpuGroup] = []
+
+        def make(count: int) -> GpuGroup:
+            def backend(index: int) -> LiveBackend:
+                workload = Workload("", "", {"n": 4096}, "float32", "cold", str(folder), 10**8, 0.1, device_index=index)
+                return LiveBackend(Gpu(workload, 2.0, "group_gpu_worker"), device_profile("h200"), uuid=f"GPU-{index}")
+
+            made.append(GpuGroup([backend(index) for index in range(count)], 2.0))
+            return made[-1]
+
+        yield make
+        for one in made:
+            one.close()
+
+    def test_candidates_that_kill_or_hang_are_blamed_and_the_gpus_stay(self, bench: Any, group: Any) -> None:
+        several = group(2)
+        found = run(several, candidates(bench))
+        bad = {key: one.evaluation for key, one in found.items() if not one.evaluation.outcome.has_time}
+        assert {key: evaluation.outcome for key, evaluation in bad.items()} == {
+            config_key({"THREADS": 32, "WORK": 4}): Outcome.CRASHED,
+            config_key({"THREADS": 64, "WORK": 4}): Outcome.TIMED_OUT,
+        }
+        assert several.gpu_count == 2
+
+    def test_a_killed_worker_costs_nothing(self, bench: Any, group: Any, folder: Path) -> None:
+        several = group(2)
+        several.wait()
+        given = [one for one in candidates(bench) if one.config["WORK"] != 4] * 6
+        stop = threading.Event()
+        kills = []
+
+        def kill() -> None:
+            while not stop.wait(0.3):
+                try:
+                    pid = int((folder / f"pid-{len(kills) % 2}").read_text())
+                    os.kill(pid, signal.SIGKILL)
+                    kills.append(pid)
+                except (OSError, ValueError):
+                    continue
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            found = run(several, given)
+        finally:
+            stop.set()
+            killer.join()
+        assert kills
+        assert several.gpu_count >= 1
+        assert len(found) == 8
+
+    def test_a_gpu_on_which_nothing_runs_any_more_is_given_up(self, bench: Any, group: Any, folder: Path) -> None:
+        several = group(3)
+        several.wait()
+        given = [one for one in candidates(bench) if one.config["WORK"] != 4] * 8
+        for candidate in given:
+            several.submit(candidate, None)
+        finished = [several.result() for _ in range(20)]
+        (folder / "dead-1").touch()
+        finished += [several.result() for _ in given[20:]]
+        assert all(one.evaluation.outcome is Outcome.OK for one in finished)
+        assert several.gpu_count == 2
+        assert {use.uuid for use in several.uses if use.lost} == {"GPU-1"}
+
+    def test_one_that_cannot_start_is_left_out(self, bench: Any, group: Any, folder: Path) -> None:
+        (folder / "dead-0").touch()
+        several = group(2)
+        found = run(several, [one for one in candidates(bench) if one.config["WORK"] != 4])
+        assert {one.gpu for one in found.values()} == {"GPU-1"}
+        assert "cannot start" in uses(several)["GPU-0"].lost
