@@ -150,7 +150,7 @@ class Database:
         location, server_timeout_s
             As for `open`.
         upgrade
-            Whether to upgrade a database of an older version of autotile; if False, raise instead.
+            Whether to upgrade a database of an older version of autotile rather than to raise an error.
 
         Raises
         ------
@@ -277,15 +277,8 @@ class Database:
         gates: Mapping[str, Any] | None = None,
     ) -> int:
         """Record the start of a run, and return its id; settings and gates are stored as JSON."""
-        row = {
-            "study_id": study_id,
-            "sampler": sampler,
-            "seed": seed,
-            "settings": dict(settings or {}),
-            "driver": driver,
-            "host": host,
-            "gates": dict(gates or {}),
-        }
+        documents = {"settings": dict(settings or {}), "gates": dict(gates or {})}
+        row = {"study_id": study_id, "sampler": sampler, "seed": seed, "driver": driver, "host": host, **documents}
         with self.writing() as connection:
             return insert_run(connection, row)
 

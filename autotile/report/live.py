@@ -399,6 +399,9 @@ def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
     outcomes = Counter(one.trial.outcome for one in study.newest)
     if outcomes:
         yield "tried", f"{len(study.newest):,}: {outcomes_text(outcomes)}"
+    gpus = Counter(one.trial.gpu for one in study.newest if one.trial.gpu)
+    if len(gpus) > 1:
+        yield "trials by GPU", ", ".join(f"{gpu}: {found:,}" for gpu, found in sorted(gpus.items()))
 
 
 def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
