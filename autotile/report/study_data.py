@@ -229,7 +229,7 @@ class StudyData:
         """The newest trial of each configuration, in the order of the first."""
         return tuple({config_key(one.trial.config): one for one in self.trials}.values())
 
-    @property
+    @cached_property
     def current_run(self) -> RunData | None:
         """The newest run with trials of a search, or else the newest run."""
         searched = {one.run_id for one in self.trials}
@@ -240,13 +240,13 @@ class StudyData:
         """Whether the newest run has not ended."""
         return bool(self.runs) and self.runs[-1].is_running
 
-    @property
+    @cached_property
     def summary(self) -> RunSummary:
         """Summary of the newest run that has one."""
         found = (run.summary for run in reversed(self.runs) if run.run.summary)
         return next(found, RunSummary())
 
-    @property
+    @cached_property
     def settings(self) -> RunSettings:
         """Settings of the newest search."""
         return self.current_run.settings if self.current_run is not None else RunSettings()
@@ -298,7 +298,7 @@ class StudyData:
             return Interval(summary.speedup.ratio, *summary.speedup.interval)
         return next((one.ratio for one in finalists if one.is_default), None)
 
-    @property
+    @cached_property
     def default_config(self) -> Config | None:
         """The default configuration, as a session stored it or the kernel's file states it."""
         stored = next((run.summary.default for run in reversed(self.runs) if run.summary.default is not None), None)
@@ -306,7 +306,7 @@ class StudyData:
             return stored.config
         return self.kernel.spec.default if self.kernel is not None else None
 
-    @property
+    @cached_property
     def winner(self) -> Trial | None:
         """Winner of the newest finals, else the best trial of the search; None if nothing was measured.
 
@@ -326,7 +326,7 @@ class StudyData:
         ]
         return min(usable, key=lambda trial: trial.cost or 0.0, default=None)
 
-    @property
+    @cached_property
     def default(self) -> Trial | None:
         """Trial of the default configuration, with its time in the finals if it took part; None if it did not run."""
         raced = next((one.trial for one in self.finals.ranked if one.is_default), None) if self.finals else None

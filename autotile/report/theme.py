@@ -1,0 +1,212 @@
+"""Colours and layout of all charts: one accent colour and greys, in a light and a dark theme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from autotile.core.model import Trial
+from autotile.core.text import interval_text, time_text
+from autotile.errors import ToolchainError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+LIGHT: Mapping[str, str] = {
+    "accent": "#0b62c4",
+    "accent_soft": "#9cc3ee",
+    "accent_faint": "#e3eefa",
+    "ink": "#1b1f24",
+    "muted": "#656d76",
+    "faint": "#b3bac3",
+    "grid": "#e4e7eb",
+    "paper": "#fefefe",
+}
+DARK: Mapping[str, str] = {
+    "accent": "#6cb2ff",
+    "accent_soft": "#35689e",
+    "accent_faint": "#1c3148",
+    "ink": "#e8eaed",
+    "muted": "#9ba4ae",
+    "faint": "#59626d",
+    "grid": "#2c333b",
+    "paper": "#14181d",
+}
+"""Colours by role. A figure is built with those of the light theme; `themed` and the page exchange them one by one."""
+
+ACCENT, SOFT, FAINT_ACCENT = LIGHT["accent"], LIGHT["accent_soft"], LIGHT["accent_faint"]
+INK, MUTED, FAINT, GRID, PAPER = (LIGHT[name] for name in ("ink", "muted", "faint", "grid", "paper"))
+
+TIME_AXIS = "time of a run, \N{MICRO SIGN}s"
+"""Title of an axis of times."""
+
+FAST_TO_SLOW = ((0.0, ACCENT), (0.5, SOFT), (1.0, FAINT_ACCENT))
+"""Colour scale of times: the fastest has the accent colour."""
+
+FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"
+_MAX_LABEL = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ChartTable:
+    """The numbers behind a chart: headings with units, and rows of text."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart, with all that stands in for it where it cannot be seen.
+
+    Attributes
+    ----------
+    name
+        Short name, unique within a study.
+    title
+        Heading.
+    figure
+        Plotly figure in the light theme; None where there is nothing to draw.
+    summary
+        What the chart shows, in one sentence; without a figure, why there is none.
+    table
+        The numbers behind it.
+    note
+        What was left out; empty if nothing was.
+    """
+
+    name: str
+    title: str
+    figure: go.Figure | None
+    summary: str
+    table: ChartTable = ChartTable((), ())
+    note: str = ""
+
+
+def load_plotly() -> Any:
+    """Import and return ``plotly.graph_objects``.
+
+    Raises
+    ------
+    ToolchainError
+        Plotly is not installed.
+    """
+    try:
+        from plotly import graph_objects
+    except ImportError:
+        raise ToolchainError("charts need Plotly; install it with `pip install 'autotile[report]'`") from None
+    return graph_objects
+
+
+def figure(
+    traces: Sequence[Any],
+    *,
+    height: int,
+    x: Mapping[str, Any] | None = None,
+    y: Mapping[str, Any] | None = None,
+    **layout: Any,
+) -> go.Figure:
+    """Return a figure in the light theme.
+
+    Parameters
+    ----------
+    traces
+        Plotly traces.
+    height
+        Height in pixels; the width is that of the page.
+    x, y
+        Properties of the axes, such as ``title`` with the unit.
+    layout
+        Further properties of the layout.
+    """
+    made = load_plotly().Figure(list(traces))
+    made.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 8, "r": 16, "t": 12, "b": 8},
+        font={"family": FONT, "size": 13, "color": INK},
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
+        hoverlabel={"bgcolor": PAPER, "bordercolor": FAINT, "font": {"color": INK, "family": FONT}, "align": "left"},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"color": INK}},
+        dragmode="zoom",
+        hovermode="closest",
+        barcornerradius=2,
+        showlegend=False,
+    )
+    made.update_xaxes(**_AXIS)
+    made.update_yaxes(**_AXIS)
+    made.update_xaxes(**(x or {}))
+    made.update_yaxes(**(y or {}))
+    made.update_layout(**layout)
+    return made
+
+
+_AXIS: Mapping[str, Any] = {
+    "automargin": True,
+    "gridcolor": GRID,
+    "linecolor": FAINT,
+    "tickcolor": FAINT,
+    "zeroline": False,
+    "tickfont": {"color": MUTED, "size": 12},
+    "title": {"font": {"color": MUTED, "size": 12}, "standoff": 8},
+}
+
+
+def label(text: object, limit: int = _MAX_LABEL) -> str:
+    """Return text for Plotly, which reads tags: escaped, in one line, and not longer than a label may be."""
+    line = " ".join(str(text).split())
+    return escape(line if len(line) <= limit else f"{line[: limit - 1]}\N{HORIZONTAL ELLIPSIS}", quote=False)
+
+
+def hover_text(*lines: str) -> str:
+    """Return lines of text for Plotly's hover labels, each escaped and wrapped."""
+    wrapped = [part for line in lines if line for part in _wrapped(line)]
+    return "<br>".join(escape(part, quote=False) for part in wrapped)
+
+
+def _wrapped(line: str, width: int = 56) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(line, width, max_lines=8, placeholder=" \N{HORIZONTAL ELLIPSIS}") or [""]
+
+
+def with_units(text: str) -> str:
+    """Return a time of `autotile.core.text` with the sign for micro, as on all pages."""
+    return text.replace(" us", " \N{MICRO SIGN}s")
+
+
+def bare_time(trial: Trial) -> str:
+    """Return the time of a trial in microseconds, without the unit."""
+    return time_text(trial.time_us).removesuffix(" us")
+
+
+def measured_text(trial: Trial) -> str:
+    """Return the time of a trial with its interval and unit; empty if it was not measured."""
+    measured = trial.measurement
+    if measured is None:
+        return ""
+    return with_units(f"{time_text(trial.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)")
+
+
+def themed(made: go.Figure, *, dark: bool = False) -> go.Figure:
+    """Return a figure in the dark theme, or the figure itself.
+
+    Every colour is one of `LIGHT`, and is replaced by that of the same role.
+    """
+    if not dark:
+        return made
+    colours = {LIGHT[role]: DARK[role] for role in LIGHT}
+
+    def exchanged(value: Any) -> Any:
+        if isinstance(value, str):
+            return colours.get(value, value)
+        if isinstance(value, dict):
+            return {name: exchanged(part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [exchanged(part) for part in value]
+        return value
+
+    return load_plotly().Figure(exchanged(made.to_dict()))
