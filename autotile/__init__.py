@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from autotile.api.results import trials as trials
     from autotile.api.stepping import TuningSession as TuningSession
     from autotile.api.stepping import session as session
+    from autotile.api.surveying import SurveyProgress as SurveyProgress
+    from autotile.api.surveying import survey as survey
     from autotile.api.tunable import TunableKernel as TunableKernel
     from autotile.api.tunable import kernel as kernel
     from autotile.api.tuning import TunedMisses as TunedMisses
@@ -126,6 +128,8 @@ if TYPE_CHECKING:
     from autotile.errors import WorkerCrashError as WorkerCrashError
     from autotile.errors import WorkerError as WorkerError
     from autotile.errors import WorkerTimeoutError as WorkerTimeoutError
+    from autotile.exchange.column_table import ColumnTable as ColumnTable
+    from autotile.exchange.column_table import TypedColumn as TypedColumn
     from autotile.exchange.recording import RecordingFile as RecordingFile
     from autotile.exchange.recording import RecordingHeader as RecordingHeader
     from autotile.families.family import Extent as Extent
@@ -149,6 +153,9 @@ if TYPE_CHECKING:
     from autotile.report.comparison import Difference as Difference
     from autotile.report.comparison import UnmatchedStudy as UnmatchedStudy
     from autotile.report.comparison import compare as compare
+    from autotile.report.failures import FailureGroup as FailureGroup
+    from autotile.report.survey import QuantityRange as QuantityRange
+    from autotile.report.survey import Survey as Survey
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
@@ -261,6 +268,10 @@ _NAMES = {
         "TuningSession",
         "session",
     ),
+    "api.surveying": (
+        "SurveyProgress",
+        "survey",
+    ),
     "api.tunable": (
         "TunableKernel",
         "kernel",
@@ -327,6 +338,10 @@ _NAMES = {
         "WorkerError",
         "WorkerTimeoutError",
     ),
+    "exchange.column_table": (
+        "ColumnTable",
+        "TypedColumn",
+    ),
     "exchange.recording": (
         "RecordingFile",
         "RecordingHeader",
@@ -361,6 +376,11 @@ _NAMES = {
         "compare",
     ),
     "search.importance": ("Effect",),
+    "report.failures": ("FailureGroup",),
+    "report.survey": (
+        "QuantityRange",
+        "Survey",
+    ),
     "serving.bound": ("BoundKernel",),
     "serving.capture": ("capture",),
     "serving.choice": ("Contender",),

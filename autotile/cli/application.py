@@ -46,6 +46,7 @@ COMMANDS = (
     ("tune_misses", EVERYDAY),
     ("best", EVERYDAY),
     ("space", EVERYDAY),
+    ("survey", EVERYDAY),
     ("explain", EVERYDAY),
     ("occupancy", EVERYDAY),
     ("devices", EVERYDAY),

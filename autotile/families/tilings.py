@@ -112,12 +112,12 @@ class _Grid:
     device: DeviceProperties
 
     def blocks(self, sizes: Sequence[int]) -> float:
-        """Return the blocks of the largest step, without a limit by the number of SMs."""
+        """Return the blocks of the main step, or else the largest, without a limit by the number of SMs."""
         unlimited = replace(self.device, sm_count=_UNLIMITED_SMS)
         problem = {**self.spec.sizes, **self.flags, **dict(zip(self.names, sizes, strict=True))}
         names = {**fixed_names(self.spec, problem, unlimited), **self.config, STEP: 0}
         try:
-            return max(_product(step.launch.grid, names) for step in self.spec.steps)
+            return max(_product(step.launch.grid, names) for step in self.spec.main_steps)
         except AutotileError:  # such as a division by zero at sizes for which the configuration is not meant
             return 1.0
 
@@ -142,7 +142,7 @@ class _Grid:
 
 
 def _product(grid: Sequence[Expression], names: Mapping[str, Any]) -> float:
-    return reduce(lambda product, extent: product * max(float(extent.evaluate(names)), 1.0), grid, 1.0)
+    return reduce(lambda product, extent: product * max(float(extent.value(names)), 1.0), grid, 1.0)
 
 
 def _shape(
@@ -170,7 +170,7 @@ def array_extents(spec: KernelSpec, flags: Mapping[str, int]) -> dict[str, tuple
     found: dict[str, tuple[int | None, ...]] = {}
     for buffer in spec.buffers:
         try:
-            found[buffer.name] = tuple(places.get(int(extent.evaluate(names))) for extent in buffer.shape)
+            found[buffer.name] = tuple(places.get(int(extent.value(names))) for extent in buffer.shape)
         except AutotileError:
             found[buffer.name] = ()
     return found

@@ -5,14 +5,13 @@ Limits: ``cuTensorMapEncodeTiled`` in the CUDA driver API reference, for maps wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, chain
-from operator import mul
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
@@ -24,16 +23,18 @@ from autotile.kernel.argument_kind import (
     ArgumentScope,
     Column,
     Evaluate,
+    Mask,
     canonical_texts,
+    clipped,
 )
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.table import Table, describe
 
 if TYPE_CHECKING:
-    from autotile.kernel.arguments import BufferArgument
+    from autotile.kernel.arguments import BufferArgument, WorkspaceArgument
 
 
-Mask = NDArray[np.bool_]
+_Array = TypeVar("_Array")
 
 TENSOR_MAP_CAPABILITY = "9.0"
 """CUDA C++ Programming Guide, features per compute capability."""
@@ -66,8 +67,8 @@ class TensorMap:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the configuration does not use the map: an extent of its box is 0."""
-        return 0 in self.box
+        """Whether the configuration does not use the map: an extent of its box, or of the workspace, is 0."""
+        return 0 in self.box or 0 in self.shape
 
     @property
     def strides_bytes(self) -> tuple[int, ...]:
@@ -75,9 +76,9 @@ class TensorMap:
         return strides_bytes(self.shape, DTYPES[self.dtype].size_bytes)
 
 
-def strides_bytes(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:
-    """Return the strides, in bytes, of all axes of a row-major array except the innermost."""
-    return tuple(accumulate(reversed(shape[1:]), mul, initial=element_bytes))[:0:-1]
+def strides_bytes(shape: tuple[Any, ...], element_bytes: int) -> tuple[Any, ...]:
+    """Return the strides, in bytes, of all axes of a row-major array except the innermost; for columns, columns."""
+    return tuple(accumulate(reversed(shape[1:]), operator.mul, initial=element_bytes))[:0:-1]
 
 
 def misaligned_stride(shape: tuple[int, ...], element_bytes: int) -> int:
@@ -91,7 +92,7 @@ class TensorMapDemand:
 
     name: str
     buffer: str
-    shape: tuple[int, ...]
+    shape: tuple[Column, ...]
     element_bytes: int
     box: tuple[Column, ...]
     element_strides: tuple[Column, ...]
@@ -100,65 +101,85 @@ class TensorMapDemand:
 
     def fits(self) -> Mask:
         """Return the rows in which the hardware accepts the map, or the map is absent."""
-        return self._absent() | reduce(np.logical_and, [holds for holds, _ in self._conditions()])
+        return self._absent() | reduce(operator.and_, [holds for holds, _ in self._conditions()])
 
     def explain(self) -> str:
         """Return the first violated condition of the first row, as one line; "" if there is none."""
         if np.ravel(self._absent())[0]:
             return ""
-        violations = (violation for holds, violation in self._conditions() if not np.ravel(holds)[0])
+        violations = (violation() for holds, violation in self._conditions() if not np.ravel(holds)[0])
         return next((f"the tensor map {self.name} of {self.buffer} {violation}" for violation in violations), "")
 
     def _absent(self) -> Mask:
-        return reduce(np.logical_or, [extent == 0 for extent in self.box])
+        return reduce(operator.or_, [extent == 0 for extent in (*self.box, *self.shape)])
 
-    def _conditions(self) -> list[tuple[Mask, str]]:
+    def _conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
         """Return the rows in which each condition holds, with the message for a first row in which it does not."""
-        inner_bytes = np.clip(self.box[-1], 0, MAX_BOX + 1) * self.element_bytes
-        box, strides = _by(self.box), _by(self.element_strides)
-        swizzle, promotion, inner = _first(self.swizzle_bytes), _first(self.l2_promotion_bytes), _first(inner_bytes)
+        inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * self.element_bytes
+        swizzle, promotion = self.swizzle_bytes, self.l2_promotion_bytes
+        along = "along the innermost axis"
         return [
             *self._layout_conditions(),
-            (_all_within(self.box, MAX_BOX), f"has a box of {box} elements, expected 1 to {MAX_BOX} along each axis"),
+            (
+                _all_within(self.box, MAX_BOX),
+                lambda: f"has a box of {_by(self.box)} elements, expected 1 to {MAX_BOX} along each axis",
+            ),
             (
                 inner_bytes % UNIT_BYTES == 0,
-                f"has a box of {inner} bytes along the innermost axis, expected a multiple of {UNIT_BYTES}",
+                lambda: f"has a box of {_first(inner_bytes)} bytes {along}, expected a multiple of {UNIT_BYTES}",
             ),
-            (np.isin(self.swizzle_bytes, SWIZZLES), f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}"),
             (
-                (self.swizzle_bytes == 0) | (inner_bytes <= self.swizzle_bytes),
-                f"has a box of {inner} bytes along the innermost axis, more than its swizzle_bytes = {swizzle}",
+                _is_among(swizzle, SWIZZLES),
+                lambda: f"has swizzle_bytes = {_first(swizzle)}, expected one of {_or(SWIZZLES)}",
+            ),
+            (
+                (swizzle == 0) | (inner_bytes <= swizzle),
+                lambda: (
+                    f"has a box of {_first(inner_bytes)} bytes {along}, more than its swizzle_bytes = {_first(swizzle)}"
+                ),
             ),
             (
                 _all_within(self.element_strides, MAX_ELEMENT_STRIDE) & (self.element_strides[-1] == 1),
-                f"has element strides of {strides}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 along the innermost axis",
+                lambda: (
+                    f"has element strides of {_by(self.element_strides)}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 "
+                    f"{along}"
+                ),
             ),
             (
-                np.isin(self.l2_promotion_bytes, L2_PROMOTIONS),
-                f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}",
+                _is_among(promotion, L2_PROMOTIONS),
+                lambda: f"has l2_promotion_bytes = {_first(promotion)}, expected one of {_or(L2_PROMOTIONS)}",
             ),
         ]
 
-    def _layout_conditions(self) -> list[tuple[Mask, str]]:
-        """Return the conditions that depend on the problem only."""
-        strides = strides_bytes(self.shape, self.element_bytes)
-        misaligned = misaligned_stride(self.shape, self.element_bytes)
-        shape = " x ".join(f"{extent:,}" for extent in self.shape)
-        everywhere = np.ones_like(self.swizzle_bytes, np.bool_)
+    def _layout_conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
+        """Return the conditions on the shape."""
+        # Of columns in float64, as products of absurd extents exceed 64 bits.
+        exact = [extent if isinstance(extent, int) else np.asarray(extent, np.float64) for extent in self.shape]
+        strides = strides_bytes(tuple(exact), self.element_bytes)
+
+        def shape() -> str:
+            return " x ".join(f"{_first(extent):,}" for extent in self.shape)
+
+        def misaligned() -> str:
+            stride = misaligned_stride(tuple(map(_first, self.shape)), self.element_bytes)
+            return f"has rows {stride:,} bytes apart in the shape {shape()}, expected a multiple of {UNIT_BYTES}"
+
+        bounded = [*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)]
         return [
+            (reduce(operator.and_, [stride % UNIT_BYTES == 0 for stride in strides], True), misaligned),
             (
-                everywhere & (misaligned == 0),
-                f"has rows {misaligned:,} bytes apart in the shape {shape}, expected a multiple of {UNIT_BYTES}",
-            ),
-            (
-                everywhere & (max(self.shape) <= MAX_EXTENT and max(strides, default=0) < MAX_STRIDE_BYTES),
-                f"has the shape {shape}, which is beyond what a map can address",
+                reduce(operator.and_, bounded, True),
+                lambda: f"has the shape {shape()}, which is beyond what a map can address",
             ),
         ]
 
 
 def _all_within(columns: tuple[Column, ...], maximum: int) -> Mask:
-    return reduce(np.logical_and, [(column >= 1) & (column <= maximum) for column in columns])
+    return reduce(operator.and_, [(column >= 1) & (column <= maximum) for column in columns])
+
+
+def _is_among(column: Column, values: tuple[int, ...]) -> Mask:
+    return reduce(operator.or_, [column == value for value in values])
 
 
 def _by(columns: tuple[Column, ...]) -> str:
@@ -175,18 +196,20 @@ def _or(values: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorMapArgument(ArgumentKind):
-    """A descriptor of a buffer for the tensor memory accelerator, passed by value.
+    """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value.
 
     Attributes
     ----------
+    buffer
+        The array that it describes.
     box
-        Extents, in elements, that one copy moves along each axis of the buffer.
+        Extents, in elements, that one copy moves along each axis of the array.
     element_strides
         Distance of the elements that are moved, along each axis.
     """
 
     name: str
-    buffer: BufferArgument
+    buffer: BufferArgument | WorkspaceArgument
     box: tuple[Expression, ...]
     element_strides: tuple[Expression, ...]
     swizzle_bytes: Expression
@@ -196,7 +219,8 @@ class TensorMapArgument(ArgumentKind):
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ tensor_map = "A", box = [...], swizzle_bytes = ..., ... }``."""
         table.allow(("tensor_map", "box", "element_strides", "swizzle_bytes", "l2_promotion_bytes"))
-        buffer = _named_buffer(table, "tensor_map", scope)
+        known: dict[str, BufferArgument | WorkspaceArgument] = {**scope.buffers, **scope.workspaces}
+        buffer = _named_array(table, "tensor_map", known, "buffer or workspace")
         target, rank = buffer.name, len(buffer.shape)
         for dtype in _element_types(buffer, scope):
             if DTYPES[dtype].components or DTYPES[dtype].is_complex:
@@ -228,7 +252,7 @@ class TensorMapArgument(ArgumentKind):
 
     @property
     def described_buffer(self) -> str:
-        """Name of the buffer."""
+        """Name of the buffer or workspace."""
         return self.buffer.name
 
     @property
@@ -243,9 +267,10 @@ class TensorMapArgument(ArgumentKind):
 
     def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
         """Raise if rows of the buffer are not a multiple of 16 bytes apart at the ragged sizes."""
-        if not names.keys() >= frozenset().union(*(extent.names for extent in self.box)):
-            return  # the box depends on the device
-        if any(extent.evaluate(names) == 0 for extent in self.box):
+        extents = (*self.box, *self.buffer.shape)
+        if not names.keys() >= frozenset().union(*(extent.names for extent in extents)):
+            return  # an extent depends on the device
+        if any(extent.evaluate(names) == 0 for extent in extents):
             return
         shape = self.buffer.extents(names)
         sizes_bytes = [DTYPES[self.buffer.element_type(dtype, names)].size_bytes for dtype in dtypes]
@@ -265,7 +290,7 @@ class TensorMapArgument(ArgumentKind):
         """Return the tensor map of a configuration, given the value of every name."""
 
         def value(expression: Expression) -> int:
-            return int(expression.evaluate(names))
+            return int(expression.value(names))
 
         return TensorMap(
             self.name,
@@ -283,7 +308,7 @@ class TensorMapArgument(ArgumentKind):
         return TensorMapDemand(
             self.name,
             self.buffer.name,
-            self.buffer.extents(sizes),
+            tuple(map(evaluate, self.buffer.shape)),
             DTYPES[self.buffer.element_type(problem_dtype, sizes)].size_bytes,
             tuple(map(evaluate, self.box)),
             tuple(map(evaluate, self.element_strides)),
@@ -346,7 +371,7 @@ class TextureArgument(ArgumentKind):
         table.allow(("texture", "filter", "address", "read", "normalized"))
         texture = cls(
             name,
-            _named_buffer(table, "texture", scope),
+            _named_array(table, "texture", scope.buffers, "buffer"),
             _choice(table, "filter", get_args(Filter)),
             _choice(table, "address", get_args(AddressMode)),
             _choice(table, "read", get_args(ReadMode)),
@@ -430,15 +455,16 @@ def _choice(table: Table, name: str, known: tuple[Any, ...]) -> Any:
     return text
 
 
-def _named_buffer(table: Table, entry: str, scope: ArgumentScope) -> BufferArgument:
-    """Return the buffer that an entry names."""
+def _named_array(table: Table, entry: str, known: Mapping[str, _Array], what: str) -> _Array:
+    """Return the array that an entry names."""
     target = table.text(entry)
-    if target not in scope.buffers:
-        hint = f"{nearest(target, scope.buffers)} (buffers: {listing(scope.buffers)})"
-        raise table.error(entry, f"{describe(target)} names no buffer{hint}")
-    return scope.buffers[target]
+    if target not in known:
+        raise table.error(
+            entry, f"{describe(target)} names no {what}{nearest(target, known)} (known: {listing(known)})"
+        )
+    return known[target]
 
 
-def _element_types(buffer: BufferArgument, scope: ArgumentScope) -> Iterator[str]:
-    """Return the names of all types that the buffer's elements can have."""
+def _element_types(buffer: BufferArgument | WorkspaceArgument, scope: ArgumentScope) -> Iterator[str]:
+    """Return the names of all types that the array's elements can have."""
     return chain.from_iterable(scope.problem.dtypes if one == PROBLEM_DTYPE else (one,) for one in buffer.dtype.names)

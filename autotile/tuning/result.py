@@ -110,10 +110,6 @@ def pareto_front(trials: Iterable[Trial], finals: Finals | None, objectives: Seq
     return Front(tuple(objectives), tuple(trial for _, trial in sorted(best, key=lambda pair: pair[0])))
 
 
-_MIN_TRIALS = 5
-"""Number of trials before the remaining time is estimated; the first trials wait for the compiler."""
-
-
 @dataclass(frozen=True, slots=True)
 class Progress:
     """State of a running session."""
@@ -133,16 +129,8 @@ class Progress:
     last: Trial | None = None
     notices: tuple[str, ...] = ()
     """Remarks for the user, one line each."""
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Estimated remaining time of the search in seconds; None before there is a basis for an estimate."""
-        by_budget = max(0.0, self.budget_s - self.elapsed_s) if self.budget_s is not None else None
-        if self.target is None or self.done < _MIN_TRIALS:
-            return by_budget
-        left = max(0, min(self.target, self.gates["limits"]) - sum(self.outcomes.values()))
-        by_trials = self.elapsed_s / self.done * left
-        return by_trials if by_budget is None else min(by_trials, by_budget)
+    remaining_s: float | None = None
+    """Estimated time until the session ends, finals included, in seconds; None before there is a basis for it."""
 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:

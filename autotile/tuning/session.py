@@ -44,6 +44,7 @@ from autotile.tuning.stopping import (
     check_kernel_failure,
     check_until,
 )
+from autotile.tuning.time_left import TimeLeft
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 
@@ -180,6 +181,7 @@ class Session:
         self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
+        self._time_left = TimeLeft(options, len(space))
         self._timeline = Timeline(is_recording=options.trace is not None)
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
@@ -304,8 +306,7 @@ class Session:
     def _compile_ahead(self) -> None:
         """Take proposals from the search, valid by rules and static limits, and start their compilation."""
         self._pipeline.compile_ahead(self._shortlist, self._rules.room)
-        self._rules.expected_gain = self._shortlist.expected_gain
-        self._rules.settled_gain = self._shortlist.settled_gain
+        self._rules.observe(self._shortlist)
 
     def _tune_steps_apart(self) -> bool:
         """Try every setting of steps that share no parameters in common trials; return whether that was all."""
@@ -378,6 +379,7 @@ class Session:
             self._record.add(trial)
         self._log.add(trial)
         self._load.add(trial)
+        self._time_left.add(self._clock.elapsed_s, trial)
 
     def _trials_of(self, configs: Sequence[Config]) -> Iterator[Trial]:
         """Try valid configurations that have no trial yet, and yield their trials as they are stored."""
@@ -476,14 +478,17 @@ class Session:
         return tuple(trial for trial in found if trial is not None)
 
     def _report(self, phase: str, last: Trial | None = None) -> None:
-        log = self._log
+        log, elapsed_s = self._log, self._clock.elapsed_s
+        search_s = self._time_left.search_s(len(log), elapsed_s, self._rules.ends_after)
+        left_s = {"searching": search_s, "finals": 0.0}.get(phase)
         self._observe(
             Progress(
                 phase=phase,
                 device=self._backend.device,
                 done=len(log) - log.resumed,
                 target=self._options.trial_target,
-                elapsed_s=self._clock.elapsed_s,
+                elapsed_s=elapsed_s,
+                remaining_s=None if left_s is None else left_s + self._time_left.finals_s,
                 budget_s=self._options.budget_s,
                 outcomes=log.outcomes,
                 gates=log.gates,

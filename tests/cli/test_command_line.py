@@ -37,6 +37,7 @@ COMMANDS = [
     "trials",
     "bundle",
     "space",
+    "survey",
     "explain",
     "occupancy",
     "devices",
@@ -216,6 +217,8 @@ def test_a_usage_error_says_where_the_help_is(run, words):
 
 
 REFUSED = {
+    "a sample": ["survey", "sgemm_2d", "--sample", "3", "--csv", "-", "--json"],
+    "a device to survey": ["survey", "sgemm_2d", "--device", "nosuch"],
     "a path": ["space", "nowhere.toml"],
     "a folder": ["space", "."],
     "a database": ["list", "--db", "."],

@@ -109,7 +109,7 @@ class TestWithResults:
             (["--csv", "-", "--json"], "both write to standard output"),
             (["--parquet", "-"], "name a file"),
             (["--csv", "/"], "names a folder"),
-            (["--csv", "/no/such/folder/x.csv"], "/no/such/folder/x.csv: No such file"),
+            (["--csv", "/no/such/folder/x.csv"], "there is no folder '/no/such/folder'"),
         ],
     )
     def test_trials_that_cannot_be_written(self, run, words, said):
