@@ -54,6 +54,7 @@ COMMANDS = (
     ("list", RESULTS),
     ("trials", RESULTS),
     ("misses", RESULTS),
+    ("report", RESULTS),
     ("watch", RESULTS),
     ("verify", RESULTS),
     ("check", RESULTS),

@@ -73,17 +73,13 @@ def read_percentage(text: str) -> float:
     return float(found[1]) / 100.0
 
 
-def report_comparison(
-    a: str, b: str, *, output: str | None = None, fail_if_slower: str | None = None, as_json: bool = False
-) -> None:
+def report_comparison(a: str, b: str, *, fail_if_slower: str | None = None, as_json: bool = False) -> None:
     """Compare two databases, and exit with the verdict.
 
     Parameters
     ----------
     a, b
         Paths or URLs.
-    output
-        Path of the page to write; None for none.
     fail_if_slower
         Value of ``--fail-if-slower``; without it the exit code is 0.
     as_json

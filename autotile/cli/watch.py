@@ -25,7 +25,7 @@ def watch(
     port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="TCP port of 127.0.0.1; 0 for any that is free.")
     ] = 0,
-    opens: Annotated[bool, typer.Option("--open/--no-open", help="Whether to open the page in the browser.")] = True,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address; open no browser.")] = False,
 ) -> None:
     """Show running sessions in the browser: their charts, live, several GPUs side by side.
 
@@ -40,7 +40,7 @@ def watch(
     )
     typer.echo(server.url)
     notice("Ctrl-C ends it")
-    if opens:
+    if not no_open:
         server.open_browser()
     server.run()
 

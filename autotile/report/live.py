@@ -40,6 +40,8 @@ MAX_SESSIONS = 16
 after the other."""
 _LATEST = 15
 """Trials that are listed of a session, the newest first."""
+_TIMED_PARAMETERS = 2
+"""Parameters, the most important first, against which the time is drawn."""
 _TICK_S = 0.7
 _IDLE_S = 15.0
 """Time after the last request at which a database is no longer read."""
@@ -356,12 +358,10 @@ class SessionDrawing:
         is_over = version.endswith(".1")
         if study is None or version == self._drawn_version or (time.monotonic() < self._rest_until and not is_over):
             return
-        from autotile.report.session_charts import study_charts
-
         start = time.monotonic()
         self._number = next(_numbers)
         self._facts, self._latest = list(_facts(study)), _latest_trials(study)
-        charts = {name: chart_json(chart) for name, chart in study_charts(study).items()}
+        charts = {chart.name: chart_json(chart) for chart in _charts(study)}
         known = self._charts
         self._charts = {
             name: known[name] if name in known and known[name][1] == text else (self._number, text)
@@ -369,6 +369,28 @@ class SessionDrawing:
         }
         self._drawn_version = version
         self._rest_until = time.monotonic() + (time.monotonic() - start) / _DRAW_SHARE
+
+
+def _charts(study: StudyData) -> Iterator[Chart]:
+    """Yield the charts of a session, those first that change most while it runs."""
+    from autotile.report import charts, parameter_charts, session_charts
+
+    yield session_charts.best_so_far_chart(study)
+    yield charts.finals_chart(study)
+    yield charts.limits_chart(study)
+    effects = parameter_charts.study_effects(study)
+    yield parameter_charts.importance_chart(study, effects)
+    names = effects.order(study.parameters)
+    for name in names[:_TIMED_PARAMETERS]:
+        yield parameter_charts.time_by_parameter_chart(study, name)
+    yield parameter_charts.heat_map_chart(study, *names[:2])
+    yield parameter_charts.parallel_coordinates_chart(study)
+    yield session_charts.best_so_far_chart(study, "seconds")
+    yield charts.funnel_chart(study)
+    yield charts.failures_chart(study)
+    yield charts.roofline_chart([study])
+    yield charts.front_chart(study)
+    yield session_charts.drift_chart(study)
 
 
 def chart_json(chart: Chart) -> bytes:

@@ -19,6 +19,7 @@ from autotile.database.database import database_location
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.library import load_kernel
 from autotile.report.live import DatabaseFollower
+from autotile.report.theme import DARK, LIGHT, load_plotly
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -28,6 +29,7 @@ LOOPBACK = "127.0.0.1"
 _HOSTS = (LOOPBACK, "localhost")
 _TOKEN_BYTES = 24
 _SHUTDOWN_S = 2
+_MAX_CONNECTIONS = 64
 _TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
 """Browsers in the terminal that the module `webbrowser` chooses where there is no graphical one."""
 
@@ -116,7 +118,9 @@ class LivePage:
             Route("/{name}", self._asset),
         ]
         hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list(_HOSTS), www_redirect=False)
-        return Guard(Starlette(routes=routes, middleware=[hosts]), token)
+        application = Starlette(routes=routes, middleware=[hosts])
+        application.router.redirect_slashes = False  # a redirection would lack the token
+        return Guard(application, token)
 
     def _page(self, _: Request) -> Response:
         from starlette.responses import HTMLResponse
@@ -161,15 +165,26 @@ def _asset(name: str) -> str:
 
 def _assets() -> Mapping[str, tuple[str, Callable[[], str]]]:
     """Return the files that the page loads: media type, and a function that returns the text."""
-    from autotile.report.page import plotly_text, script_text, style_text
-
     return {
-        "report.css": ("text/css", style_text),
-        "report.js": ("text/javascript", script_text),
-        "plotly.js": ("text/javascript", plotly_text),
+        "theme.css": ("text/css", _theme),
         "watch.css": ("text/css", lambda: _asset("watch.css")),
         "watch.js": ("text/javascript", lambda: _asset("watch.js")),
+        "plotly.js": ("text/javascript", _plotly),
+        "palette": ("application/json", lambda: encode_json([dict(LIGHT), dict(DARK)])),
     }
+
+
+def _theme() -> str:
+    """Return the colours of the charts as variables, in both themes."""
+    light, dark = ("".join(f"--{role}:{colour};" for role, colour in theme.items()) for theme in (LIGHT, DARK))
+    return f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
+def _plotly() -> str:
+    load_plotly()
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
 
 
 class LiveServer:
@@ -194,7 +209,7 @@ class LiveServer:
     InputError
         A URL is malformed, there is no such kernel, or the port is in use.
     ToolchainError
-        Starlette or uvicorn is not installed.
+        Plotly, Starlette or uvicorn is not installed.
     """
 
     def __init__(
@@ -203,8 +218,10 @@ class LiveServer:
         names = {load_kernel(kernel).name for kernel in kernels}
         places = dict.fromkeys(databases or (database_location(None),))
         self._followers = [DatabaseFollower(place, f"d{i}", names) for i, place in enumerate(places)]
+        load_plotly()
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         self._application = LivePage(self._followers).application(token)
+        self._server: Any = None
         self._socket = _listen(port)
         self.url = f"http://{LOOPBACK}:{self._socket.getsockname()[1]}/{token}/"
 
@@ -218,7 +235,7 @@ class LiveServer:
                 browser.open(self.url)
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM."""
+        """Serve until SIGINT, SIGTERM or `stop`."""
         import uvicorn
 
         settings = uvicorn.Config(
@@ -229,7 +246,7 @@ class LiveServer:
             lifespan="off",
             ws="none",
             proxy_headers=False,
-            limit_concurrency=64,
+            limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         with ExitStack() as stack:
@@ -237,8 +254,14 @@ class LiveServer:
             for follower in self._followers:
                 stack.enter_context(closing(follower))
                 follower.start()
+            self._server = uvicorn.Server(settings)
             with suppress(KeyboardInterrupt):  # uvicorn raises it again when everything is closed
-                uvicorn.Server(settings).run(sockets=[self._socket])
+                self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """End `run`, from another thread."""
+        if self._server is not None:
+            self._server.should_exit = True
 
 
 def _listen(port: int) -> socket.socket:

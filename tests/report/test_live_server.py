@@ -127,9 +127,7 @@ class TestGuard:
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cross-origin-resource-policy"] == "same-origin"
 
-    @pytest.mark.parametrize(
-        "target", ["live.py", "../live.py", "%2e%2e%2flive.py", "assets/watch.js", "session", "session/"]
-    )
+    @pytest.mark.parametrize("target", ["live.py", "%2e%2e%2flive.py", "assets/watch.js", "session", "session/"])
     def test_other_paths(self, client: Client, target: str) -> None:
         assert client.http.get(f"/{TOKEN}/{target}").status_code == 404
 

@@ -39,8 +39,30 @@
     if (!plot.visible || !plot.pending) return;
     const figure = plot.pending;
     plot.pending = null;
-    window.autotile.draw(plot, figure);
+    draw(plot, figure);
   }
+
+  // Figures come in the colours of the light theme; each has a counterpart of the same role in the dark one.
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  let colours = new Map();
+
+  function themed(value) {
+    if (typeof value === "string") return colours.get(value) ?? value;
+    if (Array.isArray(value)) return value.map(themed);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, themed(part)]));
+  }
+
+  function draw(plot, figure) {
+    plot.figure = figure;
+    const { data, layout } = dark.matches ? themed(figure) : figure;
+    const kept = { ...layout, uirevision: plot.dataset.chart }; // what the reader has zoomed stays
+    window.Plotly.react(plot, data, kept, { displayModeBar: false, responsive: true });
+  }
+
+  dark.addEventListener("change", () => {
+    for (const plot of document.querySelectorAll(".plot")) if (plot.figure) draw(plot, plot.figure);
+  });
 
   class Column {
     constructor(name) {
@@ -99,7 +121,7 @@
         one = { root: element("figure"), title: element("h3"), plot: element("div", undefined, "plot") };
         one.caption = element("figcaption");
         one.table = element("table");
-        one.root.dataset.chart = texts.name;
+        one.root.dataset.chart = one.plot.dataset.chart = texts.name;
         const numbers = element("details");
         const scroll = element("div", undefined, "scroll");
         scroll.append(one.table);
@@ -120,6 +142,7 @@
       one.table.replaceChildren(head, body);
       if (figure !== null) {
         one.plot.pending = figure;
+        one.plot.style.minHeight = `${figure.layout.height ?? 300}px`; // nothing moves when it is drawn
         drawIfNeeded(one.plot);
       }
     }
@@ -226,5 +249,7 @@
   }
 
   document.addEventListener("visibilitychange", () => { if (!document.hidden) inView.takeRecords(); });
-  follow();
+  ask("palette").then(([light, other]) => {
+    colours = new Map(Object.keys(light).map((role) => [light[role], other[role]]));
+  }).finally(follow);
 })();
