@@ -155,9 +155,19 @@ class Shortlist:
             self._search.set_aside(oldest)
             self._set_aside += 1
 
+    def leave(self, row: int) -> None:
+        """Leave a row that was chosen, or was ready and rejected, to another session; `add` takes its trial."""
+        self._running.pop(row, None)
+        self._waiting.pop(row, None)
+        self._again.pop(row, None)
+
     def add(self, trial: Trial) -> None:
-        """Learn from a trial that was not proposed here."""
+        """Learn from a trial that was not measured here."""
         row = self._search.row_of(trial.config)
+        if row is not None and self._search.is_pending(row):
+            self._waiting.pop(row, None)
+            self._search.tell(row, trial)
+            return
         if row is not None:
             self._waiting.pop(row, None)
             self._again.pop(row, None)

@@ -181,6 +181,11 @@ class StoppingRules:
         return next((Stopped(rule, gain) for rule, holds in reached.items() if holds), None)
 
     @property
+    def is_out_of_time(self) -> bool:
+        """Whether the budget is used up."""
+        return self._options.budget_s is not None and self._clock.elapsed_s >= self._options.budget_s
+
+    @property
     def _is_settled(self) -> bool:
         """Whether the search has expected nothing for many trials, and may end for that."""
         if self._options.spend or self._options.until is not None or self.settled_gain is None:
