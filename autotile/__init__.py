@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from autotile.api.listings import TunedFamily as TunedFamily
     from autotile.api.new_kernel import NewKernel as NewKernel
     from autotile.api.new_kernel import new as new
+    from autotile.api.reporting import WrittenReport as WrittenReport
+    from autotile.api.reporting import report as report
     from autotile.api.results import BestResult as BestResult
     from autotile.api.results import best as best
     from autotile.api.results import families as families
@@ -154,6 +156,7 @@ if TYPE_CHECKING:
     from autotile.report.comparison import UnmatchedStudy as UnmatchedStudy
     from autotile.report.comparison import compare as compare
     from autotile.report.failures import FailureGroup as FailureGroup
+    from autotile.report.live_server import watch as watch
     from autotile.report.survey import QuantityRange as QuantityRange
     from autotile.report.survey import Survey as Survey
     from autotile.search.importance import Effect as Effect
@@ -254,6 +257,10 @@ _NAMES = {
     "api.new_kernel": (
         "NewKernel",
         "new",
+    ),
+    "api.reporting": (
+        "WrittenReport",
+        "report",
     ),
     "api.results": (
         "BestResult",
@@ -377,6 +384,7 @@ _NAMES = {
     ),
     "search.importance": ("Effect",),
     "report.failures": ("FailureGroup",),
+    "report.live_server": ("watch",),
     "report.survey": (
         "QuantityRange",
         "Survey",

@@ -73,13 +73,17 @@ def read_percentage(text: str) -> float:
     return float(found[1]) / 100.0
 
 
-def report_comparison(a: str, b: str, *, fail_if_slower: str | None = None, as_json: bool = False) -> None:
+def report_comparison(
+    a: str, b: str, *, output: str | None = None, fail_if_slower: str | None = None, as_json: bool = False
+) -> None:
     """Compare two databases, and exit with the verdict.
 
     Parameters
     ----------
     a, b
         Paths or URLs.
+    output
+        Path of the page to write; None for none.
     fail_if_slower
         Value of ``--fail-if-slower``; without it the exit code is 0.
     as_json
@@ -89,6 +93,8 @@ def report_comparison(a: str, b: str, *, fail_if_slower: str | None = None, as_j
 
     limit = read_percentage(fail_if_slower) if fail_if_slower is not None else None
     found = compare(a, b)
+    if output is not None:
+        _write_page(found, limit, output)
     show(found, lambda one: comparison_table(one, limit), lambda one: comparison_document(one, limit), as_json=as_json)
     if limit is None:
         return
@@ -97,6 +103,16 @@ def report_comparison(a: str, b: str, *, fail_if_slower: str | None = None, as_j
         notice(line)
     if failures:
         raise typer.Exit(failures[0][1])
+
+
+def _write_page(found: Comparison, limit: float | None, output: str) -> None:
+    from autotile.api.reporting import report_file
+    from autotile.report.comparison_page import comparison_page
+    from autotile.report.page import write_page
+
+    path = report_file(output)
+    write_page(comparison_page(found, limit), path)
+    notice(f"page: {path}")
 
 
 def _failures(found: Comparison, limit: float) -> Iterator[tuple[str, int]]:

@@ -32,17 +32,13 @@ def watch(
     The page is served to this machine only, at an address with a random token, until Ctrl-C ends it. It reads the
     database, and writes nothing.
     """
-    from autotile.report.live_server import LiveServer
+    from autotile.report import live_server
 
     given = words or []
-    server = LiveServer(
-        [word for word in given if is_database(word)], [word for word in given if not is_database(word)], port=port
-    )
-    typer.echo(server.url)
+    databases = [word for word in given if is_database(word)]
+    kernels = [word for word in given if not is_database(word)]
     notice("Ctrl-C ends it")
-    if not no_open:
-        server.open_browser()
-    server.run()
+    live_server.watch(*databases, kernels=kernels, port=port, open_browser=not no_open)
 
 
 def register(app: typer.Typer) -> None:

@@ -271,3 +271,31 @@ def _listen(port: int) -> socket.socket:
         raise InputError(
             f"port {port} of {LOOPBACK} cannot be used: {error}; choose another one, or 0 for any"
         ) from None
+
+
+def watch(*databases: str | Path, kernels: Iterable[str | Path] = (), port: int = 0, open_browser: bool = True) -> None:
+    """Serve a page that follows running sessions, until Ctrl-C; its address is printed.
+
+    Parameters
+    ----------
+    databases
+        Paths or URLs of databases, which need not exist yet; none for the user's own.
+    kernels
+        The only kernels to follow: names, or paths of search-space files; empty for all.
+    port
+        TCP port of 127.0.0.1; 0 for any that is free.
+    open_browser
+        Whether to open the page in a browser.
+
+    Raises
+    ------
+    InputError
+        A URL is malformed, there is no such kernel, or the port is in use.
+    ToolchainError
+        Plotly, Starlette or uvicorn is not installed (``pip install 'autotile[report]'``).
+    """
+    server = LiveServer(databases, kernels, port=port)
+    print(server.url, flush=True)
+    if open_browser:
+        server.open_browser()
+    server.run()

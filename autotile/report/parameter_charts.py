@@ -311,7 +311,11 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
         tickfont={"color": MUTED, "size": 11},
         rangefont={"color": MUTED, "size": 11},
     )
-    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24})
+    axes = [
+        *({"name": each, "values": [str(value) for value in values_of(timed, each)]} for each in varied),
+        {"name": "time"},
+    ]
+    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta={"axes": axes})
     summary = f"Each of {len(drawn):,} lines is a configuration; the darkest are the fastest."
     left_out = f"{len(drawn):,} of {len(timed):,} configurations are drawn, the fastest among them."
     return Chart(name, title, made, summary, note=left_out if len(drawn) < len(timed) else "")

@@ -158,7 +158,7 @@ def _expectation(go: Any, study: StudyData, xs: Any, best: Any) -> list[Any]:
     if stopped is None or stopped.expected_gain is None or not stopped.more_trials or study.has_own_objective:
         return []
     pace = float(xs[-1]) / len(xs)
-    ends = [float(xs[-1]), float(xs[-1]) + pace * min(stopped.more_trials, len(xs))]
+    ends = [float(xs[-1]), float(xs[-1]) + pace * min(stopped.more_trials, 0.15 * len(xs))]
     values = [float(best[-1]), float(best[-1]) / (1 + max(stopped.expected_gain, 0.0))]
     line = {"color": ACCENT, "width": 2, "dash": "dot"}
     text = hover_text(expectation_text(study))

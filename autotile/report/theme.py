@@ -125,7 +125,7 @@ def figure(
     made.update_layout(
         template="none",
         height=height,
-        margin={"l": 8, "r": 16, "t": 12, "b": 8},
+        margin={"l": 8, "r": 16, "t": 34, "b": 8},
         font={"family": FONT, "size": 13, "color": INK},
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
@@ -150,6 +150,8 @@ _AXIS: Mapping[str, Any] = {
     "linecolor": FAINT,
     "tickcolor": FAINT,
     "zeroline": False,
+    "exponentformat": "none",
+    "separatethousands": True,
     "tickfont": {"color": MUTED, "size": 12},
     "title": {"font": {"color": MUTED, "size": 12}, "standoff": 8},
 }

@@ -35,6 +35,8 @@ COMMANDS = [
     "list",
     "misses",
     "trials",
+    "report",
+    "watch",
     "bundle",
     "space",
     "survey",
