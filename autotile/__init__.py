@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from autotile.api.listings import TunedFamily as TunedFamily
     from autotile.api.new_kernel import NewKernel as NewKernel
     from autotile.api.new_kernel import new as new
+    from autotile.api.plotting import Plots as Plots
+    from autotile.api.plotting import plot as plot
     from autotile.api.reporting import WrittenReport as WrittenReport
     from autotile.api.reporting import report as report
     from autotile.api.results import BestResult as BestResult
@@ -159,6 +161,7 @@ if TYPE_CHECKING:
     from autotile.report.live_server import watch as watch
     from autotile.report.survey import QuantityRange as QuantityRange
     from autotile.report.survey import Survey as Survey
+    from autotile.report.text_plots import StudyPlot as StudyPlot
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
@@ -257,6 +260,10 @@ _NAMES = {
     "api.new_kernel": (
         "NewKernel",
         "new",
+    ),
+    "api.plotting": (
+        "Plots",
+        "plot",
     ),
     "api.reporting": (
         "WrittenReport",
@@ -385,6 +392,7 @@ _NAMES = {
     "search.importance": ("Effect",),
     "report.failures": ("FailureGroup",),
     "report.live_server": ("watch",),
+    "report.text_plots": ("StudyPlot",),
     "report.survey": (
         "QuantityRange",
         "Survey",

@@ -27,9 +27,9 @@ def watch(
     ] = 0,
     no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address; open no browser.")] = False,
 ) -> None:
-    """Show running sessions in the browser: their charts, live, several GPUs side by side.
+    """Show running sessions in the browser, several GPUs side by side.
 
-    The page is served to this machine only, at an address with a random token, until Ctrl-C ends it. It reads the
+    Their charts follow the trials. The page is served to this machine only, at an address with a random token, until Ctrl-C ends it. It reads the
     database, and writes nothing.
     """
     from autotile.report import live_server

@@ -26,6 +26,7 @@ from autotile.report.theme import (
     hover_text,
     label,
     load_plotly,
+    log_axis,
     measured_text,
     with_units,
 )
@@ -417,11 +418,12 @@ def roofline_chart(studies: Sequence[StudyData]) -> Chart:
                     hoverinfo="text",
                 )
             )
+    rates = [rate for trace in traces for rate in trace.y]
     made = figure(
         traces,
         height=420,
-        x={"title": {"text": "operations per byte of minimum traffic, FLOP/B"}, "type": "log", "dtick": 1},
-        y={"title": {"text": "TFLOP/s"}, "type": "log", "dtick": "D2"},
+        x={"title": {"text": "operations per byte of minimum traffic, FLOP/B"}, **log_axis(low, high)},
+        y={"title": {"text": "TFLOP/s"}, **log_axis(min(rates), max(rates))},
         showlegend=True,
         margin={"t": 40},
     )

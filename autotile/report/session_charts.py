@@ -23,6 +23,7 @@ from autotile.report.theme import (
     hover_text,
     label,
     load_plotly,
+    log_axis,
     measured_text,
 )
 
@@ -73,7 +74,10 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
         [trace for trace in traces if trace is not None],
         height=360,
         x={"title": {"text": unit}, "rangemode": "tozero"},
-        y={"title": {"text": quantity}, **({"type": "log", "dtick": "D2"} if spread > _LOG_RATIO else {})},
+        y={
+            "title": {"text": quantity},
+            **(log_axis(scores[timed].min(), scores[timed].max()) if spread > _LOG_RATIO else {}),
+        },
         showlegend=True,
         margin={"t": 40},
     )
