@@ -142,7 +142,7 @@ _NONE = 0
 
 @lru_cache(maxsize=1024)
 def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
-    """Encode the tensor map of a buffer; elements outside of the buffer read as zero and are not written.
+    """Encode the tensor map of a buffer or workspace; elements outside of it read as zero and are not written.
 
     Parameters
     ----------
@@ -319,6 +319,7 @@ def pack_arguments(
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     structs = {struct.name: struct for struct in data.structs}
+    addresses = {**pointers, **workspaces}
     textures = {texture.name: texture for texture in data.textures}
     packed: list[Any] = []
     passed = spec.arguments if names is None else [spec.argument(name) for name in names]
@@ -333,9 +334,9 @@ def pack_arguments(
             case WorkspaceArgument():
                 packed.append(np.uint64(workspaces[argument.name]))
             case StructArgument():
-                packed.append(encode_struct(structs[argument.name], {**pointers, **workspaces}))
+                packed.append(encode_struct(structs[argument.name], addresses))
             case TensorMapArgument():
-                packed.append(encode_tensor_map(maps[argument.name], pointers[argument.described_buffer]))
+                packed.append(encode_tensor_map(maps[argument.name], addresses[argument.described_buffer]))
             case TextureArgument():
                 packed.append(texture_object(textures[argument.name], pointers[argument.described_buffer]))
             case _:

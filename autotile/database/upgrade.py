@@ -9,9 +9,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, Table, func, inspect, select, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    func,
+    inspect,
+    select,
+    text,
+)
+from sqlalchemy.schema import CreateTable
 
 from autotile.database.engine import WRITE_OPTIONS, DamagedDatabaseError, Location
+from autotile.database.migrations import BEST_VIEW
 from autotile.database.paths import file_identity
 from autotile.database.quarantine import find_bad_rows
 from autotile.database.rows import BadRow
@@ -50,7 +64,10 @@ def ensure_schema(engine: Engine, location: Location) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
         if not is_current(connection, location):  # another process may have been first
-            _migrate(connection)
+            if schema_revision(connection, location) is None:
+                _create(connection)
+            else:
+                _migrate(connection)
 
 
 def is_current(connection: Connection, location: Location) -> bool:
@@ -177,6 +194,16 @@ def _refuse_foreign(connection: Connection, location: Location) -> None:
         raise DatabaseError(
             f"{location} belongs to another program (it has a table {foreign[0]!r}): name another database"
         )
+
+
+def _create(connection: Connection) -> None:
+    """Create what the migrations would leave, without loading Alembic, which takes longer than the rest."""
+    METADATA.create_all(connection, checkfirst=False)
+    connection.exec_driver_sql(BEST_VIEW)
+    key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")  # as Alembic names it
+    version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), nullable=False), key)
+    connection.execute(CreateTable(version))
+    connection.execute(version.insert().values(version_num=SCHEMA_REVISION))
 
 
 def _migrate(connection: Connection) -> None:

@@ -57,8 +57,8 @@ def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> d
             case BufferArgument():
                 if argument.is_passed or name in pointed_to:
                     lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
-            case StructArgument():
-                continue  # below, as it may point to any of the others
+            case StructArgument() | TensorMapArgument():
+                continue  # below, as it may need the address of any of the others
             case ScalarArgument():
                 kind, bound = c_type(argument.element_type(dtype)), argument.binding
                 value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({to_cpp(bound, symbols)})"
@@ -69,13 +69,13 @@ def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> d
                 raise InputError(
                     f"a C++ header cannot pass the texture {name}; serve the kernel from Python, or a bundle"
                 )
-            case TensorMapArgument():
-                lines += _tensor_map(argument, dtype, symbols)
             case _:
                 assert_never(argument)
     for argument in spec.arguments:
         if isinstance(argument, StructArgument):
             lines += _struct(argument, dtype, symbols)
+        if isinstance(argument, TensorMapArgument):
+            lines += _tensor_map(argument, dtype, symbols)
     lines += _preparation(spec, dtype, symbols)
     pointers = [f"&value_{argument.name}" for argument in spec.arguments if argument.is_passed]
     return {"values": "\n".join(f"        {line}" for line in lines), "value_pointers": ", ".join(pointers)}
@@ -228,6 +228,7 @@ def _tensor_map(argument: TensorMapArgument, dtype: str, symbols: Mapping[str, s
     """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
     name, buffer = argument.name, argument.buffer
     rank = len(buffer.shape)
+    address = f"arguments.{buffer.name}" if buffer.is_given else f"value_{buffer.name}"
     kind = _by_type(buffer.dtype, dtype, symbols, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
     element = _element_bytes(buffer.dtype, dtype, symbols)
 
@@ -243,7 +244,7 @@ def _tensor_map(argument: TensorMapArgument, dtype: str, symbols: Mapping[str, s
     yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
     yield f"if ({_is_present(argument, symbols)}) {{"
     yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
-    yield f"                                         reinterpret_cast<void*>(arguments.{buffer.name}),"
+    yield f"                                         reinterpret_cast<void*>({address}),"
     yield f"                                         extents_{name}, strides_{name}, box_{name}, steps_{name},"
     yield "                                         CU_TENSOR_MAP_INTERLEAVE_NONE,"
     yield f"                                         {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, symbols))},"
@@ -255,7 +256,8 @@ def _tensor_map(argument: TensorMapArgument, dtype: str, symbols: Mapping[str, s
 
 
 def _is_present(argument: TensorMapArgument, symbols: Mapping[str, str]) -> str:
-    return " && ".join(f"({to_cpp(side, symbols)}) != 0" for side in argument.box)
+    sides = argument.box if argument.buffer.is_given else (*argument.box, *argument.buffer.shape)
+    return " && ".join(f"({to_cpp(side, symbols)}) != 0" for side in sides)
 
 
 def map_rules(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:

@@ -277,8 +277,8 @@ class _Problems:
         return np.broadcast_to(np.asarray(values, float), (self._count,))
 
     def blocks(self, config: Config) -> Column:
-        """Return the blocks of the largest grid; 1 where a dimension is not positive, which is never served."""
-        grids = (step.launch.grid for step in self._spec.steps)
+        """Return the blocks of the main step, or else the largest; 1 if a dimension is not positive: never served."""
+        grids = (step.launch.grid for step in self._spec.main_steps)
         counts = (reduce(np.multiply, (self._dimension(extent, config) for extent in grid)) for grid in grids)
         return reduce(np.maximum, counts)
 

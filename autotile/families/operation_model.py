@@ -160,6 +160,7 @@ class OperationModel:
         dtype
             Element type of the problem, if it is another than the model's.
         """
+        kernels = self._known(kernels)
         ready = self._prepared(sizes, kernels, specs, device, libraries)
         ranking = ready.rank(sizes, kernels, self._added_doubt(sizes))
         if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
@@ -189,8 +190,13 @@ class OperationModel:
 
         Parameters are those of `choose`.
         """
+        kernels = self._known(kernels)
         ready = self._prepared(sizes, kernels, specs, device, libraries)
         return ready.rank(sizes, kernels, self._added_doubt(sizes))
+
+    def _known(self, kernels: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
+        """Return the kernels that the model knows; an operation may have got others since."""
+        return {name: sizes for name, sizes in kernels.items() if name in self.vocabulary.members}
 
     def _prepared(
         self,

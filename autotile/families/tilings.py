@@ -112,12 +112,12 @@ class _Grid:
     device: DeviceProperties
 
     def blocks(self, sizes: Sequence[int]) -> float:
-        """Return the blocks of the largest step, without a limit by the number of SMs."""
+        """Return the blocks of the main step, or else the largest, without a limit by the number of SMs."""
         unlimited = replace(self.device, sm_count=_UNLIMITED_SMS)
         problem = {**self.spec.sizes, **self.flags, **dict(zip(self.names, sizes, strict=True))}
         names = {**fixed_names(self.spec, problem, unlimited), **self.config, STEP: 0}
         try:
-            return max(_product(step.launch.grid, names) for step in self.spec.steps)
+            return max(_product(step.launch.grid, names) for step in self.spec.main_steps)
         except AutotileError:  # such as a division by zero at sizes for which the configuration is not meant
             return 1.0
 

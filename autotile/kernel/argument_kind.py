@@ -20,7 +20,7 @@ from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, on
 from autotile.kernel.table import ProblemSection, Table
 
 if TYPE_CHECKING:
-    from autotile.kernel.arguments import BufferArgument, MemoryDemand, Workspace
+    from autotile.kernel.arguments import BufferArgument, MemoryDemand, Workspace, WorkspaceArgument
     from autotile.kernel.descriptors import TensorMap, TensorMapDemand, Texture
     from autotile.kernel.structures import StructValue
 
@@ -134,8 +134,7 @@ class ArgumentScope(NamedTuple):
     launch_kinds: Mapping[str, Kind]
     """The same, and ``step`` in a file with steps."""
     buffers: Mapping[str, BufferArgument] = {}
-    workspaces: tuple[str, ...] = ()
-    """Names of the workspaces."""
+    workspaces: Mapping[str, WorkspaceArgument] = {}
     operands: Mapping[str, bool] = {}
     """Names of the arguments whose value before a launch is known, with whether they are numbers."""
     folder: str = ""
@@ -186,7 +185,7 @@ class ArgumentKind:
 
     @property
     def described_buffer(self) -> str:
-        """Name of the buffer that the argument describes to the kernel; "" if there is none."""
+        """Name of the buffer or workspace that the argument describes to the kernel; "" if there is none."""
         return ""
 
     @property

@@ -309,7 +309,7 @@ class WorkspaceArgument(ArgumentKind):
     shape: tuple[Expression, ...]
     zeroed: bool
     is_passed: bool = True
-    """Whether the kernel takes its address; False for a workspace to which only a struct points."""
+    """Whether the kernel takes its address; False for one that is accessed through a tensor map or struct only."""
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
@@ -332,14 +332,21 @@ class WorkspaceArgument(ArgumentKind):
         """The extents."""
         return self.shape
 
+    def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
+        """Return the name of the element type for a problem of the given dtype, sizes and flags."""
+        return self.dtype.of(problem_dtype, names)
+
+    def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
+        """Return the number of elements along each axis, given the value of every name."""
+        return tuple(int(extent.evaluate(names)) for extent in self.shape)
+
     def workspace(self, problem_dtype: str, names: Mapping[str, Value]) -> Workspace:
         """Return the workspace of a configuration, given the value of every name."""
-        shape = tuple(int(extent.evaluate(names)) for extent in self.shape)
-        return Workspace(self.name, self.dtype.of(problem_dtype, names), shape, self.zeroed)
+        return Workspace(self.name, self.element_type(problem_dtype, names), self.extents(names), self.zeroed)
 
     def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
         """Return the size of the workspace in every configuration."""
-        element_bytes = DTYPES[self.dtype.of(problem_dtype, sizes)].size_bytes
+        element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
         return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=True)
 
 
@@ -388,11 +395,14 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
     }
     if not any(buffer.is_written for buffer in buffers.values()):
         raise table.error("", 'no buffer is written; give one access = "out" or "inout"')
-    workspaces = tuple(name for name, kind in kind_of.items() if issubclass(kind, WorkspaceArgument))
+    workspaces = {
+        name: WorkspaceArgument.parse(entries[name], name, scope)
+        for name, kind in kind_of.items()
+        if issubclass(kind, WorkspaceArgument)
+    }
     scope = scope._replace(buffers=buffers, workspaces=workspaces)
-    arguments = tuple(
-        buffers[name] if name in buffers else kind_of[name].parse(entry, name, scope) for name, entry in entries.items()
-    )
+    known: dict[str, Argument] = {**buffers, **workspaces}
+    arguments = tuple(known.get(name) or kind_of[name].parse(entry, name, scope) for name, entry in entries.items())
     _check_reachable(table, arguments)
     _check_contents(table, arguments, scope.problem)
     for argument in arguments:

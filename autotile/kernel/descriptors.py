@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, chain
 from operator import mul
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,10 @@ from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.table import Table, describe
 
 if TYPE_CHECKING:
-    from autotile.kernel.arguments import BufferArgument
+    from autotile.kernel.arguments import BufferArgument, WorkspaceArgument
 
 
+_Array = TypeVar("_Array")
 Mask = NDArray[np.bool_]
 
 TENSOR_MAP_CAPABILITY = "9.0"
@@ -66,8 +67,8 @@ class TensorMap:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the configuration does not use the map: an extent of its box is 0."""
-        return 0 in self.box
+        """Whether the configuration does not use the map: an extent of its box, or of the workspace, is 0."""
+        return 0 in self.box or 0 in self.shape
 
     @property
     def strides_bytes(self) -> tuple[int, ...]:
@@ -75,8 +76,8 @@ class TensorMap:
         return strides_bytes(self.shape, DTYPES[self.dtype].size_bytes)
 
 
-def strides_bytes(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:
-    """Return the strides, in bytes, of all axes of a row-major array except the innermost."""
+def strides_bytes(shape: tuple[Any, ...], element_bytes: int) -> tuple[Any, ...]:
+    """Return the strides, in bytes, of all axes of a row-major array except the innermost; for columns, columns."""
     return tuple(accumulate(reversed(shape[1:]), mul, initial=element_bytes))[:0:-1]
 
 
@@ -91,7 +92,7 @@ class TensorMapDemand:
 
     name: str
     buffer: str
-    shape: tuple[int, ...]
+    shape: tuple[Column, ...]
     element_bytes: int
     box: tuple[Column, ...]
     element_strides: tuple[Column, ...]
@@ -110,7 +111,7 @@ class TensorMapDemand:
         return next((f"the tensor map {self.name} of {self.buffer} {violation}" for violation in violations), "")
 
     def _absent(self) -> Mask:
-        return reduce(np.logical_or, [extent == 0 for extent in self.box])
+        return reduce(np.logical_or, [extent == 0 for extent in (*self.box, *self.shape)])
 
     def _conditions(self) -> list[tuple[Mask, str]]:
         """Return the rows in which each condition holds, with the message for a first row in which it does not."""
@@ -140,18 +141,23 @@ class TensorMapDemand:
         ]
 
     def _layout_conditions(self) -> list[tuple[Mask, str]]:
-        """Return the conditions that depend on the problem only."""
-        strides = strides_bytes(self.shape, self.element_bytes)
-        misaligned = misaligned_stride(self.shape, self.element_bytes)
-        shape = " x ".join(f"{extent:,}" for extent in self.shape)
+        """Return the conditions on the shape."""
+        first = tuple(map(_first, self.shape))
+        misaligned, shape = misaligned_stride(first, self.element_bytes), " x ".join(f"{extent:,}" for extent in first)
+        # In float64, as products of absurd extents exceed 64 bits.
+        strides = strides_bytes(tuple(np.asarray(extent, np.float64) for extent in self.shape), self.element_bytes)
         everywhere = np.ones_like(self.swizzle_bytes, np.bool_)
         return [
             (
-                everywhere & (misaligned == 0),
+                reduce(np.logical_and, [stride % UNIT_BYTES == 0 for stride in strides], everywhere),
                 f"has rows {misaligned:,} bytes apart in the shape {shape}, expected a multiple of {UNIT_BYTES}",
             ),
             (
-                everywhere & (max(self.shape) <= MAX_EXTENT and max(strides, default=0) < MAX_STRIDE_BYTES),
+                reduce(
+                    np.logical_and,
+                    [*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)],
+                    everywhere,
+                ),
                 f"has the shape {shape}, which is beyond what a map can address",
             ),
         ]
@@ -175,18 +181,20 @@ def _or(values: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorMapArgument(ArgumentKind):
-    """A descriptor of a buffer for the tensor memory accelerator, passed by value.
+    """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value.
 
     Attributes
     ----------
+    buffer
+        The array that it describes.
     box
-        Extents, in elements, that one copy moves along each axis of the buffer.
+        Extents, in elements, that one copy moves along each axis of the array.
     element_strides
         Distance of the elements that are moved, along each axis.
     """
 
     name: str
-    buffer: BufferArgument
+    buffer: BufferArgument | WorkspaceArgument
     box: tuple[Expression, ...]
     element_strides: tuple[Expression, ...]
     swizzle_bytes: Expression
@@ -196,7 +204,8 @@ class TensorMapArgument(ArgumentKind):
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ tensor_map = "A", box = [...], swizzle_bytes = ..., ... }``."""
         table.allow(("tensor_map", "box", "element_strides", "swizzle_bytes", "l2_promotion_bytes"))
-        buffer = _named_buffer(table, "tensor_map", scope)
+        known: dict[str, BufferArgument | WorkspaceArgument] = {**scope.buffers, **scope.workspaces}
+        buffer = _named_array(table, "tensor_map", known, "buffer or workspace")
         target, rank = buffer.name, len(buffer.shape)
         for dtype in _element_types(buffer, scope):
             if DTYPES[dtype].components or DTYPES[dtype].is_complex:
@@ -228,7 +237,7 @@ class TensorMapArgument(ArgumentKind):
 
     @property
     def described_buffer(self) -> str:
-        """Name of the buffer."""
+        """Name of the buffer or workspace."""
         return self.buffer.name
 
     @property
@@ -243,9 +252,10 @@ class TensorMapArgument(ArgumentKind):
 
     def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
         """Raise if rows of the buffer are not a multiple of 16 bytes apart at the ragged sizes."""
-        if not names.keys() >= frozenset().union(*(extent.names for extent in self.box)):
-            return  # the box depends on the device
-        if any(extent.evaluate(names) == 0 for extent in self.box):
+        extents = (*self.box, *self.buffer.shape)
+        if not names.keys() >= frozenset().union(*(extent.names for extent in extents)):
+            return  # an extent depends on the device
+        if any(extent.evaluate(names) == 0 for extent in extents):
             return
         shape = self.buffer.extents(names)
         sizes_bytes = [DTYPES[self.buffer.element_type(dtype, names)].size_bytes for dtype in dtypes]
@@ -283,7 +293,7 @@ class TensorMapArgument(ArgumentKind):
         return TensorMapDemand(
             self.name,
             self.buffer.name,
-            self.buffer.extents(sizes),
+            tuple(map(evaluate, self.buffer.shape)),
             DTYPES[self.buffer.element_type(problem_dtype, sizes)].size_bytes,
             tuple(map(evaluate, self.box)),
             tuple(map(evaluate, self.element_strides)),
@@ -346,7 +356,7 @@ class TextureArgument(ArgumentKind):
         table.allow(("texture", "filter", "address", "read", "normalized"))
         texture = cls(
             name,
-            _named_buffer(table, "texture", scope),
+            _named_array(table, "texture", scope.buffers, "buffer"),
             _choice(table, "filter", get_args(Filter)),
             _choice(table, "address", get_args(AddressMode)),
             _choice(table, "read", get_args(ReadMode)),
@@ -430,15 +440,16 @@ def _choice(table: Table, name: str, known: tuple[Any, ...]) -> Any:
     return text
 
 
-def _named_buffer(table: Table, entry: str, scope: ArgumentScope) -> BufferArgument:
-    """Return the buffer that an entry names."""
+def _named_array(table: Table, entry: str, known: Mapping[str, _Array], what: str) -> _Array:
+    """Return the array that an entry names."""
     target = table.text(entry)
-    if target not in scope.buffers:
-        hint = f"{nearest(target, scope.buffers)} (buffers: {listing(scope.buffers)})"
-        raise table.error(entry, f"{describe(target)} names no buffer{hint}")
-    return scope.buffers[target]
+    if target not in known:
+        raise table.error(
+            entry, f"{describe(target)} names no {what}{nearest(target, known)} (known: {listing(known)})"
+        )
+    return known[target]
 
 
-def _element_types(buffer: BufferArgument, scope: ArgumentScope) -> Iterator[str]:
-    """Return the names of all types that the buffer's elements can have."""
+def _element_types(buffer: BufferArgument | WorkspaceArgument, scope: ArgumentScope) -> Iterator[str]:
+    """Return the names of all types that the array's elements can have."""
     return chain.from_iterable(scope.problem.dtypes if one == PROBLEM_DTYPE else (one,) for one in buffer.dtype.names)

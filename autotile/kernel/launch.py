@@ -29,7 +29,7 @@ MAX_STEPS = 64
 """Maximum number of steps in a file."""
 
 _LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers", "cooperative")
-_STEP = ("entry", "arguments", "when", "times", "swap", *_LAUNCH)
+_STEP = ("entry", "arguments", "when", "times", "swap", "main", *_LAUNCH)
 
 
 def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> dict[str, Value]:
@@ -81,6 +81,13 @@ class StepLaunch:
     """Blocks of a cluster in x, y, z; None if the step declares none."""
     is_cooperative: bool = False
     """Whether all blocks must be resident at once."""
+    is_main: bool = False
+    """Whether the step is declared to be the main one."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of all blocks."""
+        return self.geometry.blocks * self.geometry.threads
 
 
 @dataclass(frozen=True)
@@ -123,8 +130,8 @@ class LaunchPlan:
 
     @cached_property
     def main(self) -> StepLaunch:
-        """The launch with the most threads, the first of equals: the one that a table shows."""
-        return max(self.launches, key=lambda launch: launch.geometry.blocks * launch.geometry.threads)
+        """The launch that a table shows: of the main step, or else that with the most threads, the first of equals."""
+        return max(self.launches, key=lambda launch: (launch.is_main, launch.threads))
 
     @cached_property
     def steps(self) -> Mapping[int, StepLaunch]:
@@ -168,6 +175,7 @@ def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memor
         scalars,
         _dimensions(step.launch.cluster, names) if step.launch.cluster else None,
         step.launch.is_cooperative,
+        step.is_main,
     )
 
 
@@ -286,6 +294,8 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
             raise table.error(name, "the file has [[steps]], of which each has its own; remove this one")
     tables = document.tables("steps", max_length=MAX_STEPS)
     steps = tuple(_step(table, passed, kinds, launch_kinds(document, kinds)) for table in tables)
+    if sum(step.is_main for step in steps) > 1:
+        raise document.error("steps", "several steps have main = true; expected one at most")
     taken = {name for step in steps for name in step.arguments}
     for name in passed:
         if name not in taken:
@@ -305,6 +315,7 @@ def _step(
         when=table.expression("when", kinds, "boolean") if "when" in table.data else None,
         times=table.optional_expression("times", kinds),
         swap=_swap(table, passed) if "swap" in table.data else (),
+        is_main=table.boolean("main", default=False),
     )
 
 

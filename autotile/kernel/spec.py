@@ -97,6 +97,8 @@ class Step:
     """Number of launches; None for one."""
     swap: tuple[str, ...] = ()
     """Two arrays whose memory is exchanged after each launch, for all launches that follow in the call."""
+    is_main: bool = False
+    """Whether it is declared to be the one that stands for all where one launch is shown or estimated."""
 
     @property
     def is_always_once(self) -> bool:
@@ -213,6 +215,11 @@ class KernelSpec:
     def entry(self) -> str:
         """The function of the first step."""
         return self.steps[0].entry
+
+    @property
+    def main_steps(self) -> tuple[Step, ...]:
+        """The step that is declared to be the main one; all if none is."""
+        return tuple(step for step in self.steps if step.is_main) or self.steps
 
     @property
     def entries(self) -> tuple[str, ...]:

@@ -117,7 +117,9 @@ class CallArguments(CallArrays):
         maps: dict[str, TensorMap | Texture] = {one.name: one for one in self._data.tensor_maps}
         maps |= {one.name: one for one in self._data.textures}
         map_places = (
-            TensorMapPlace(word[a.described_buffer], start, maps[a.name]) for a, start in found if a.name in maps
+            TensorMapPlace(word[a.described_buffer], start, maps[a.name])
+            for a, start in found
+            if a.name in maps and a.described_buffer in word  # the map of a workspace stays the same
         )
         structs = {struct.name: struct for struct in self._data.structs}
         copies = (

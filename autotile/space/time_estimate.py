@@ -230,8 +230,8 @@ class _Launches:
         self._proper = [name for name in spec.sizes if name not in spec.flags]
         self._dtype = dtype
         fixed = self._names(device)
-        total = [self._product([*step.launch.block, *step.launch.grid], fixed).sum() for step in spec.steps]
-        self._main: Step = spec.steps[int(np.argmax(total))]
+        total = [self._product([*step.launch.block, *step.launch.grid], fixed).sum() for step in spec.main_steps]
+        self._main: Step = spec.main_steps[int(np.argmax(total))]
         launch = self._main.launch
         self.threads = self._product(launch.block, fixed)
         self.blocks = self._blocks(space)

@@ -16,6 +16,7 @@ from step_kernels import KERNELS, write_steps
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.cuda import function as function_module
+from autotile.cuda import packing
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.cuda.function import LaunchSequence, ParameterBlock, StepFunctions
 from autotile.cuda.packing import pack_launches, problem_scalars
@@ -113,6 +114,25 @@ def test_new_addresses_reach_every_launch(tmp_path: Path) -> None:
     layout = arguments.layout(block.starts, len(block.words))
     assert layout.words == (block.starts[0], block.starts[1])
     assert layout.copies == ((block.starts[1], block.starts[5]),)
+
+
+def test_a_map_of_a_workspace_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New addresses of arrays do not reach it: it belongs to the stream, as its workspace does."""
+    spec = load_kernel("gemm_wgmma_padded").spec
+    plan = LaunchPlan.of(spec, spec.default, spec.sizes, H200)
+    data = LaunchData.of(spec, "float16", known_names(spec, spec.default, spec.sizes, H200))
+    scalars = problem_scalars(spec, spec.sizes, "float16", check=False)
+    problem = Problem(spec.name, spec.sizes, "float16")
+    arguments = CallArguments(spec, problem, spec.default, plan, data=data, scalars=scalars, device_index=0)
+    monkeypatch.setattr(packing, "encode_tensor_map", lambda _, pointer: np.full(16, pointer, np.uint64))
+    views = {name: SimpleNamespace(data=SimpleNamespace(ptr=at)) for name, at in (("A", 2), ("B", 4), ("C", 6))}
+    workspaces = {workspace.name: 256 * index for index, workspace in enumerate(data.workspaces, 1)}
+    values = arguments.pack(views, {}, workspaces)
+    block = ParameterBlock(values, spare_words=3)
+    layout = arguments.layout(block.starts, len(block.words))
+    assert [block.words[word] for word in layout.words] == [2, 4, 6]
+    assert [place.tensor_map.name for place in layout.maps] == ["C_map"]
+    assert [int(value[0]) for value in values if np.ndim(value)] == [256, 512, 6]
 
 
 def test_a_function_gets_the_most_shared_memory_of_its_launches(monkeypatch: pytest.MonkeyPatch, scan: Kernel) -> None:

@@ -3,13 +3,14 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text, update
+from sqlalchemy import Engine, create_engine, inspect, text, update
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
@@ -19,7 +20,7 @@ from autotile.database.keys import TuningKey
 from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
 from autotile.database.schema import RUNS
-from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE
+from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE, view_digest
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
 
@@ -37,12 +38,46 @@ def upgrade() -> None:
 '''
 
 
-def test_the_migrations_make_the_declared_tables(database: Database, tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path}/tuning.db")
-    with engine.connect() as connection:
+@pytest.fixture
+def migrated(tmp_path: Path) -> Engine:
+    """An empty file after all migrations."""
+    engine = create_engine(f"sqlite:///{tmp_path}/migrated.db")
+    with engine.begin() as connection:
+        upgrade._migrate(connection)
+    return engine
+
+
+def test_the_migrations_make_the_declared_tables(migrated: Engine) -> None:
+    with migrated.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         assert compare_metadata(context, schema.METADATA) == []
+    migrated.dispose()
+
+
+def structure_of(engine: Engine) -> dict[str, Any]:
+    """Return the columns, keys and indexes of each table, the text of each view, and the revision."""
+    found = inspect(engine)
+    with engine.connect() as connection:
+        columns = {
+            table: sorted(tuple(row[1:]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})"))
+            for table in found.get_table_names()
+        }
+        revision = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").all()
     engine.dispose()
+    keys = {
+        table: [found.get_pk_constraint(table), found.get_foreign_keys(table)]
+        + [
+            sorted(each, key=lambda one: str(one["name"]))
+            for each in (found.get_indexes(table), found.get_unique_constraints(table))
+        ]
+        for table in columns
+    }
+    views = {view: view_digest(found.get_view_definition(view)) for view in found.get_view_names()}
+    return {"columns": columns, "keys": keys, "views": views, "revision": revision}
+
+
+def test_a_new_database_is_what_the_migrations_leave(database: Database, migrated: Engine) -> None:
+    assert structure_of(create_engine(f"sqlite:///{database.path}")) == structure_of(migrated)
 
 
 def test_the_declared_revision_is_the_newest_migration() -> None:

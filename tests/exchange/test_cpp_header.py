@@ -355,6 +355,7 @@ C = { buffer = "float32 if TRANS_B else dtype", shape = ["BATCH", "M", "N"], acc
 partials = { workspace = "float32", shape = ["SPLIT_K if SPLIT_K > 1 else 0", "M", "N"] }
 counters = { workspace = "uint32", shape = ["ceil_div(M, BM)"], init = "zeros" }
 A_map = { tensor_map = "A", box = [1, "BM", 64], swizzle_bytes = 128 }
+partials_map = { tensor_map = "partials", box = [1, "BM", 32] }
 C_map = { tensor_map = "C", box = [1, "BM", 32], swizzle_bytes = "64 if TRANS_B else 0", l2_promotion_bytes = 256 }
 M = { scalar = "int32", value = "M" }
 K_half = { scalar = "int64", value = "K // 2" }

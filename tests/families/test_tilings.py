@@ -17,7 +17,17 @@ from autotile.kernel.spec import KernelSpec
 
 DEVICE = device_profile("h200")
 MANY_SMS = replace(DEVICE, sm_count=2**40)
-KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws", "sgemm_bf16x6", "sgemm_bf16x6_ws", "sgemm_2d")
+KERNELS = (
+    "gemm_wgmma",
+    "gemm_wgmma_padded",
+    "gemm_mma",
+    "gemm_small",
+    "sgemm",
+    "sgemm_ws",
+    "sgemm_bf16x6",
+    "sgemm_bf16x6_ws",
+    "sgemm_2d",
+)
 SIZE = st.integers(1, 20_000)
 
 

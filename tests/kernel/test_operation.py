@@ -41,7 +41,22 @@ class TestMatmul:
 
     def test_conditions_leave_kernels_out(self) -> None:
         assert "gemm_wgmma" not in fitting("bfloat16", M=64, N=64, K=512, ALIGNED=0)
+        assert "gemm_wgmma_padded" in fitting("bfloat16", M=64, N=64, K=512, ALIGNED=0)
         assert not {"sgemm_bf16x6", "sgemm_bf16x6_ws"} & set(fitting("float32", M=64, N=64, K=512, EMULATE=0))
+
+    @pytest.mark.parametrize(
+        ("sizes", "is_copied"),
+        [
+            ({"M": 65, "N": 64, "K": 512}, False),
+            ({"M": 65, "N": 64, "K": 512, "TRANS_A": 1}, True),
+            ({"M": 64, "N": 65, "K": 512}, True),
+            ({"M": 64, "N": 65, "K": 512, "TRANS_B": 1}, False),
+            ({"M": 64, "N": 64, "K": 511, "TRANS_A": 1}, False),
+            ({"M": 64, "N": 64, "K": 511, "TRANS_A": 1, "TRANS_B": 1}, True),
+        ],
+    )
+    def test_factors_are_copied_only_if_their_stored_rows_need_it(self, sizes: dict[str, int], is_copied: bool) -> None:
+        assert ("gemm_wgmma_padded" in fitting("float16", **sizes)) == is_copied
 
     def test_a_kernel_without_a_flag_computes_what_it_is_0_for(self) -> None:
         assert "sgemm" not in fitting("float32", M=64, N=64, K=512, OUT_FP32=1)
@@ -54,6 +69,7 @@ class TestMatmul:
             "gemm_wgmma": 1,
             "gemm_mma": 1,
             "gemm_small": None,
+            "gemm_wgmma_padded": 1,
         }
 
     @pytest.mark.parametrize(

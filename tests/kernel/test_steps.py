@@ -84,6 +84,18 @@ def test_launches_come_in_order_with_their_own_arguments() -> None:
     assert launches[4].geometry.dynamic_smem_bytes == 256
 
 
+def test_a_step_is_declared_to_be_the_main_one() -> None:
+    """Then it stands for all, though others have more threads; what is computed, and so the hash, is the same."""
+    spec = spec_of(STEPS.replace('entry = "finish"\n', 'entry = "finish"\nmain = true\n'))
+    assert plan(spec).main.step == 2
+    assert plan(spec, ROUNDS=0).main.step == 0  # it is not launched
+    assert [step.entry for step in spec.main_steps] == ["finish"]
+    assert len(spec_of().main_steps) == 3
+    assert space_hash(spec) == space_hash(spec_of())
+    with pytest.raises(SpecError, match="several steps have main = true"):
+        spec_of(STEPS.replace("block =", "main = true\nblock ="))
+
+
 def test_swapped_memory_stays_swapped() -> None:
     launches = plan(spec_of()).launches
     assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]

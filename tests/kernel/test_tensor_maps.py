@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.core.device import device_profile
+from autotile.cuda import packing
+from autotile.cuda.packing import pack_arguments
 from autotile.errors import SpecError
 from autotile.kernel.descriptors import TensorMap, TensorMapDemand, strides_bytes
 from autotile.kernel.launch import LaunchData, known_names
@@ -34,8 +36,8 @@ Shape = tuple[int, ...]
 
 
 def demand(box: Shape, steps: Shape, in_bytes: tuple[int, int], shape: Shape) -> TensorMapDemand:
-    columns = [tuple(map(column, values)) for values in (box, steps)]
-    return TensorMapDemand("m", "A", shape, 4, *columns, *map(column, in_bytes))
+    extents, *columns = [tuple(map(column, values)) for values in (shape, box, steps)]
+    return TensorMapDemand("m", "A", extents, 4, *columns, *map(column, in_bytes))
 
 
 def test_it_is_evaluated_for_a_configuration() -> None:
@@ -108,7 +110,12 @@ def test_sizes_that_no_map_takes_leave_nothing() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "key", "said"),
     [
-        ('tensor_map = "A"', 'tensor_map = "M"', "arguments.A_map.tensor_map", "names no buffer (buffers: A, B)"),
+        (
+            'tensor_map = "A"',
+            'tensor_map = "M"',
+            "arguments.A_map.tensor_map",
+            "names no buffer or workspace (known: A, B)",
+        ),
         ('box = ["ROWS", "COLUMNS"]', 'box = ["ROWS"]', "arguments.A_map.box", "expected 2 expressions"),
         ('box = ["ROWS"', 'box = ["ROW"', "arguments.A_map.box", "did you mean 'ROWS'"),
         ('"SWIZZLE", l2', '"SWIZZLE", element_strides = [1], l2', "arguments.A_map.element_strides", "expected 2"),
@@ -125,6 +132,52 @@ def test_refusals(old: str, new: str, key: str, said: str) -> None:
         parse_spec(text, "t.toml")
     assert caught.value.key == key
     assert said in caught.value.problem
+
+
+OF_A_WORKSPACE = TEXT.replace('tensor_map = "A"', 'tensor_map = "W"').replace(", pass = false }", " }") + (
+    '\n[arguments.W]\nworkspace = "float32"\nshape = ["0 if ROWS == 256 else M", "THREADS // 2 - 63"]\npass = false\n'
+)
+
+
+class TestOfAWorkspace:
+    def text(self, columns: str) -> str:
+        return OF_A_WORKSPACE.replace("THREADS // 2 - 63", columns)
+
+    def test_its_shape_is_that_of_the_configuration(self) -> None:
+        spec = parse_spec(self.text("THREADS + N - N"), str(TRANSPOSE))
+        (found,) = LaunchData.of(spec, "float32", known_names(spec, DEFAULT, SIZES, H200)).tensor_maps
+        assert (found.buffer, found.shape, found.is_absent) == ("W", (1000, 256), False)
+        config = {**DEFAULT, "ROWS": 256}
+        (found,) = LaunchData.of(spec, "float32", known_names(spec, config, SIZES, H200)).tensor_maps
+        assert (found.shape, found.is_absent) == ((0, 256), True)
+
+    def test_the_limits_follow_the_configuration(self) -> None:
+        """Rows of 508 bytes with 128 threads, of whole 16 bytes with others; an empty workspace has no map."""
+        spec = parse_spec(self.text("127 if THREADS == 128 else THREADS"), str(TRANSPOSE))
+        found = feasible_space(spec, SIZES, H200)
+        configs = [found.config(row) for row in range(len(found))]
+        assert {config["ROWS"] for config in configs if config["THREADS"] == 128} == {256}
+        assert {config["ROWS"] for config in configs if config["THREADS"] == 512} == {32, 64, 128, 256}
+        said = check_config(spec, {**DEFAULT, "THREADS": 128}, SIZES, H200)
+        assert "tensor_maps: the tensor map A_map of W has rows 508 bytes apart in the shape 1,000 x 127" in said
+
+    def test_its_rows_at_the_ragged_sizes(self) -> None:
+        with pytest.raises(SpecError, match="at the ragged sizes, rows of W are 260 bytes apart"):
+            parse_spec(self.text("THREADS // 2 - 63"), str(TRANSPOSE))
+
+    def test_no_map_and_no_struct_leads_to_it(self) -> None:
+        text = OF_A_WORKSPACE.replace('tensor_map = "W"', 'tensor_map = "A"')
+        with pytest.raises(SpecError, match="'W' is not passed, has no tensor map"):
+            parse_spec(text, str(TRANSPOSE))
+
+    def test_its_address_is_encoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        spec = parse_spec(self.text("THREADS"), str(TRANSPOSE))
+        data = LaunchData.of(spec, "float32", known_names(spec, DEFAULT, SIZES, H200))
+        monkeypatch.setattr(packing, "encode_tensor_map", lambda tensor_map, pointer: (tensor_map.name, pointer))
+        packed = pack_arguments(
+            spec, data, pointers={"A": 16, "B": 32}, scalars={"M": 1000, "N": 520}, workspaces={"W": 256}
+        )
+        assert packed == (16, 32, ("A_map", 256), 1000, 520)
 
 
 def test_a_map_of_more_than_five_axes() -> None:
