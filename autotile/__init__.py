@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     from autotile.api.listings import TunedFamily as TunedFamily
     from autotile.api.new_kernel import NewKernel as NewKernel
     from autotile.api.new_kernel import new as new
+    from autotile.api.plotting import Plots as Plots
+    from autotile.api.plotting import plot as plot
+    from autotile.api.reporting import WrittenReport as WrittenReport
+    from autotile.api.reporting import report as report
     from autotile.api.results import BestResult as BestResult
     from autotile.api.results import best as best
     from autotile.api.results import families as families
@@ -73,6 +77,8 @@ if TYPE_CHECKING:
     from autotile.api.results import trials as trials
     from autotile.api.stepping import TuningSession as TuningSession
     from autotile.api.stepping import session as session
+    from autotile.api.surveying import SurveyProgress as SurveyProgress
+    from autotile.api.surveying import survey as survey
     from autotile.api.tunable import TunableKernel as TunableKernel
     from autotile.api.tunable import kernel as kernel
     from autotile.api.tuning import TunedMisses as TunedMisses
@@ -126,6 +132,8 @@ if TYPE_CHECKING:
     from autotile.errors import WorkerCrashError as WorkerCrashError
     from autotile.errors import WorkerError as WorkerError
     from autotile.errors import WorkerTimeoutError as WorkerTimeoutError
+    from autotile.exchange.column_table import ColumnTable as ColumnTable
+    from autotile.exchange.column_table import TypedColumn as TypedColumn
     from autotile.exchange.recording import RecordingFile as RecordingFile
     from autotile.exchange.recording import RecordingHeader as RecordingHeader
     from autotile.families.family import Extent as Extent
@@ -149,6 +157,11 @@ if TYPE_CHECKING:
     from autotile.report.comparison import Difference as Difference
     from autotile.report.comparison import UnmatchedStudy as UnmatchedStudy
     from autotile.report.comparison import compare as compare
+    from autotile.report.failures import FailureGroup as FailureGroup
+    from autotile.report.live_server import watch as watch
+    from autotile.report.survey import QuantityRange as QuantityRange
+    from autotile.report.survey import Survey as Survey
+    from autotile.report.text_plots import StudyPlot as StudyPlot
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
@@ -248,6 +261,14 @@ _NAMES = {
         "NewKernel",
         "new",
     ),
+    "api.plotting": (
+        "Plots",
+        "plot",
+    ),
+    "api.reporting": (
+        "WrittenReport",
+        "report",
+    ),
     "api.results": (
         "BestResult",
         "best",
@@ -260,6 +281,10 @@ _NAMES = {
     "api.stepping": (
         "TuningSession",
         "session",
+    ),
+    "api.surveying": (
+        "SurveyProgress",
+        "survey",
     ),
     "api.tunable": (
         "TunableKernel",
@@ -327,6 +352,10 @@ _NAMES = {
         "WorkerError",
         "WorkerTimeoutError",
     ),
+    "exchange.column_table": (
+        "ColumnTable",
+        "TypedColumn",
+    ),
     "exchange.recording": (
         "RecordingFile",
         "RecordingHeader",
@@ -361,6 +390,13 @@ _NAMES = {
         "compare",
     ),
     "search.importance": ("Effect",),
+    "report.failures": ("FailureGroup",),
+    "report.live_server": ("watch",),
+    "report.text_plots": ("StudyPlot",),
+    "report.survey": (
+        "QuantityRange",
+        "Survey",
+    ),
     "serving.bound": ("BoundKernel",),
     "serving.capture": ("capture",),
     "serving.choice": ("Contender",),

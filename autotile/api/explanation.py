@@ -23,7 +23,7 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
 from autotile.serving.description import time_text as contender_time
 from autotile.settings import read_settings
-from autotile.space.limits import CompiledStep, check_config, compiled_steps, limits_of
+from autotile.space.limits import CompiledStep, check_config, compiled_steps, is_met, limits_of
 from autotile.space.occupancy import UNLIMITED, demand_of, occupancy
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
@@ -126,7 +126,7 @@ class Explanation(Displayed):
         Workspaces and tensor maps; None if they cannot be evaluated.
     launches
         What a call launches, in order; empty if it cannot be evaluated. With several steps, the fields above are those
-        of the main launch, the one with the most threads.
+        of the main launch, see `LaunchPlan.main`.
     steps
         Each step as compiled, the main one first; empty if the configuration was not compiled.
     notices
@@ -165,7 +165,7 @@ class Explanation(Displayed):
         else:
             yield "not compiled", self.not_compiled
         if len(self.launches) > 1:
-            yield "launches", f"{len(self.launches):,} in a call, of which the above is the one with the most threads"
+            yield "launches", f"{len(self.launches):,} in a call, of which the above is the main one"
             yield from ((f"step {step.entry}", _step_text(step)) for step in self.steps)
         if self.data is not None:
             yield from (("workspace", _workspace_text(workspace)) for workspace in self.data.workspaces)
@@ -337,7 +337,7 @@ class _Candidate:
                 yield Check(kind, rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
         demand = demand_of(self.spec, names, self.problem.sizes, self.problem.dtype)
         for limit in limits_of(self.spec):
-            fits = bool(limit.fits(demand, self.device, self.spec)[0])
+            fits = is_met(limit.fits(demand, self.device, self.spec))
             yield Check("limit", limit.name, fits, "" if fits else limit.explain(demand, self.device, self.spec))
 
     def plan(self) -> LaunchPlan | None:

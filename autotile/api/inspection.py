@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from autotile.api.explanation import (
     LIMIT_HEADINGS,
@@ -17,6 +17,7 @@ from autotile.api.explanation import (
     limit_rows,
 )
 from autotile.api.targets import (
+    merge_sizes,
     named_operation,
     open_problem,
     resolve_device,
@@ -32,11 +33,11 @@ from autotile.core.text import (
     sizes_text,
 )
 from autotile.errors import InputError
-from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.space.enumeration import SpaceStage
-from autotile.space.search_space import feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -200,21 +201,40 @@ def space(
     >>> space("sgemm_2d", device="h200", M=4096, N=4096, K=4096)
     <SpaceSummary: sgemm_2d M=4096 N=4096 K=4096 float32 on NVIDIA H200 (profile): 14,712 of 93,312 valid>
     """
-    target = resolve_device(device)
-    given = _merge(sizes, named_sizes)
-    loaded, problem = open_problem(kernel, given, dtype, defaults=True)
-    found = feasible_space(loaded.spec, problem.sizes, target.device, problem.dtype)
+    opened = open_space(kernel, merge_sizes(sizes, named_sizes), dtype, device)
+    found = opened.space
     return SpaceSummary(
-        problem=problem,
-        device=target.device,
+        problem=opened.problem,
+        device=opened.device,
         parameters={parameter.name: parameter.values for parameter in found.parameters},
         combinations=found.combinations,
         rules=found.rules,
         limits=found.limits,
         valid=len(found),
         seconds=found.seconds,
-        notices=_notices(target.notice, problem, given),
+        notices=opened.notices,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSpace:
+    """The valid configurations of a problem on a device, and what was assumed of both, one line each."""
+
+    kernel: Kernel
+    problem: Problem
+    device: DeviceProperties
+    space: SearchSpace
+    notices: tuple[str, ...]
+
+
+def open_space(
+    kernel: KernelName, given: Mapping[str, int], dtype: str | None = None, device: int | str | None = None
+) -> OpenedSpace:
+    """Load a kernel and enumerate its valid configurations; parameters and errors are those of `space`."""
+    target = resolve_device(device)
+    loaded, problem = open_problem(kernel, given, dtype, defaults=True)
+    found = feasible_space(loaded.spec, problem.sizes, target.device, problem.dtype)
+    return OpenedSpace(loaded, problem, target.device, found, _notices(target.notice, problem, given))
 
 
 def explain(
@@ -260,14 +280,14 @@ def explain(
     ('registers',)
     """
     if (operation := named_operation(kernel)) is not None:
-        given_sizes = {**operation.sizes, **_merge(assignments, named_assignments)}
+        given_sizes = {**operation.sizes, **merge_sizes(assignments, named_assignments)}
         problem = operation.resolve(cast("dict[str, int]", given_sizes), dtype)
         from autotile.database.database import database_location
 
         location, served_for = str(database_location(database)), resolve_served_device(device)
         served = find_best_kernel(str(kernel), problem.dtype, served_for, location, problem.sizes, library=library)
         return explain_operation(operation, problem, served)
-    return explain_kernel(kernel, _merge(assignments, named_assignments), dtype=dtype, device=device)
+    return explain_kernel(kernel, merge_sizes(assignments, named_assignments), dtype=dtype, device=device)
 
 
 def explain_kernel(
@@ -315,14 +335,6 @@ def occupancy(
         )
     block = BlockResources(threads, registers, smem_bytes)
     return OccupancyResult(target.device, block, block.occupancy(target.device), _nonempty(target.notice))
-
-
-def _merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge values given as a mapping with values given as keyword arguments."""
-    merged = dict(mapping or {})
-    if twice := merged.keys() & named.keys():
-        raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
-    return merged | dict(named)
 
 
 def _notices(device_notice: str, problem: Problem, given: Collection[str]) -> tuple[str, ...]:

@@ -325,7 +325,7 @@ def plain_line(progress: Progress, rate: Workrate) -> str:
         f"{duration_text(progress.elapsed_s)} elapsed",
     ]
     left_s = progress.remaining_s
-    if left_s is not None and progress.phase == "searching":
+    if left_s is not None:
         parts.append(f"about {duration_text(left_s)} left")
     return "; ".join(parts)
 
@@ -338,7 +338,7 @@ def short_line(progress: Progress, rate: Workrate) -> str:
     if best is not None:
         parts.append(f"best {time_text(best.time_us)}{' (replayed)' if best.source == 'replayed' else ''}")
     parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
-    if left_s is not None and progress.phase == "searching":
+    if left_s is not None:
         parts.append(f"{duration_text(left_s)} left")
     line = ", ".join(parts)
     return line if best is None else f"{line}; {rate.text(best.time_us, progress.device)}, {config_text(best.config)}"

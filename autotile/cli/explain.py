@@ -13,7 +13,7 @@ from autotile.cli.arguments import DatabaseOption, DeviceOption, DtypeOption, Js
 from autotile.cli.best import contenders_table
 from autotile.cli.occupancy import limits_table, occupancy_values
 from autotile.cli.output import NOTHING_FOUND, examples, notice, show
-from autotile.cli.tables import below, facts, table, title
+from autotile.cli.tables import below, device_document, facts, table, title
 from autotile.core.model import LaunchGeometry, Resources
 from autotile.core.text import device_text, occupancy_text
 
@@ -82,7 +82,7 @@ def operation_document(explanation: OperationExplanation) -> dict[str, Any]:
         "operation": explanation.problem.kernel,
         "problem": dict(explanation.problem.sizes),
         "dtype": explanation.problem.dtype,
-        "device": {"name": explanation.device.name, "source": explanation.device.source},
+        "device": device_document(explanation.device),
         "served": explanation.served,
         "library": explanation.is_library,
         "tier": explanation.tier,
@@ -124,11 +124,7 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         "kernel": explanation.problem.kernel,
         "problem": dict(explanation.problem.sizes),
         "dtype": explanation.problem.dtype,
-        "device": {
-            "name": device.name,
-            "source": device.source,
-            "compute_capability": device.compute_capability,
-        },
+        "device": {**device_document(device), "compute_capability": device.compute_capability},
         "config": dict(explanation.config),
         "valid": not explanation.fault,
         "fault": explanation.fault,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from autotile.cli.arguments import DeviceOption, JsonOption
 from autotile.cli.output import examples, notice, show
-from autotile.cli.tables import RIGHT, below, facts, table, title
+from autotile.cli.tables import RIGHT, below, device_document, facts, table, title
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy
 from autotile.core.text import device_text, occupancy_text
@@ -61,7 +61,7 @@ def limits_table(device: DeviceProperties, block: BlockResources, occupancy: Occ
 def occupancy_document(result: OccupancyResult) -> dict[str, Any]:
     """Return the resources and the occupancy for JSON; 2147483647 blocks stand for a limit that does not apply."""
     return {
-        "device": {"name": result.device.name, "source": result.device.source},
+        "device": device_document(result.device),
         "threads": result.block.threads,
         "registers": result.block.registers,
         "smem_bytes": result.block.smem_bytes,

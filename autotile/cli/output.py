@@ -98,10 +98,26 @@ STANDARD_OUTPUT = "-"
 """Name of a file that stands for standard output."""
 
 
-def refuse_two_answers(csv: str | None, *, as_json: bool) -> None:
-    """Raise if both CSV and JSON are to be written to standard output."""
-    if as_json and csv == STANDARD_OUTPUT:
+def check_csv(csv: str | None, *, as_json: bool) -> None:
+    """Raise before anything is done if a table cannot be written as CSV where it is to be.
+
+    Raises
+    ------
+    InputError
+        JSON goes to standard output, too, or the path is none of a file, or its folder does not exist.
+    """
+    if csv != STANDARD_OUTPUT:
+        check_output(csv)
+    elif as_json:
         raise InputError("--csv - and --json both write to standard output; give --csv a file, or leave one out")
+
+
+def check_output(file: str | None) -> None:
+    """Raise if a file cannot be written because its path is none of a file, or its folder does not exist."""
+    from autotile.api.targets import output_file
+
+    if file is not None and not (folder := output_file(file).absolute().parent).is_dir():
+        raise InputError(f"cannot write {file!r}: there is no folder {str(folder)!r}; make it, or name another")
 
 
 def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: bool = False) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,6 +23,7 @@ from autotile.kernel.spec import KernelSpec
 from autotile.tuning.family_session import FamilyStep
 from autotile.tuning.operation_result import OperationStep, SweepStep
 from autotile.tuning.result import Progress
+from autotile.tuning.time_left import Pace
 
 _PLAIN_INTERVAL_S = 15.0
 _REFRESHES_PER_S = 4
@@ -49,18 +51,7 @@ class TuneProgress:
         self._received_s = 0.0
         self._printed_s = float("-inf")
         self._phase = ""
-        self._live = (
-            Live(
-                console=console,
-                get_renderable=self._picture,
-                refresh_per_second=_REFRESHES_PER_S,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            if console.is_terminal
-            else None
-        )
+        self._live = _live(console, self._picture)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -204,16 +195,111 @@ class SweepProgress:
             self._console.print(shown_text(step.text), soft_wrap=True)
 
 
+class Counted(Protocol):
+    """State of something that is done one by one."""
+
+    @property
+    def done(self) -> int:
+        """Number of those that were done."""
+
+    @property
+    def planned(self) -> int:
+        """Number of those that will be."""
+
+    @property
+    def failed(self) -> int:
+        """Number of those that were done in vain."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first began."""
+
+
+class CountProgress:
+    """Observer of something that is done one by one; a context manager, which shows it with the time that is left.
+
+    Parameters
+    ----------
+    console
+        Console of standard error.
+    phase
+        What is done.
+    failure
+        What is the matter with the failed ones.
+    """
+
+    def __init__(self, console: Console, phase: str, failure: str) -> None:
+        self._console = console
+        self._phase = phase
+        self._failure = failure
+        self._pace = Pace()
+        self._latest: Counted | None = None
+        self._received_s = self._printed_s = time.monotonic()
+        self._live = _live(console, self._picture)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, state: Counted) -> None:
+        """Show a state."""
+        before = self._latest.done if self._latest is not None else 0
+        self._pace.add(state.elapsed_s, state.done - before)
+        self._latest, self._received_s = state, time.monotonic()
+        if self._live is None and self._received_s - self._printed_s >= _PLAIN_INTERVAL_S:
+            self._printed_s = self._received_s
+            self._console.print(", ".join(self._texts(state, 0.0)), soft_wrap=True)
+
+    def _texts(self, state: Counted, since_s: float) -> list[str]:
+        texts = [f"{self._phase} {state.done:,}/{state.planned:,}"]
+        if state.failed:
+            texts.append(f"{state.failed:,} {self._failure}")
+        texts.append(f"{duration_text(state.elapsed_s + since_s)} elapsed")
+        if (each_s := self._pace.mean_s) is not None and state.done < state.planned:
+            texts.append(f"about {duration_text(max(0.0, each_s * (state.planned - state.done) - since_s))} left")
+        return texts
+
+    def _picture(self) -> RenderableType:
+        state = self._latest
+        if state is None:
+            return Text("enumerating the search space")
+        line = Table.grid(padding=(0, 2, 0, 0))
+        bar = ProgressBar(total=max(1, state.planned), completed=state.done, width=_BAR_WIDTH)
+        line.add_row(bar, *self._texts(state, time.monotonic() - self._received_s))
+        return line
+
+
+def _live(console: Console, picture: Callable[[], RenderableType]) -> Live | None:
+    """Return what redraws a picture on a terminal; None if the console is none."""
+    if not console.is_terminal:
+        return None
+    return Live(
+        console=console,
+        get_renderable=picture,
+        refresh_per_second=_REFRESHES_PER_S,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
 def _bar_line(progress: Progress, since_s: float) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
     elapsed = f"{duration_text(progress.elapsed_s + since_s)} elapsed"
     left_s = progress.remaining_s
+    left = f"about {duration_text(max(0.0, left_s - since_s))} left" if left_s is not None else ""
     if progress.phase != "searching":
-        line.add_row(progress.phase, elapsed)
+        line.add_row(progress.phase, elapsed, left)
         return line
     done, total = completion(progress, since_s)
     bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
-    left = f"about {duration_text(max(0.0, left_s - since_s))} left" if left_s is not None else ""
     line.add_row(bar, count_text(progress), elapsed, left)
     return line
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 
 from autotile.cli.arguments import DeviceOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
 from autotile.cli.output import examples, notice, show
-from autotile.cli.tables import RIGHT, below, facts, table, title
+from autotile.cli.tables import RIGHT, below, device_document, facts, table, title
 from autotile.core.text import device_text, duration_text
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def space_document(summary: SpaceSummary) -> dict[str, Any]:
         "kernel": summary.problem.kernel,
         "problem": dict(summary.problem.sizes),
         "dtype": summary.problem.dtype,
-        "device": {"name": summary.device.name, "source": summary.device.source},
+        "device": device_document(summary.device),
         "combinations": summary.combinations,
         "valid": summary.valid,
         "rules": _stages_document(summary.rules),

@@ -17,6 +17,7 @@ from rich.text import Text
 from autotile.core.text import NOTHING, shown_text
 
 if TYPE_CHECKING:
+    from autotile.core.device import DeviceProperties
     from autotile.core.model import Config, Measurement
     from autotile.core.statistics import Interval
     from autotile.database.keys import TuningKey
@@ -194,6 +195,11 @@ def study_columns(key: TuningKey) -> tuple[str, str, str]:
     from autotile.api.listings import key_columns
 
     return key_columns(key)
+
+
+def device_document(device: DeviceProperties) -> dict[str, Any]:
+    """Return a device by name, with the source of its properties."""
+    return {"name": device.name, "source": device.source}
 
 
 def study_document(key: TuningKey) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from autotile.cli.arguments import (
     SizesArgument,
     complete_outcome,
 )
-from autotile.cli.output import examples, print_json, refuse_two_answers, show, write_table_file
+from autotile.cli.output import check_csv, check_output, examples, print_json, show, write_table_file
 from autotile.cli.tables import RIGHT, Listing, study_columns, study_document
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, interval_text, percent_text, time_text
@@ -65,7 +65,8 @@ def trials(
     from autotile.api import results
     from autotile.cli.assignments import read_sizes
 
-    refuse_two_answers(csv, as_json=as_json)
+    check_csv(csv, as_json=as_json)
+    check_output(parquet)
     given = read_sizes(sizes or [])
     found = results.trials(kernel, given, dtype=dtype, outcome=outcome, limit=limit, database=database)
     if csv is None and parquet is None:

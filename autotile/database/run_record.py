@@ -12,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Trial, config_key, config_text
+from autotile.core.model import Config, Trial, config_key, config_text
 from autotile.core.text import plural, time_text
+from autotile.database.claims import Claimed, Renewal, StudyClaims, forget_dead
 from autotile.database.database import Database
 from autotile.database.engine import DamagedDatabaseError
 from autotile.database.keys import TuningKey
@@ -86,6 +87,10 @@ class RunRecord:
         self._run_id = 0
         self._entries: list[_Entry] = []
         self._summary: Mapping[str, Any] | None = None
+        with database.reading() as connection:
+            self._newest_id = connection.execute(select(func.max(TRIALS.c.id))).scalar() or 0
+        self._claims: StudyClaims | None = None
+        self._renewal: Renewal | None = None
         self._connection: Connection | None = None
         """Connection to a file for the trials; None before the first one and after the last. A server may close one
         that is idle, so that each transaction there takes a connection from the pool, which checks it."""
@@ -99,8 +104,20 @@ class RunRecord:
         driver: str,
         host: str,
         gates: Mapping[str, Any],
-    ) -> None:
-        """Record the start of the run; parameters and errors are those of `Database.start_run`."""
+        shares: bool = False,
+    ) -> int:
+        """Record the start of the run; parameters and errors are those of `Database.start_run`.
+
+        Parameters
+        ----------
+        shares
+            Whether the run shares the study with others that run at the same time, see `claim`.
+
+        Returns
+        -------
+        int
+            Number of configurations that other sessions are trying.
+        """
         self._run = {
             "study_id": self.study_id,
             "started_at": now_text(),
@@ -113,9 +130,51 @@ class RunRecord:
         }
         with self._database.writing() as connection:
             self._run_id = insert_run(connection, self._run)
+            others = forget_dead(connection, self.study_id) if shares else 0
+        if shares:
+            self._claims = StudyClaims(self.study_id, self._run_id, self._newest_id)
+        return others
+
+    @property
+    def run_id(self) -> int:
+        """Id of the run; 0 before `start`."""
+        return self._run_id
+
+    def claim(self, config: Config, room: int | None = None) -> Claimed:
+        """Claim a configuration, so that no other session tries it; see `autotile.database.claims.StudyClaims.take`.
+
+        Without sharing, every configuration is this session's.
+        """
+        if self._claims is None:
+            return Claimed(True, (), 0)
+        if self._renewal is None:
+            self._renewal = Renewal(self._database, self._claims)
+        with self._database.writing(self._held_connection()) as connection:
+            return self._claims.take(connection, config_key(config), room)
+
+    def inherit(self) -> tuple[list[str], Claimed]:
+        """Take over what sessions that died were trying; return the keys of its configurations, and news."""
+        if self._claims is None:
+            return [], Claimed(True, (), 0)
+        with self._database.writing(self._held_connection()) as connection:
+            keys = self._claims.inherit(connection)
+            return keys, Claimed(True, self._claims.look(connection), self._claims.count_others(connection))
+
+    def disclaim(self, key: str) -> None:
+        """End the claim of a configuration that is not tried."""
+        if self._claims is not None:
+            with self._database.writing(self._held_connection()) as connection:
+                self._claims.release(connection, key)
+
+    def _held_connection(self) -> Connection | None:
+        if self._connection is None and self._database.path is not None:
+            self._connection = self._database.connect()
+        return self._connection
 
     def add(self, trial: Trial, *, phase: Phase = "search", rank: int | None = None) -> None:
-        """Commit one trial, see `Database.add_trial`.
+        """Commit one trial, see `Database.add_trial`; of the search, this ends its claim.
+
+        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored.
 
         Raises
         ------
@@ -125,13 +184,20 @@ class RunRecord:
         entry = _Entry(trial, phase, rank, now_text())
         self._entries.append(entry)
         try:
-            if self._connection is None and self._database.path is not None:
-                self._connection = self._database.connect()
-            with self._database.writing(self._connection) as connection:
-                append_trial(connection, entry.row(self.study_id, self._run_id))
+            with self._database.writing(self._held_connection()) as connection:
+                if self._is_ours(connection, trial, phase):
+                    append_trial(connection, entry.row(self.study_id, self._run_id))
+                else:
+                    self._entries.pop()
             self._database.check_in_place()
         except DatabaseError as error:
             raise self._rescued(error) from error
+
+    def _is_ours(self, connection: Connection, trial: Trial, phase: Phase) -> bool:
+        if self._claims is None or phase != "search":
+            return True
+        key = config_key(trial.config)
+        return self._claims.release(connection, key) or not self._claims.is_taken_over(connection, key)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Record the end of the run; the winner of its finals becomes the study's best. Errors as for `add`."""
@@ -148,6 +214,7 @@ class RunRecord:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end_claims()
         self._release()
         if isinstance(error, RescuedRunError):
             return
@@ -155,6 +222,15 @@ class RunRecord:
             self._read_back()
         except DatabaseError as fault:
             raise self._rescued(fault, error) from fault
+
+    def _end_claims(self) -> None:
+        """End the claims that are left, so that other sessions need not wait for the leases."""
+        if self._renewal is not None:
+            self._renewal.close()
+        if self._claims is not None:
+            with suppress(DatabaseError), self._database.writing(self._connection) as connection:
+                self._claims.release(connection)
+        self._claims = self._renewal = None
 
     def _release(self) -> None:
         """Return the connection to the pool, from where it serves the database's other methods."""

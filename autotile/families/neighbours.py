@@ -8,6 +8,8 @@ and the deviation of these errors shows how much the correction can be relied on
 from __future__ import annotations
 
 import base64
+import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,6 +19,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.documents import convert
+from autotile.core.frozen import cached_property
 from autotile.errors import DataError
 
 _NEAREST = 8
@@ -27,8 +30,10 @@ _SOFTENING = 0.05
 _MAX_ERROR = 4.0
 """Largest error of a single problem, in doublings, that is taken into account."""
 MAX_POINTS = 16_000
-"""Maximum number of problems that are kept, so that a model stays small and a look-up quick."""
+"""Maximum number of problems that are kept, so that a model stays small and quick to read."""
 _MAX_WIDTH = 256
+_WINDOW = 2.0
+"""Distance, in doublings, within which the nearest problems are sought first."""
 _SAMPLED = 32
 """One distance in this many is ordered first: the nearest of them bound those of all."""
 
@@ -55,17 +60,18 @@ class Neighbours:
     errors: NDArray[np.float16]
     items: NDArray[np.int16]
     weights: Matrix
-    _groups: dict[int, tuple[Matrix, Matrix, Matrix]]
+    _groups: dict[int, _Points]
 
     @classmethod
-    def of(cls, points: Matrix, errors: Matrix, items: NDArray[Any], weights: Matrix) -> Neighbours:
-        """Group the points by item."""
+    def of(cls, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: Matrix) -> Neighbours:
+        """Sort the points of each item."""
         halves = points.astype(np.float16), errors.astype(np.float16)
+        used = np.flatnonzero(weights)
         groups = {}
         for item in np.unique(items).tolist():
-            own = np.ascontiguousarray(halves[0][items == item].T, np.float32)
-            of_item = halves[1][items == item].astype(np.float32)
-            groups[int(item)] = (np.float32(-2.0) * own, np.square(own).sum(axis=0), of_item)
+            own = items == item
+            points, of_item = halves[0][own][:, used], halves[1][own]
+            groups[int(item)] = _Points.of(points.astype(np.float32), of_item.astype(np.float32))
         return cls(*halves, items.astype(np.int16), weights.astype(np.float32), groups)
 
     @classmethod
@@ -102,16 +108,16 @@ class Neighbours:
         group = self._groups.get(item)
         if group is None:
             return 0.0, 1.0
-        points, squares, errors = group
-        place = problem * self.weights
-        distances = place @ points
-        distances += squares
-        nearest = _smallest(distances)
-        near = np.maximum(distances[nearest] + place @ place, 0.0) + _SOFTENING
-        weight = 1.0 / near
-        weight /= weight.sum()
-        mean = float(weight @ errors[nearest])
-        return mean, float(np.sqrt(weight @ np.square(errors[nearest] - mean)))
+        found = group.nearest((problem * self.weights)[self._used])
+        weighted = [(1.0 / (distance + _SOFTENING), error) for distance, error in found]
+        total = sum([weight for weight, _ in weighted])
+        mean = sum([weight * error for weight, error in weighted]) / total
+        return mean, math.sqrt(sum([weight * (error - mean) ** 2 for weight, error in weighted]) / total)
+
+    @cached_property
+    def _used(self) -> NDArray[np.int64]:
+        """The inputs that are not left out."""
+        return np.flatnonzero(self.weights)
 
     def to_json(self) -> dict[str, Any]:
         """Return the arrays as base64 of little-endian numbers, with their dimensions."""
@@ -140,7 +146,49 @@ class Neighbours:
         errors = _decoded(document.errors, "<f2", (count,), "errors")
         items = _decoded(document.items, "<i2", (count,), "items")
         weights = _decoded(document.weights, "<f4", (width,), "weights")
-        return cls.of(points.astype(np.float32), errors.astype(np.float32), items, weights.astype(np.float32))
+        return cls.of(points, errors, items, weights.astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Points in the order of the input that varies most, so that the nearest are sought among those alike in it."""
+
+    along: int
+    coordinates: list[float]
+    """That input, and its value at each point, in ascending order."""
+    columns: Matrix
+    """-2 times the inputs of the points, shape (inputs, points)."""
+    squares: Matrix
+    """Squared length of each, shape (points,)."""
+    errors: Matrix
+
+    @classmethod
+    def of(cls, points: Matrix, errors: Matrix) -> _Points:
+        """Sort points; ``points`` of shape (points, inputs), ``errors`` of shape (points,)."""
+        along = int(points.std(axis=0).argmax()) if points.size else 0
+        order = points[:, along].argsort(kind="stable") if points.size else np.arange(len(points))
+        columns = np.ascontiguousarray(points[order].T)
+        coordinates = columns[along].tolist() if points.size else [0.0] * len(points)
+        return cls(along, coordinates, np.float32(-2.0) * columns, np.square(columns).sum(axis=0), errors[order])
+
+    def nearest(self, place: Matrix) -> list[tuple[float, float]]:
+        """Return the squared distance and the error of each of the nearest points, in any order."""
+        middle = float(place[self.along]) if place.size else 0.0
+        first = bisect_left(self.coordinates, middle - _WINDOW)
+        found = self._nearest(place, slice(first, bisect_right(self.coordinates, middle + _WINDOW)))
+        if len(found) < _NEAREST or max(found)[0] > _WINDOW**2:  # there may be nearer ones beyond
+            found = self._nearest(place, slice(None))
+        return found
+
+    def _nearest(self, place: Matrix, among: slice) -> list[tuple[float, float]]:
+        distances = place @ self.columns[:, among]
+        distances += self.squares[among]
+        nearest = _smallest(distances)
+        square = float(place @ place)
+        errors = self.errors[among][nearest].tolist()
+        return [
+            (max(near + square, 0.0), error) for near, error in zip(distances[nearest].tolist(), errors, strict=True)
+        ]
 
 
 def _smallest(values: NDArray[Any]) -> NDArray[np.int64]:

@@ -165,7 +165,7 @@ class OperationModel:
         ranking = ready.rank(sizes, kernels, self._added_doubt(sizes))
         if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
             return [library]
-        checks = Checks(ready.rules, kernels, device, dtype or self.dtype)
+        checks = Checks(ready.rules, kernels, dtype or self.dtype)
         own: list[Expected] = []
         others: list[Expected] = []
         for number in ranking.order:

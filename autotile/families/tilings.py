@@ -142,7 +142,7 @@ class _Grid:
 
 
 def _product(grid: Sequence[Expression], names: Mapping[str, Any]) -> float:
-    return reduce(lambda product, extent: product * max(float(extent.evaluate(names)), 1.0), grid, 1.0)
+    return reduce(lambda product, extent: product * max(float(extent.value(names)), 1.0), grid, 1.0)
 
 
 def _shape(
@@ -170,7 +170,7 @@ def array_extents(spec: KernelSpec, flags: Mapping[str, int]) -> dict[str, tuple
     found: dict[str, tuple[int | None, ...]] = {}
     for buffer in spec.buffers:
         try:
-            found[buffer.name] = tuple(places.get(int(extent.evaluate(names))) for extent in buffer.shape)
+            found[buffer.name] = tuple(places.get(int(extent.value(names))) for extent in buffer.shape)
         except AutotileError:
             found[buffer.name] = ()
     return found

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.frozen import dataclass
@@ -57,7 +56,7 @@ class ElementType:
 
     def of(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
         """Return the name of the type for a problem of the given dtype, sizes and flags."""
-        name = self.chosen if self.condition is None or self.condition.evaluate(names) else self.otherwise
+        name = self.chosen if self.condition is None or self.condition.value(names) else self.otherwise
         return problem_dtype if name == PROBLEM_DTYPE else name
 
     @property
@@ -120,8 +119,18 @@ def known_type(name: str, location: Location) -> str:
     return known
 
 
-Column = NDArray[np.int64]
+Column = Any
+"""An int64 column with one row per configuration, or one element for all; for a single configuration, an int."""
+Mask = Any
+"""A bool column, or a bool for a single configuration or for all."""
 Evaluate = Callable[[Expression], Column]
+
+
+def clipped(value: Column, low: int, high: int) -> Column:
+    """Return values within two bounds."""
+    return min(max(value, low), high) if isinstance(value, int) else np.clip(value, low, high)
+
+
 """Evaluates an expression for every row of a table of configurations."""
 
 

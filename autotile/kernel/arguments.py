@@ -9,12 +9,12 @@ instead of testing its type. Only two modules have code for each kind, and mypy 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
@@ -77,9 +77,10 @@ class MemoryDemand(NamedTuple):
         return 0 if self.is_workspace else 1
 
     @property
-    def size_bytes(self) -> NDArray[np.float64]:
+    def size_bytes(self) -> Any:
         """Size in bytes as float64, as products of absurd extents exceed 64 bits; negative extents count as 0."""
-        return reduce(np.multiply, [np.maximum(extent, 0.0) for extent in self.shape]) * self.element_bytes
+        extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in self.shape]
+        return reduce(operator.mul, extents, float(self.element_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class BufferArgument(ArgumentKind):
 
     def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the number of elements along each axis at the given sizes and flags."""
-        return tuple(int(extent.evaluate(names)) for extent in self.shape)
+        return tuple(int(extent.value(names)) for extent in self.shape)
 
     def array_shape(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the shape of the array that holds the elements: the components of vectors are its last axis."""
@@ -269,7 +270,7 @@ class ScalarArgument(ArgumentKind):
     def given(self, sizes: Mapping[str, int], *, check: bool) -> Number:
         """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
         if isinstance(self.value, Expression):
-            return int(self.value.evaluate(sizes))
+            return int(self.value.value(sizes))
         return self.check_value if check and self.check_value is not None else self.value
 
     @property
@@ -338,7 +339,7 @@ class WorkspaceArgument(ArgumentKind):
 
     def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the number of elements along each axis, given the value of every name."""
-        return tuple(int(extent.evaluate(names)) for extent in self.shape)
+        return tuple(int(extent.value(names)) for extent in self.shape)
 
     def workspace(self, problem_dtype: str, names: Mapping[str, Value]) -> Workspace:
         """Return the workspace of a configuration, given the value of every name."""

@@ -5,14 +5,13 @@ Limits: ``cuTensorMapEncodeTiled`` in the CUDA driver API reference, for maps wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, chain
-from operator import mul
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
@@ -24,7 +23,9 @@ from autotile.kernel.argument_kind import (
     ArgumentScope,
     Column,
     Evaluate,
+    Mask,
     canonical_texts,
+    clipped,
 )
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.table import Table, describe
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 
 _Array = TypeVar("_Array")
-Mask = NDArray[np.bool_]
 
 TENSOR_MAP_CAPABILITY = "9.0"
 """CUDA C++ Programming Guide, features per compute capability."""
@@ -78,7 +78,7 @@ class TensorMap:
 
 def strides_bytes(shape: tuple[Any, ...], element_bytes: int) -> tuple[Any, ...]:
     """Return the strides, in bytes, of all axes of a row-major array except the innermost; for columns, columns."""
-    return tuple(accumulate(reversed(shape[1:]), mul, initial=element_bytes))[:0:-1]
+    return tuple(accumulate(reversed(shape[1:]), operator.mul, initial=element_bytes))[:0:-1]
 
 
 def misaligned_stride(shape: tuple[int, ...], element_bytes: int) -> int:
@@ -101,70 +101,85 @@ class TensorMapDemand:
 
     def fits(self) -> Mask:
         """Return the rows in which the hardware accepts the map, or the map is absent."""
-        return self._absent() | reduce(np.logical_and, [holds for holds, _ in self._conditions()])
+        return self._absent() | reduce(operator.and_, [holds for holds, _ in self._conditions()])
 
     def explain(self) -> str:
         """Return the first violated condition of the first row, as one line; "" if there is none."""
         if np.ravel(self._absent())[0]:
             return ""
-        violations = (violation for holds, violation in self._conditions() if not np.ravel(holds)[0])
+        violations = (violation() for holds, violation in self._conditions() if not np.ravel(holds)[0])
         return next((f"the tensor map {self.name} of {self.buffer} {violation}" for violation in violations), "")
 
     def _absent(self) -> Mask:
-        return reduce(np.logical_or, [extent == 0 for extent in (*self.box, *self.shape)])
+        return reduce(operator.or_, [extent == 0 for extent in (*self.box, *self.shape)])
 
-    def _conditions(self) -> list[tuple[Mask, str]]:
+    def _conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
         """Return the rows in which each condition holds, with the message for a first row in which it does not."""
-        inner_bytes = np.clip(self.box[-1], 0, MAX_BOX + 1) * self.element_bytes
-        box, strides = _by(self.box), _by(self.element_strides)
-        swizzle, promotion, inner = _first(self.swizzle_bytes), _first(self.l2_promotion_bytes), _first(inner_bytes)
+        inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * self.element_bytes
+        swizzle, promotion = self.swizzle_bytes, self.l2_promotion_bytes
+        along = "along the innermost axis"
         return [
             *self._layout_conditions(),
-            (_all_within(self.box, MAX_BOX), f"has a box of {box} elements, expected 1 to {MAX_BOX} along each axis"),
+            (
+                _all_within(self.box, MAX_BOX),
+                lambda: f"has a box of {_by(self.box)} elements, expected 1 to {MAX_BOX} along each axis",
+            ),
             (
                 inner_bytes % UNIT_BYTES == 0,
-                f"has a box of {inner} bytes along the innermost axis, expected a multiple of {UNIT_BYTES}",
+                lambda: f"has a box of {_first(inner_bytes)} bytes {along}, expected a multiple of {UNIT_BYTES}",
             ),
-            (np.isin(self.swizzle_bytes, SWIZZLES), f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}"),
             (
-                (self.swizzle_bytes == 0) | (inner_bytes <= self.swizzle_bytes),
-                f"has a box of {inner} bytes along the innermost axis, more than its swizzle_bytes = {swizzle}",
+                _is_among(swizzle, SWIZZLES),
+                lambda: f"has swizzle_bytes = {_first(swizzle)}, expected one of {_or(SWIZZLES)}",
+            ),
+            (
+                (swizzle == 0) | (inner_bytes <= swizzle),
+                lambda: (
+                    f"has a box of {_first(inner_bytes)} bytes {along}, more than its swizzle_bytes = {_first(swizzle)}"
+                ),
             ),
             (
                 _all_within(self.element_strides, MAX_ELEMENT_STRIDE) & (self.element_strides[-1] == 1),
-                f"has element strides of {strides}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 along the innermost axis",
+                lambda: (
+                    f"has element strides of {_by(self.element_strides)}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 "
+                    f"{along}"
+                ),
             ),
             (
-                np.isin(self.l2_promotion_bytes, L2_PROMOTIONS),
-                f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}",
+                _is_among(promotion, L2_PROMOTIONS),
+                lambda: f"has l2_promotion_bytes = {_first(promotion)}, expected one of {_or(L2_PROMOTIONS)}",
             ),
         ]
 
-    def _layout_conditions(self) -> list[tuple[Mask, str]]:
+    def _layout_conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
         """Return the conditions on the shape."""
-        first = tuple(map(_first, self.shape))
-        misaligned, shape = misaligned_stride(first, self.element_bytes), " x ".join(f"{extent:,}" for extent in first)
-        # In float64, as products of absurd extents exceed 64 bits.
-        strides = strides_bytes(tuple(np.asarray(extent, np.float64) for extent in self.shape), self.element_bytes)
-        everywhere = np.ones_like(self.swizzle_bytes, np.bool_)
+        # Of columns in float64, as products of absurd extents exceed 64 bits.
+        exact = [extent if isinstance(extent, int) else np.asarray(extent, np.float64) for extent in self.shape]
+        strides = strides_bytes(tuple(exact), self.element_bytes)
+
+        def shape() -> str:
+            return " x ".join(f"{_first(extent):,}" for extent in self.shape)
+
+        def misaligned() -> str:
+            stride = misaligned_stride(tuple(map(_first, self.shape)), self.element_bytes)
+            return f"has rows {stride:,} bytes apart in the shape {shape()}, expected a multiple of {UNIT_BYTES}"
+
+        bounded = [*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)]
         return [
+            (reduce(operator.and_, [stride % UNIT_BYTES == 0 for stride in strides], True), misaligned),
             (
-                reduce(np.logical_and, [stride % UNIT_BYTES == 0 for stride in strides], everywhere),
-                f"has rows {misaligned:,} bytes apart in the shape {shape}, expected a multiple of {UNIT_BYTES}",
-            ),
-            (
-                reduce(
-                    np.logical_and,
-                    [*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)],
-                    everywhere,
-                ),
-                f"has the shape {shape}, which is beyond what a map can address",
+                reduce(operator.and_, bounded, True),
+                lambda: f"has the shape {shape()}, which is beyond what a map can address",
             ),
         ]
 
 
 def _all_within(columns: tuple[Column, ...], maximum: int) -> Mask:
-    return reduce(np.logical_and, [(column >= 1) & (column <= maximum) for column in columns])
+    return reduce(operator.and_, [(column >= 1) & (column <= maximum) for column in columns])
+
+
+def _is_among(column: Column, values: tuple[int, ...]) -> Mask:
+    return reduce(operator.or_, [column == value for value in values])
 
 
 def _by(columns: tuple[Column, ...]) -> str:
@@ -275,7 +290,7 @@ class TensorMapArgument(ArgumentKind):
         """Return the tensor map of a configuration, given the value of every name."""
 
         def value(expression: Expression) -> int:
-            return int(expression.evaluate(names))
+            return int(expression.value(names))
 
         return TensorMap(
             self.name,

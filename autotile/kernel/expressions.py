@@ -6,13 +6,13 @@ The parser accepts only the parts of a syntax tree that are listed here and dete
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
-from autotile.core.frozen import dataclass
+from autotile.core.frozen import cached_property, dataclass
 from autotile.errors import listing, nearest
 from autotile.kernel import real_numbers, whole_numbers
 from autotile.kernel.nodes import (
@@ -35,6 +35,7 @@ from autotile.kernel.nodes import (
     Not,
     Operation,
     Operator,
+    compiled,
 )
 from autotile.kernel.syntax import UNKNOWN_LOCATION, ExpressionError, ExpressionText, Location, canonical_text, one_line
 from autotile.kernel.whole_numbers import EvaluationError, Operand, Rows
@@ -289,7 +290,7 @@ class ExpressionParser:
         return self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Expression:
     """A parsed expression.
 
@@ -337,6 +338,23 @@ class Expression:
             raise self.location.error(problem, column=error.column, expression=self.text) from None
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
+
+    def value(self, env: Mapping[str, Any]) -> Any:
+        """Evaluate over Python scalars, as `evaluate` does but several times faster.
+
+        Raises
+        ------
+        SpecError
+            As for `evaluate`.
+        """
+        try:
+            return self._compiled(env)
+        except (EvaluationError, ArithmeticError):
+            return self.evaluate(env)  # which raises with the place in the text
+
+    @cached_property
+    def _compiled(self) -> Callable[[Mapping[str, Any]], Any]:
+        return compiled(self.node)
 
     @property
     def canonical(self) -> str:

@@ -146,9 +146,9 @@ class LaunchPlan:
 
 def repetitions(step: Step, names: Mapping[str, Value]) -> int:
     """Return the number of launches of a step, at least 0."""
-    if step.when is not None and not step.when.evaluate(names):
+    if step.when is not None and not step.when.value(names):
         return 0
-    return max(0, int(step.times.evaluate(names))) if step.times is not None else 1
+    return max(0, int(step.times.value(names))) if step.times is not None else 1
 
 
 def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memory: Mapping[str, str]) -> StepLaunch:
@@ -164,7 +164,7 @@ def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memor
             f"{geometry.dynamic_smem_bytes} bytes of dynamic shared memory; add a rule that excludes it"
         )
     scalars = tuple(
-        (scalar.name, int(scalar.value.evaluate(names)))
+        (scalar.name, int(scalar.value.value(names)))
         for scalar in spec.scalars
         if scalar.is_per_launch and scalar.name in step.arguments and isinstance(scalar.value, Expression)
     )
@@ -188,11 +188,11 @@ def launch_geometry(
 
 def value_or_zero(expression: Expression | None, names: Mapping[str, Value]) -> int:
     """Evaluate an optional expression to a whole number; return 0 if there is none."""
-    return int(expression.evaluate(names)) if expression is not None else 0
+    return int(expression.value(names)) if expression is not None else 0
 
 
 def _dimensions(expressions: Sequence[Expression], names: Mapping[str, Value]) -> tuple[int, int, int]:
-    x, y, z = ([int(expression.evaluate(names)) for expression in expressions] + [1, 1])[:3]
+    x, y, z = ([int(expression.value(names)) for expression in expressions] + [1, 1])[:3]
     return x, y, z
 
 

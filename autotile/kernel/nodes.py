@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -218,6 +218,108 @@ class Conditional(NamedTuple):
         if not any_row(first):
             return self.otherwise.evaluate(env, where)
         return np.where(condition, self.chosen.evaluate(env, first), self.otherwise.evaluate(env, second))
+
+
+def compiled(node: Node) -> Callable[[Environment], Any]:
+    """Return a function of the values of names, all scalars: what `Node.evaluate` does, four times faster.
+
+    It raises `EvaluationError` or an `ArithmeticError` where `Node.evaluate` raises, without a column.
+    """
+    made: Callable[[Environment], Any]
+    match node:
+        case Constant(value):
+            made = lambda env: value  # noqa: E731 - as are the others
+        case Name(name, kind):
+            made = operator.itemgetter(name)
+            if kind in ("boolean", "real"):
+                made = _applied(_TYPES[kind][1], made)
+        case AsNumber(operand):
+            made = _applied(int, compiled(operand))
+        case AsReal(operand):
+            made = _applied(float, compiled(operand))
+        case Not(operand):
+            made = _applied(operator.not_, compiled(operand))
+        case Operation(function, operands):
+            made = _compiled_operation(function, [compiled(operand) for operand in operands])
+        case BooleanOperation(word, operands):
+            made = _compiled_boolean(word == "or", [compiled(operand) for operand in operands])
+        case Comparison(first, links):
+            made = _compiled_comparison(compiled(first), [(COMPARISONS[sign], compiled(part)) for sign, part in links])
+        case Membership(operand, members):
+            left, others = compiled(operand), [compiled(member) for member in members]
+            made = lambda env: left(env) in [other(env) for other in others]  # noqa: E731
+        case Conditional(condition, chosen, otherwise):
+            holds, first_of, second_of = compiled(condition), compiled(chosen), compiled(otherwise)
+            made = lambda env: first_of(env) if holds(env) else second_of(env)  # noqa: E731
+        case _:
+            raise TypeError(f"unknown node {node!r}")
+    return made
+
+
+def _applied(function: Callable[[Any], Any], operand: Callable[[Environment], Any]) -> Callable[[Environment], Any]:
+    return lambda env: function(operand(env))
+
+
+_EXACT: Mapping[Callable[..., Operand], Callable[[Any, Any], Any]] = {
+    whole.add: operator.add,
+    whole.subtract: operator.sub,
+    whole.multiply: operator.mul,
+    whole.floor_divide: operator.floordiv,
+    whole.modulo: operator.mod,
+    whole.ceil_divide: lambda left, right: -(-left // right),
+}
+"""Python's function for those of two whole numbers, which is exact as long as the result fits in 64 bits."""
+_BUILT_IN: Mapping[Callable[..., Operand], Callable[[Any, Any], Any]] = {whole.minimum: min, whole.maximum: max}
+
+
+def _compiled_operation(
+    function: Callable[..., Operand], operands: Sequence[Callable[[Environment], Any]]
+) -> Callable[[Environment], Any]:
+    if len(operands) != 2:
+        return lambda env: function(*[operand(env) for operand in operands], True)
+    left, right = operands
+    exact = _EXACT.get(function)
+    if exact is not None:
+
+        def evaluate(env: Environment) -> Any:
+            value = exact(left(env), right(env))
+            return value if whole.INT64_MIN <= value <= whole.INT64_MAX else function(left(env), right(env), True)
+
+        return evaluate
+    built_in = _BUILT_IN.get(function)
+    if built_in is not None:
+        return lambda env: built_in(left(env), right(env))
+    return lambda env: function(left(env), right(env), True)
+
+
+def _compiled_boolean(is_or: bool, operands: Sequence[Callable[[Environment], Any]]) -> Callable[[Environment], Any]:
+    def evaluate(env: Environment) -> bool:
+        for operand in operands:
+            if bool(operand(env)) is is_or:
+                return is_or
+        return not is_or
+
+    return evaluate
+
+
+def _compiled_comparison(
+    first: Callable[[Environment], Any],
+    links: Sequence[tuple[Callable[[Any, Any], Any], Callable[[Environment], Any]]],
+) -> Callable[[Environment], Any]:
+    if len(links) == 1:
+        compare, second = links[0]
+        return lambda env: compare(first(env), second(env))
+
+    def evaluate(env: Environment) -> bool:
+        left = first(env)
+        for compare, operand in links:
+            right = operand(env)
+            if not compare(left, right):
+                return False
+            left = right
+        return True
+
+    return evaluate
 
 
 def _negation(value: Operand) -> Operand:

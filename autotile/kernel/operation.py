@@ -84,7 +84,7 @@ class Member:
         if self.when is not None and not self._holds(self.when, given, device):
             return None
         return {
-            name: given[value] if isinstance(value, str) else int(value.evaluate(given))
+            name: given[value] if isinstance(value, str) else int(value.value(given))
             for name, value in self.sizes.items()
         }
 
@@ -92,10 +92,10 @@ class Member:
         if device is None:
             if any(name.startswith("device.") for name in when.names):
                 return True
-            return bool(when.evaluate(given))
+            return bool(when.value(given))
         used = (name for name in when.names if name.startswith("device."))
         properties = {name: getattr(device, name.removeprefix("device.")) for name in used}
-        return bool(when.evaluate({**given, **properties} if properties else given))
+        return bool(when.value({**given, **properties} if properties else given))
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class StructArgument(ArgumentKind):
 
 
 def _value_of(value: Expression | float, names: Mapping[str, Value]) -> float:
-    return int(value.evaluate(names)) if isinstance(value, Expression) else value
+    return int(value.value(names)) if isinstance(value, Expression) else value
 
 
 def _flat(members: tuple[Member, ...]) -> Iterator[ScalarMember | PointerMember]:
@@ -271,7 +271,7 @@ def _value(table: Table, entry: Any, scope: ArgumentScope) -> Expression | float
         expected = table.parse("value", entry, scope.kinds, "number")
         if expected.names <= scope.problem.own_names:
             for sizes in (scope.problem.sizes, scope.problem.ragged):
-                expected.evaluate(sizes)
+                expected.value(sizes)
         return expected
     if isinstance(entry, bool):
         return float(entry)

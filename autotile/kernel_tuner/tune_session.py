@@ -30,7 +30,8 @@ from autotile.settings import read_settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress, TuneResult
-from autotile.tuning.session import Session, open_session
+from autotile.tuning.session import open_session
+from autotile.tuning.session_run import Session
 from autotile.tuning.stepped_session import SteppedSession
 
 _MAX_LISTED = 200_000

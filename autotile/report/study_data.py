@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -23,11 +22,8 @@ from autotile.database.studies import StoredRun
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, is_path, load_kernel
 from autotile.kernel.problem import Workrate
+from autotile.report.failures import FailureGroup, group_failures
 from autotile.report.roofline import Bound, Roofline, roofline_of
-
-_EXAMPLES = 3
-"""Configurations that are shown of a group of failures."""
-_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 
 class _Ratio(msgspec.Struct):
@@ -144,29 +140,6 @@ class GateCount:
     name: str
     label: str
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailureGroup:
-    """Failed configurations with one reason, whose numbers may differ.
-
-    Attributes
-    ----------
-    outcome, stage
-        Outcome, and stage that determined it.
-    reason
-        The compiler's, the verification's or the sanitizer's words for the first of them.
-    count
-        Number of configurations.
-    examples
-        Some of the configurations.
-    """
-
-    outcome: Outcome
-    stage: str
-    reason: str
-    count: int
-    examples: tuple[Config, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,17 +341,8 @@ class StudyData:
     @cached_property
     def failures(self) -> tuple[FailureGroup, ...]:
         """Failures by reason, the most frequent first."""
-        found: dict[tuple[Outcome, str, str], list[Trial]] = {}
-        refused = [one.trial for one in self.final_trials if one.is_refusal]
-        for trial in [*(one.trial for one in self.newest), *refused]:
-            if not trial.outcome.has_time and trial.outcome.is_finding:
-                same = (trial.outcome, trial.stage, _NUMBER.sub("#", trial.reason))
-                found.setdefault(same, []).append(trial)
-        groups = [
-            FailureGroup(outcome, stage, them[0].reason, len(them), tuple(one.config for one in them[:_EXAMPLES]))
-            for (outcome, stage, _), them in found.items()
-        ]
-        return tuple(sorted(groups, key=lambda group: -group.count))
+        refused = (one.trial for one in self.final_trials if one.is_refusal)
+        return group_failures([*(one.trial for one in self.newest), *refused])
 
     @cached_property
     def front(self) -> tuple[FrontPoint, ...]:

@@ -245,6 +245,18 @@ class Search:
         known = [gain for gain in last if gain is not None]
         return sum(known) if len(known) == count else None
 
+    def proposals_until(self, gain: float, count: int = _SETTLED_PROPOSALS) -> int | None:
+        """Return after how many more proposals `gain_of` the last ``count`` is below ``gain``.
+
+        Each is taken to add as much as the last quarter of them did. None if that is too much for it, or not known.
+        """
+        last = [np.nan if known is None else known for known in self._gains][-count:]
+        window = np.array([np.nan] * (count - len(last)) + last)
+        coming = window[-max(1, count // 4) :].mean()
+        left = np.concatenate([np.cumsum(window[::-1])[::-1], [0.0]])  # of this window, after so many proposals
+        below = np.flatnonzero(left + coming * np.arange(count + 1) < gain)
+        return int(below[0]) if len(below) else None
+
     def tell(self, row: int, trial: Trial) -> None:
         """Record the trial of a proposed row.
 

@@ -66,14 +66,28 @@ class Shortlist:
 
         Where candidates are ranked, these are 64, of which about 32 trials come.
         """
-        if not self._lookahead.ranks:
-            return self._search.expected_gain
-        return self._search.gain_of(self._lookahead.per_measured * self._lookahead.compiling)
+        return self._search.gain_of(self._expecting)
 
     @property
     def settled_gain(self) -> float | None:
         """As for `Search`."""
         return self._search.settled_gain
+
+    def trials_until_expected(self, gain: float) -> float | None:
+        """Return the number of trials after which `expected_gain` is below ``gain``; None if that is not foreseen."""
+        return self._in_trials(self._search.proposals_until(gain, self._expecting))
+
+    def trials_until_settled(self, gain: float) -> float | None:
+        """Return the number of trials after which `settled_gain` is below ``gain``; None if that is not foreseen."""
+        return self._in_trials(self._search.proposals_until(gain))
+
+    @property
+    def _expecting(self) -> int:
+        """Number of proposals of `expected_gain`."""
+        return self._lookahead.per_measured * self._lookahead.compiling
+
+    def _in_trials(self, proposals: int | None) -> float | None:
+        return None if proposals is None else proposals / self._lookahead.per_measured
 
     def close(self) -> None:
         """Release the resources of the sampler."""
@@ -141,9 +155,19 @@ class Shortlist:
             self._search.set_aside(oldest)
             self._set_aside += 1
 
+    def leave(self, row: int) -> None:
+        """Leave a row that was chosen, or was ready and rejected, to another session; `add` takes its trial."""
+        self._running.pop(row, None)
+        self._waiting.pop(row, None)
+        self._again.pop(row, None)
+
     def add(self, trial: Trial) -> None:
-        """Learn from a trial that was not proposed here."""
+        """Learn from a trial that was not measured here."""
         row = self._search.row_of(trial.config)
+        if row is not None and self._search.is_pending(row):
+            self._waiting.pop(row, None)
+            self._search.tell(row, trial)
+            return
         if row is not None:
             self._waiting.pop(row, None)
             self._again.pop(row, None)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from autotile.cuda.function import PackedCubin
     from autotile.serving.capture import CaptureFolder, CapturingLauncher
     from autotile.serving.launching import Launcher
+
+
+class _Planned(NamedTuple):
+    """What is launched: the launches, the scalars that the problem determines, and workspaces and tensor maps."""
+
+    launches: LaunchPlan
+    scalars: Mapping[str, Any]
+    data: LaunchData
 
 
 def _serve_again(request: Request) -> BoundKernel:
@@ -85,7 +93,8 @@ class BoundKernel:
     Raises
     ------
     ArgumentError
-        The value of a scalar, computed from the problem sizes, does not fit in its type.
+        The value of a scalar, computed from the problem sizes, does not fit in its type; of what a model chose, the
+        first call raises it.
     """
 
     def __init__(
@@ -98,12 +107,11 @@ class BoundKernel:
         *,
         packed: PackedCubin | None = None,
     ) -> None:
-        spec, sizes = kernel.spec, problem.sizes
         self._hold(kernel, problem, device, device_index, choice)
         self._packed = packed
-        self._plan = LaunchPlan.of(spec, choice.config, sizes, device)
-        self._scalars = problem_scalars(spec, sizes, problem.dtype, check=False)
-        self._data = LaunchData.of(spec, problem.dtype, known_names(spec, choice.config, sizes, device))
+        self._planned: _Planned | None = None
+        if choice.tier != "model":  # a model has checked the configuration, which is planned when it is needed
+            self._planned = self._plans()
         self._cubin: CachedCubin | None = None
         self._launcher: Launcher | CapturingLauncher | None = None
         self._retired: list[object] = []
@@ -129,6 +137,22 @@ class BoundKernel:
         self._report: Callable[[int], int] | None = None
         outputs = [i for i, b in enumerate(kernel.spec.buffers) if b.access != "in"]
         self._only_output = outputs[0] if len(outputs) == 1 else None
+
+    def _plans(self) -> _Planned:
+        spec, problem, config = self.definition.spec, self.problem, self.choice.config
+        names = known_names(spec, config, problem.sizes, self.device)
+        return _Planned(
+            LaunchPlan.of(spec, config, problem.sizes, self.device),
+            problem_scalars(spec, problem.sizes, problem.dtype, check=False),
+            LaunchData.of(spec, problem.dtype, names),
+        )
+
+    @property
+    def _plan(self) -> LaunchPlan:
+        """Launches of a call."""
+        if self._planned is None:
+            self._planned = self._plans()
+        return self._planned.launches
 
     @property
     def is_library(self) -> bool:
@@ -406,7 +430,7 @@ class BoundKernel:
                         return False
                     self._retired.append(self._launcher)
                 self.kernel, self.definition, self.problem = other.kernel, other.definition, other.problem
-                self._plan, self._data, self._scalars = other._plan, other._data, other._scalars
+                self._planned = other._planned or other._plans()
                 self._packed, self._cubin, self._launcher = other._packed, other._cubin, other._launcher
             self.choice, self.find_contenders = other.choice, other.find_contenders
         return True
@@ -440,13 +464,14 @@ class BoundKernel:
             if self._launcher is None:
                 with load_cupy().cuda.Device(device_index), outside_of_captures():
                     functions = load()
+                planned = self._planned or self._plans()
                 arguments = CallArguments(
                     spec,
                     self.problem,
                     self.config,
-                    self._plan,
-                    data=self._data,
-                    scalars=self._scalars,
+                    planned.launches,
+                    data=planned.data,
+                    scalars=planned.scalars,
                     device_index=device_index,
                 )
                 launcher = Launcher(

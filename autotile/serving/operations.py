@@ -98,7 +98,7 @@ class _MemberTable:
         holds = self._holds.get(key)
         if holds is None:
             names = {name: getattr(self._device, name.removeprefix("device.")) for name in when.names if "." in name}
-            holds = self._holds[key] = bool(when.evaluate({**given, **names}))
+            holds = self._holds[key] = bool(when.value({**given, **names}))
         return self._unconditional.sizes_for(problem) if holds else None
 
     def exact(self, sizes: Sizes) -> list[Winner]:
@@ -301,7 +301,8 @@ class OperationTable:
     def _expected_kernel(self, contender: Contender, sizes: Sizes, choice: Choice) -> _Way | None:
         """Return a kernel as a way to compute a problem; None if it was found to be wrong for it."""
         table = self._members[contender.kernel]
-        problem = resolve_problem(table.kernel.spec, sizes, self._dtype)
+        names = table.kernel.spec.sizes
+        problem = Problem(table.kernel.name, {name: sizes.get(name, names[name]) for name in names}, self._dtype)
         if table.checks:
             requested = key_of(table.kernel, problem, self.device, nvrtc_version=self._nvrtc_version, l2_mode="cold")
             if config_key(contender.config) in wrong_configs(table.checks, requested):

@@ -7,7 +7,8 @@ Programming Guide for threads, dimensions, registers and shared memory; `autotil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -17,10 +18,12 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources
 from autotile.errors import nearest
+from autotile.kernel.argument_kind import Column, Mask, clipped
+from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
-from autotile.space.occupancy import CLIP, Column, Demand, LaunchDemand, Mask, demand_of, occupancy
+from autotile.space.occupancy import CLIP, Demand, LaunchDemand, demand_of, occupancy
 
 _MAX_CLUSTER_BLOCKS = 8
 """Portable maximum of blocks per cluster: CUDA C++ Programming Guide, thread block clusters."""
@@ -33,6 +36,8 @@ class Limit:
     name: str
     fits: Callable[[Demand, DeviceProperties, KernelSpec], Mask]
     explain: Callable[[Demand, DeviceProperties, KernelSpec], str]
+    expressions: Callable[[KernelSpec], Iterable[Expression]]
+    """Expressions that determine whether it is met."""
     applies: Callable[[KernelSpec], bool] = lambda spec: True
     """Whether the limit applies to a kernel."""
     hint: str = "add smaller values"
@@ -44,12 +49,27 @@ def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
     return tuple(limit for limit in LIMITS if limit.applies(spec))
 
 
-def limit_violation(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    """Return an explanation of the first limit that a single configuration violates; "" if it violates none."""
-    for limit in limits_of(spec):
-        if not limit.fits(demand, device, spec)[0]:
+def limit_violation(
+    demand: Demand, device: DeviceProperties, spec: KernelSpec, limits: Sequence[Limit] | None = None
+) -> str:
+    """Return an explanation of the first limit that a single configuration violates; "" if it violates none.
+
+    Parameters
+    ----------
+    demand, device, spec
+        The demand of the configuration, the device, and the kernel.
+    limits
+        Limits to check; None for all that apply.
+    """
+    for limit in limits_of(spec) if limits is None else limits:
+        if not is_met(limit.fits(demand, device, spec)):
             return f"{limit.name}: {limit.explain(demand, device, spec)}"
     return ""
+
+
+def is_met(mask: Mask) -> bool:
+    """Return whether a condition holds for a single configuration."""
+    return mask if isinstance(mask, bool) else bool(np.ravel(mask)[0])
 
 
 def _threads_fit(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
@@ -77,7 +97,7 @@ def _explain_grid(demand: LaunchDemand, device: DeviceProperties, spec: KernelSp
 
 
 def _registers_fit(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    by_block: Column = device.registers_per_block // np.maximum(demand.threads, 1)
+    by_block: Column = device.registers_per_block // clipped(demand.threads, 1, CLIP**3)
     return (demand.registers <= by_block) & (demand.registers <= device.max_registers_per_thread)
 
 
@@ -107,7 +127,7 @@ def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: Kernel
 
 
 def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    registers = np.clip(demand.registers, 0, CLIP)
+    registers = clipped(demand.registers, 0, CLIP)
     found = occupancy(_first(demand.threads), _first(registers), _first(demand.smem_bytes), device)
     binding = ", ".join(found.limited_by)
     if found.blocks_per_sm == 0:
@@ -121,7 +141,7 @@ def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: Ker
 
 def _cooperative_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     if not demand.is_cooperative:
-        return np.ones(1, np.bool_)
+        return True
     return _blocks(demand) <= demand.blocks_per_sm(device) * device.sm_count
 
 
@@ -132,8 +152,7 @@ def _explain_cooperative(demand: LaunchDemand, device: DeviceProperties, spec: K
 
 def _blocks(demand: LaunchDemand) -> Column:
     """Return the blocks of the grid, clipped to a number above what any device holds."""
-    clipped = [np.clip(dimension, 0, CLIP) for dimension in demand.grid]
-    return reduce(np.multiply, clipped)
+    return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in demand.grid])
 
 
 def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> str:
@@ -142,7 +161,7 @@ def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> st
 
 def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     possible = [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape]
-    return reduce(np.logical_and, possible, demand.memory_bytes <= device.memory_bytes)
+    return reduce(operator.and_, possible, demand.memory_bytes <= device.memory_bytes)
 
 
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
@@ -151,19 +170,19 @@ def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) 
         if any(_first(extent) < memory.min_extent for extent in memory.shape):
             what = "workspace" if memory.is_workspace else "array"
             return f"the {what} {memory.name} would have the shape {_by(memory.shape)}"
-    needed, available = demand.memory_bytes[0] / 2**30, device.memory_bytes / 2**30
+    needed, available = float(np.ravel(demand.memory_bytes)[0]) / 2**30, device.memory_bytes / 2**30
     what = "arrays and workspaces" if workspaces else "arrays"
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
 
 
 def _cluster_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     if not demand.cluster:
-        return np.ones(1, np.bool_)
-    blocks = reduce(np.multiply, [np.clip(dimension, 0, CLIP) for dimension in demand.cluster])
+        return True
+    blocks = reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in demand.cluster])
     fits = (blocks >= 1) & (blocks <= _max_cluster_blocks(device))
-    grid = [*demand.grid, *[np.ones_like(blocks)] * len(demand.cluster)]
-    whole = [blocks_along % np.maximum(side, 1) == 0 for blocks_along, side in zip(grid, demand.cluster, strict=False)]
-    return reduce(np.logical_and, whole, fits)
+    grid = [*demand.grid, *[1] * len(demand.cluster)]
+    whole = [along % clipped(side, 1, CLIP) == 0 for along, side in zip(grid, demand.cluster, strict=False)]
+    return reduce(operator.and_, whole, fits)
 
 
 def _explain_cluster(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
@@ -180,7 +199,7 @@ def _max_cluster_blocks(device: DeviceProperties) -> int:
 
 
 def _tensor_maps_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    return reduce(np.logical_and, [tensor_map.fits() for tensor_map in demand.tensor_maps])
+    return reduce(operator.and_, [tensor_map.fits() for tensor_map in demand.tensor_maps])
 
 
 def _explain_tensor_maps(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
@@ -204,30 +223,53 @@ def _launch_limit(
     name: str,
     fits: LaunchFits,
     explain: LaunchExplain,
+    *,
+    parts: Sequence[str],
     applies: Callable[[KernelSpec], bool] = lambda spec: True,
     hint: str = "add smaller values",
 ) -> Limit:
-    """Return a limit that every launch of a configuration must meet."""
+    """Return a limit that every launch of a configuration must meet; it depends on the named parts of a launch."""
 
     def all_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-        return reduce(np.logical_and, [fits(launch, device, spec) | ~launch.runs for launch in demand.launches])
+        # False <= anything: what is not launched meets it
+        return reduce(operator.and_, [launch.runs <= fits(launch, device, spec) for launch in demand.launches], True)
 
     def explain_first(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
         for launch in demand.launches:
-            if launch.runs[0] and not fits(launch, device, spec)[0]:
+            if is_met(launch.runs) and not is_met(fits(launch, device, spec)):
                 of = f"{launch.entry}: " if len(spec.steps) > 1 else ""
                 return of + explain(launch, device, spec)
         return ""
 
-    return Limit(name, all_fit, explain_first, applies, hint)
+    def expressions(spec: KernelSpec) -> Iterator[Expression]:
+        yield from _conditions_of_steps(spec)
+        for step in spec.steps:
+            for part in parts:
+                given = getattr(step.launch, part)
+                yield from given if isinstance(given, tuple) else filter(None, [given])
+
+    return Limit(name, all_fit, explain_first, expressions, applies, hint)
+
+
+def _conditions_of_steps(spec: KernelSpec) -> Iterator[Expression]:
+    return (part for step in spec.steps for part in (step.when, step.times) if part is not None)
+
+
+def _of_arguments(spec: KernelSpec) -> Iterator[Expression]:
+    return (part for argument in spec.arguments for part in argument.expressions)
+
+
+_SMEM = ("block", "static_smem_bytes", "dynamic_smem_bytes")
+_RESIDENT = (*_SMEM, "min_registers")
 
 
 LIMITS = (
-    Limit("memory", _memory_fits, _explain_memory, hint="choose smaller sizes"),
+    Limit("memory", _memory_fits, _explain_memory, _of_arguments, hint="choose smaller sizes"),
     Limit(
         "tensor_maps",
         _tensor_maps_fit,
         _explain_tensor_maps,
+        _of_arguments,
         applies=lambda spec: bool(spec.tensor_maps),
         hint="choose sizes whose rows are multiples of 16 bytes, other values, or a kernel without tensor maps",
     ),
@@ -235,26 +277,29 @@ LIMITS = (
         "launches",
         _launch_count_fits,
         _explain_launch_count,
+        _conditions_of_steps,
         applies=lambda spec: not all(step.is_always_once for step in spec.steps),
         hint="change the conditions of the steps or their times",
     ),
-    _launch_limit("threads_per_block", _threads_fit, _explain_threads),
-    _launch_limit("block_dims", _block_fits, _explain_block),
-    _launch_limit("grid_dims", _grid_fits, _explain_grid),
+    _launch_limit("threads_per_block", _threads_fit, _explain_threads, parts=("block",)),
+    _launch_limit("block_dims", _block_fits, _explain_block, parts=("block",)),
+    _launch_limit("grid_dims", _grid_fits, _explain_grid, parts=("grid",)),
     _launch_limit(
         "cluster",
         _cluster_fits,
         _explain_cluster,
+        parts=("grid", "cluster"),
         applies=lambda spec: any(step.launch.cluster for step in spec.steps),
         hint="choose other values or sizes",
     ),
-    _launch_limit("registers", _registers_fit, _explain_registers),
-    _launch_limit("shared_memory", _smem_fits, _explain_smem),
-    _launch_limit("occupancy", _occupancy_fits, _explain_occupancy),
+    _launch_limit("registers", _registers_fit, _explain_registers, parts=("block", "min_registers")),
+    _launch_limit("shared_memory", _smem_fits, _explain_smem, parts=_SMEM),
+    _launch_limit("occupancy", _occupancy_fits, _explain_occupancy, parts=_RESIDENT),
     _launch_limit(
         "cooperative",
         _cooperative_fits,
         _explain_cooperative,
+        parts=("grid", *_RESIDENT),
         applies=lambda spec: any(step.launch.is_cooperative for step in spec.steps),
         hint="let each block do more, and compute the grid from device.sm_count",
     ),
@@ -264,7 +309,7 @@ LIMITS = (
 
 def _within(dimensions: tuple[Column, ...], maxima: tuple[int, ...]) -> Mask:
     pairs = zip(dimensions, maxima, strict=False)
-    return reduce(np.logical_and, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
+    return reduce(operator.and_, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
 
 
 def _by(dimensions: tuple[Column, ...] | tuple[int, ...]) -> str:
@@ -303,7 +348,7 @@ def check_config(
         return reason
     names = known_names(spec, config, sizes, device)
     for rule in spec.rules:
-        if not rule.expression.evaluate(names):
+        if not rule.expression.value(names):
             values = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
             return f"the {rule} is broken: {rule.expression.text}, where {values}"
     return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
@@ -318,7 +363,7 @@ def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int],
         As in `check_config`.
     """
     names = known_names(spec, config, sizes, device)
-    return all(rule.expression.evaluate(names) for rule in spec.heuristics)
+    return all(rule.expression.value(names) for rule in spec.heuristics)
 
 
 def _domain_violation(spec: KernelSpec, config: Config) -> str:

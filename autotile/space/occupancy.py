@@ -11,9 +11,10 @@ kernels that use them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial, reduce
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import cached_property, dataclass
 from autotile.core.model import Occupancy, Value
-from autotile.kernel.argument_kind import Evaluate
+from autotile.kernel.argument_kind import Column, Evaluate, Mask, clipped
 from autotile.kernel.arguments import MemoryDemand
 from autotile.kernel.descriptors import TensorMapDemand
 from autotile.kernel.expressions import Expression
@@ -32,9 +33,6 @@ Blocks = NDArray[np.int64]
 
 UNLIMITED = 2**31 - 1
 """Blocks allowed by a resource that a block does not use."""
-
-Column = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 CLIP = 2**20
 """Above every limit of a block; factors are clipped to it so that their products fit in 64 bits."""
@@ -186,7 +184,7 @@ class EvaluateWhere(Protocol):
     """Evaluates an expression for some rows of a table of configurations."""
 
     def __call__(self, expression: Expression, extra: Mapping[str, Value], rows: Mask) -> Column:
-        """Return an int64 column, 1 in other rows.
+        """Return an int64 column, 1 in other rows; for a single configuration, an int.
 
         Parameters
         ----------
@@ -195,68 +193,82 @@ class EvaluateWhere(Protocol):
         extra
             Values of further names.
         rows
-            Rows in which it is evaluated, shape (rows,), or shape (1,) for all or none.
+            Rows in which it is evaluated, shape (rows,); or a bool for all or none.
         """
 
 
 @dataclass(frozen=True)
 class LaunchDemand:
-    """Resources that one launch needs: int64 columns with one row per configuration.
+    """Resources that one launch needs: int64 columns with one row per configuration, or ints for a single one.
 
     A column with a single element applies to every configuration.
     """
 
-    entry: str
-    """Name of the function."""
+    step: Step
+    """What is launched."""
     runs: Mask
     """Whether the configuration makes this launch."""
-    block: tuple[Column, ...]
-    grid: tuple[Column, ...]
-    cluster: tuple[Column, ...]
-    """Blocks per cluster; empty if the function has no clusters."""
-    static_smem_bytes: Column
-    dynamic_smem_bytes: Column
-    registers: Column
-    """Minimum registers per thread; 0 if not declared."""
-    is_cooperative: bool = False
-    """Whether all blocks must be resident at once."""
+    evaluate: Evaluate
+    """Returns the value of an expression for this launch."""
 
-    @classmethod
-    def of(cls, step: Step, runs: Mask, evaluate: Evaluate) -> LaunchDemand:
-        """Evaluate a launch of a step."""
-        launch = step.launch
-        block = tuple(evaluate(expression) for expression in launch.block)
+    @property
+    def entry(self) -> str:
+        """Name of the function."""
+        return self.step.entry
 
-        def optional(expression: Expression | None) -> Column:
-            return evaluate(expression) if expression is not None else np.zeros_like(block[0])
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether all blocks must be resident at once."""
+        return self.step.launch.is_cooperative
 
-        return cls(
-            entry=step.entry,
-            runs=runs,
-            block=block,
-            grid=tuple(evaluate(expression) for expression in launch.grid),
-            cluster=tuple(evaluate(expression) for expression in launch.cluster),
-            static_smem_bytes=optional(launch.static_smem_bytes),
-            dynamic_smem_bytes=optional(launch.dynamic_smem_bytes),
-            registers=optional(launch.min_registers),
-            is_cooperative=launch.is_cooperative,
-        )
+    @cached_property
+    def block(self) -> tuple[Column, ...]:
+        """Threads of a block along each axis."""
+        return tuple(map(self.evaluate, self.step.launch.block))
+
+    @cached_property
+    def grid(self) -> tuple[Column, ...]:
+        """Blocks along each axis."""
+        return tuple(map(self.evaluate, self.step.launch.grid))
+
+    @cached_property
+    def cluster(self) -> tuple[Column, ...]:
+        """Blocks per cluster along each axis; empty if the function has no clusters."""
+        return tuple(map(self.evaluate, self.step.launch.cluster))
+
+    @cached_property
+    def static_smem_bytes(self) -> Column:
+        """Static shared memory per block, in bytes."""
+        return self._optional(self.step.launch.static_smem_bytes)
+
+    @cached_property
+    def dynamic_smem_bytes(self) -> Column:
+        """Dynamic shared memory per block, in bytes."""
+        return self._optional(self.step.launch.dynamic_smem_bytes)
+
+    @cached_property
+    def registers(self) -> Column:
+        """Minimum registers per thread; 0 if not declared."""
+        return self._optional(self.step.launch.min_registers)
+
+    def _optional(self, expression: Expression | None) -> Column:
+        return self.evaluate(expression) if expression is not None else 0 * self.block[0]
 
     @cached_property
     def threads(self) -> Column:
         """Threads per block."""
-        return reduce(np.multiply, [np.clip(dimension, 0, CLIP) for dimension in self.block])
+        return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in self.block])
 
     @cached_property
     def smem_bytes(self) -> Column:
         """Static and dynamic shared memory per block, in bytes."""
-        return np.clip(self.static_smem_bytes, 0, _CLIP_BYTES) + np.clip(self.dynamic_smem_bytes, 0, _CLIP_BYTES)
+        return clipped(self.static_smem_bytes, 0, _CLIP_BYTES) + clipped(self.dynamic_smem_bytes, 0, _CLIP_BYTES)
 
     def blocks_per_sm(self, device: DeviceProperties) -> Column:
         """Return the resident blocks per SM; 0 where a block cannot run."""
-        return max_blocks_per_sm(self.threads, np.clip(self.registers, 0, CLIP), self.smem_bytes, device)
+        return max_blocks_per_sm(self.threads, clipped(self.registers, 0, CLIP), self.smem_bytes, device)
 
-    def occupancy(self, device: DeviceProperties) -> NDArray[np.float64]:
+    def occupancy(self, device: DeviceProperties) -> Any:
         """Return the resident warps as a fraction of the SM's maximum."""
         warps = -(-self.threads // device.warp_size)
         return self.blocks_per_sm(device) * warps / device.max_warps_per_sm
@@ -264,58 +276,63 @@ class LaunchDemand:
 
 @dataclass(frozen=True)
 class Demand:
-    """Demands of configurations: int64 columns with one row per configuration, or one element for all."""
+    """Demands of configurations: int64 columns with one row per configuration, or one element for all.
 
-    launch_count: Column
-    """Launches of a call."""
-    launches: tuple[LaunchDemand, ...]
-    """One of each step; all launches of a step whose expressions depend on ``step``."""
-    memory: tuple[MemoryDemand, ...]
-    """Device memory of buffers and workspaces."""
-    tensor_maps: tuple[TensorMapDemand, ...]
+    Of a single configuration, they are scalars.
+    """
 
-    @classmethod
-    def of(cls, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, evaluate: EvaluateWhere) -> Demand:
-        """Evaluate the launches and the arguments of a kernel.
+    spec: KernelSpec
+    sizes: Mapping[str, int]
+    dtype: str
+    """The problem."""
+    evaluate: EvaluateWhere
+    """Function that evaluates an expression."""
 
-        Parameters
-        ----------
-        spec, sizes, dtype
-            The problem.
-        evaluate
-            Function that evaluates an expression.
-        """
-        counts = [_repetitions(step, evaluate) for step in spec.steps]
-        launch_count = reduce(np.add, counts)
-        plain = partial(evaluate, extra={}, rows=_ALL)
-        memory = [argument.memory_demand(dtype, sizes, plain) for argument in spec.arguments]
-        tensor_maps = [argument.tensor_map_demand(dtype, sizes, plain) for argument in spec.arguments]
-        return cls(
-            launch_count=launch_count,
-            launches=tuple(
-                LaunchDemand.of(step, runs, partial(evaluate, extra={STEP: number}, rows=runs))
-                for step, count in zip(spec.steps, counts, strict=True)
-                for number, runs in _distinct_launches(step, np.where(launch_count <= MAX_LAUNCHES, count, 0))
-            ),
-            memory=tuple(filter(None, memory)),
-            tensor_maps=tuple(filter(None, tensor_maps)),
+    @cached_property
+    def launch_count(self) -> Column:
+        """Launches of a call."""
+        return reduce(operator.add, self._counts)
+
+    @cached_property
+    def launches(self) -> tuple[LaunchDemand, ...]:
+        """One of each step; all launches of a step whose expressions depend on ``step``."""
+        is_possible = self.launch_count <= MAX_LAUNCHES
+        return tuple(
+            LaunchDemand(step, runs, partial(self.evaluate, extra={STEP: number}, rows=runs))
+            for step, count in zip(self.spec.steps, self._counts, strict=True)
+            for number, runs in _distinct_launches(step, count * is_possible)
         )
 
     @cached_property
-    def memory_bytes(self) -> NDArray[np.float64]:
+    def memory(self) -> tuple[MemoryDemand, ...]:
+        """Device memory of buffers and workspaces."""
+        return self._of_arguments(lambda argument: argument.memory_demand)
+
+    @cached_property
+    def tensor_maps(self) -> tuple[TensorMapDemand, ...]:
+        """Tensor maps."""
+        return self._of_arguments(lambda argument: argument.tensor_map_demand)
+
+    @cached_property
+    def memory_bytes(self) -> Any:
         """Device memory of all arguments; float64, as products of absurd sizes exceed 64 bits."""
-        return reduce(np.add, [demand.size_bytes for demand in self.memory], np.zeros(1))
+        return reduce(operator.add, [demand.size_bytes for demand in self.memory], 0.0)
 
+    def _of_arguments(self, method: Callable[[Any], Callable[..., Any]]) -> tuple[Any, ...]:
+        plain = partial(self.evaluate, extra={}, rows=True)
+        found = [method(argument)(self.dtype, self.sizes, plain) for argument in self.spec.arguments]
+        return tuple(filter(None, found))
 
-_ALL = np.ones(1, np.bool_)
+    @cached_property
+    def _counts(self) -> list[Column]:
+        """The number of launches of each step, clipped to 0 and just above the limit."""
+        return [_repetitions(step, self.evaluate) for step in self.spec.steps]
 
 
 def _repetitions(step: Step, evaluate: EvaluateWhere) -> Column:
-    """Return the number of launches of a step, clipped to 0 and just above the limit."""
-    runs = _ALL if step.when is None else evaluate(step.when, extra={}, rows=_ALL) != 0
-    count = np.ones(1, np.int64) if step.times is None else evaluate(step.times, extra={}, rows=runs)
-    clipped: Column = np.where(runs, np.clip(count, 0, MAX_LAUNCHES + 1), 0)
-    return clipped
+    runs = True if step.when is None else evaluate(step.when, extra={}, rows=True) != 0
+    count = 1 if step.times is None else evaluate(step.times, extra={}, rows=runs)
+    return clipped(count, 0, MAX_LAUNCHES + 1) * runs
 
 
 def _distinct_launches(step: Step, count: Column) -> Iterator[tuple[int, Mask]]:
@@ -323,14 +340,14 @@ def _distinct_launches(step: Step, count: Column) -> Iterator[tuple[int, Mask]]:
     launch = step.launch
     parts = (*launch.block, *launch.grid, *launch.cluster, launch.dynamic_smem_bytes, launch.static_smem_bytes)
     varies = any(part is not None and STEP in part.names for part in (*parts, launch.min_registers))
-    for number in range(int(count.max(initial=0)) if varies else 1):
+    for number in range(int(np.max(count, initial=0)) if varies else 1):
         yield number, number < count
 
 
 def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:
     """Return the demand of a single configuration, given the value of every name."""
 
-    def evaluate(expression: Expression, extra: Mapping[str, Value], rows: Mask) -> Column:
-        return np.array([int(expression.evaluate({**extra, **names})) if rows[0] else 1])
+    def evaluate(expression: Expression, extra: Mapping[str, Value], rows: bool) -> int:
+        return int(expression.value({**extra, **names} if extra else names)) if rows else 1
 
-    return Demand.of(spec, sizes, dtype, evaluate)
+    return Demand(spec, sizes, dtype, evaluate)

@@ -15,6 +15,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import cached_property
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import EmptySpaceError, SpecError
+from autotile.kernel.argument_kind import Mask
 from autotile.kernel.computed import Computed, computed_values
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
@@ -22,7 +23,7 @@ from autotile.kernel.problem import check_device
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
 from autotile.space.limits import Limit, limit_violation, limits_of
-from autotile.space.occupancy import Demand, Mask, demand_of
+from autotile.space.occupancy import Demand, demand_of
 
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
@@ -255,9 +256,9 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
     for start in range(0, len(space), _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
         part = replace(space, codes=space.codes[rows])
-        demand = Demand.of(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
+        demand = Demand(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
         for position, limit in enumerate(limits):
-            dropped = fits[rows] & ~limit.fits(demand, device, spec)
+            dropped = fits[rows] & np.logical_not(limit.fits(demand, device, spec))
             if limit.name not in example and dropped.any():
                 example[limit.name] = start + int(np.argmax(dropped))
             fits[rows] &= ~dropped
@@ -284,13 +285,13 @@ def _column(
 
     Parameters are those of `autotile.space.occupancy.EvaluateWhere`.
     """
-    if not rows.any():
+    if not np.any(rows):
         return np.ones(1, np.int64)
     fixed = {**extra, **fixed}
     varying = {*(each.name for each in space.parameters), *(each.name for each in space.computed)}
     if expression.names.isdisjoint(varying):
         return np.array([int(expression.evaluate(fixed))])
-    if rows.all():
+    if np.all(rows):
         return space.evaluate(expression, fixed).astype(np.int64, copy=False)
     column = np.ones(len(space), np.int64)
     column[rows] = space.select(rows).evaluate(expression, fixed)

@@ -160,9 +160,14 @@ def hold_race(
     if len(left) < 2:
         return None
     round_us = sum(_time_us(racing[i][0]) for i in left)
-    rounds = _MIN_ROUNDS if hurried else int(np.clip(_RACE_S * 1e6 / round_us, _MIN_ROUNDS, _MAX_ROUNDS))
+    rounds = _MIN_ROUNDS if hurried else race_rounds(round_us)
     raced = backend.race([racing[i][1] for i in left], rounds, seed, 1e-6 * rounds * round_us)
     return None if raced is None else dict(zip(left, raced, strict=True))
+
+
+def race_rounds(round_us: float) -> int:
+    """Return the number of rounds of a race, given the time of one in microseconds."""
+    return int(np.clip(_RACE_S * 1e6 / round_us, _MIN_ROUNDS, _MAX_ROUNDS))
 
 
 def _by_weight(order: Sequence[int], tied: Sequence[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
@@ -112,10 +113,6 @@ def pareto_front(trials: Iterable[Trial], finals: Finals | None, objectives: Seq
     return Front(tuple(objectives), tuple(trial for _, trial in sorted(best, key=lambda pair: pair[0])))
 
 
-_MIN_TRIALS = 5
-"""Number of trials before the remaining time is estimated; the first trials wait for the compiler."""
-
-
 @dataclass(frozen=True, slots=True)
 class Progress:
     """State of a running session."""
@@ -135,16 +132,8 @@ class Progress:
     last: Trial | None = None
     notices: tuple[str, ...] = ()
     """Remarks for the user, one line each."""
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Estimated remaining time of the search in seconds; None before there is a basis for an estimate."""
-        by_budget = max(0.0, self.budget_s - self.elapsed_s) if self.budget_s is not None else None
-        if self.target is None or self.done < _MIN_TRIALS:
-            return by_budget
-        left = max(0, min(self.target, self.gates["limits"]) - sum(self.outcomes.values()))
-        by_trials = self.elapsed_s / self.done * left
-        return by_trials if by_budget is None else min(by_trials, by_budget)
+    remaining_s: float | None = None
+    """Estimated time until the session ends, finals included, in seconds; None before there is a basis for it."""
 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:
@@ -298,6 +287,26 @@ class TuneResult(Displayed, StudyPlots):
         """
         return newest_study(self.database, self.problem, self.device)
 
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write a page with charts and tables of the result, which opens offline; return its path.
+
+        Parameters
+        ----------
+        output
+            File to write, or folder to write ``report.html`` into.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or the file cannot be written.
+        ToolchainError
+            Plotly is not installed (``pip install 'autotile[report]'``).
+        """
+        from autotile.report.sections import write_report_of  # imports the readers of the database
+
+        of, gpu = self.problem, self.device.name
+        return write_report_of(self.database, of.kernel, of.sizes, output, dtype=of.dtype, gpu_name=gpu)
+
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Return the rate of a trial in GFLOP/s; None where the kernel does not state its operations."""
         if trial is None or trial.time_us is None or self.flops is None:
@@ -333,6 +342,8 @@ class TuneResult(Displayed, StudyPlots):
             "stopped": self.stopped.to_json() if self.stopped is not None else None,
             **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),
             **(self.front.to_json() if self.front is not None else {}),
+            "flops": self.flops,
+            "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),
             "resumed": self.resumed,

@@ -239,6 +239,8 @@ class SearchPlan:
         Best configuration of earlier sessions; None where there is none.
     max_trials
         Maximum number of trials that the study can hold.
+    seed
+        Seed of the search; to be changed before `begin` in a session that joins others.
     """
 
     def __init__(
@@ -263,6 +265,7 @@ class SearchPlan:
         self._served = prior.served
         self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
         self._lookahead = lookahead_of(self._sampler, workers, backend.gpu_count)
+        self.seed = options.seed
         self.default: Config = dict(kernel.spec.default)
         self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)
@@ -291,7 +294,7 @@ class SearchPlan:
         self._search = Search(
             self._space,
             self._sampler,
-            self._options.seed,
+            self.seed,
             first=first_configs(self.default, self._served, self.incumbent, log),
             available=self._available,
             trials=self._options.trial_target,

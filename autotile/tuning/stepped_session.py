@@ -12,7 +12,7 @@ from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.parameter_effects import find_parameter_effects
 from autotile.tuning.result import TuneResult
-from autotile.tuning.session import Session
+from autotile.tuning.session_run import Session
 
 if TYPE_CHECKING:
     from autotile.search.search import Search

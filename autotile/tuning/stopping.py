@@ -10,13 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from autotile.core.model import SAME_CODE, Config, Outcome, Trial, config_key, config_text
 from autotile.errors import InputError
 from autotile.search.samplers import RANKED_AHEAD, gain_predicting_samplers
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
+
+if TYPE_CHECKING:
+    from autotile.search.shortlist import Shortlist
 
 
 class Clock:
@@ -140,6 +143,8 @@ class StoppingRules:
         ``until`` or ``spend`` is set. Replayed over eleven recorded spaces, four seeds, up to 300 trials, 19 of 44
         searches ended earlier, after 161 trials at the earliest, and none of them found anything in the trials that it
         was spared (docs/search.md).
+    ends_after
+        Number of trials after which one of these two is expected to end the search; None if that is not foreseen.
     """
 
     def __init__(self, options: TuneOptions, log: TrialLog, clock: Clock, stop: StopRequest) -> None:
@@ -149,7 +154,17 @@ class StoppingRules:
         self._stop = stop
         self.expected_gain: float | None = None
         self.settled_gain: float | None = None
+        self.ends_after: float | None = None
         self.running = 0
+
+    def observe(self, search: Shortlist) -> None:
+        """Take over what a search expects of further trials."""
+        self.expected_gain, self.settled_gain = search.expected_gain, search.settled_gain
+        if self._options.until is not None:
+            self.ends_after = search.trials_until_expected(self._options.until)
+        elif not self._options.spend:
+            settled = search.trials_until_settled(_SETTLED_GAIN)
+            self.ends_after = None if settled is None else max(settled, _SETTLED_TRIALS - len(self._log))
 
     @property
     def stopped(self) -> Stopped | None:
@@ -164,6 +179,11 @@ class StoppingRules:
             "settled": self._is_settled,
         }
         return next((Stopped(rule, gain) for rule, holds in reached.items() if holds), None)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether the budget is used up."""
+        return self._options.budget_s is not None and self._clock.elapsed_s >= self._options.budget_s
 
     @property
     def _is_settled(self) -> bool:

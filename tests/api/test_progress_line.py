@@ -34,6 +34,7 @@ PROGRESS = Progress(
     outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
     gates={"combinations": 8294400, "limits": 24906},
     best=Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795)),
+    remaining_s=15.0,
     notices=("launches are replayed",),
 )
 

@@ -25,6 +25,7 @@ PROGRESS = Progress(
     outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
     gates={"combinations": 8294400, "limits": 24906},
     best=Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795)),
+    remaining_s=15.0,
 )
 
 
@@ -38,12 +39,14 @@ class TestProgress:
     def test_a_small_space_is_the_target(self):
         small = replace(PROGRESS, gates={"combinations": 90, "limits": 60})
         assert "50/60 trials" in plain_line(small, RATE)
-        assert "about 1.00 s left" in plain_line(small, RATE)
 
     def test_a_budget_alone_counts_seconds(self):
         budget = replace(PROGRESS, target=None, budget_s=60.0)
         assert "50 trials" in plain_line(budget, RATE)
-        assert "about 57.0 s left" in plain_line(budget, RATE)
+
+    def test_the_finals_have_a_time_left_too(self):
+        assert plain_line(replace(PROGRESS, phase="finals", remaining_s=2.0), RATE).endswith("; about 2.00 s left")
+        assert "left" not in plain_line(replace(PROGRESS, remaining_s=None), RATE)
 
     def test_without_a_target_the_bar_says_nothing(self):
         assert completion(replace(PROGRESS, target=None), 0.0) == (50, None)

@@ -116,11 +116,13 @@ def test_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) -> No
     assert all(value is None or abs(value) < 2**62 for value in expected)
     for row, value in zip(rows, expected, strict=True):
         if value is None:
-            with pytest.raises(SpecError, match="division by zero"):
-                expression.evaluate(row)
+            for evaluate in (expression.evaluate, expression.value):
+                with pytest.raises(SpecError, match="division by zero"):
+                    evaluate(row)
         else:
-            assert expression.evaluate(row) == value
-            assert isinstance(expression.evaluate(row), bool if expression.kind == "boolean" else int)
+            for found in (expression.evaluate(row), expression.value(row)):
+                assert found == value
+                assert isinstance(found, bool if expression.kind == "boolean" else int)
     columns = {name: np.array([row[name] for row in rows]) for name in ("A", "B", "F", "S")}
     if None in expected:
         with pytest.raises(SpecError, match="division by zero"):
@@ -197,6 +199,7 @@ def test_real_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) 
             expression.evaluate(columns) if expression.names else expression.evaluate({})
         return
     assert [expression.evaluate(row) for row in rows] == expected
+    assert [expression.value(row) for row in rows] == expected
     if expression.names:
         assert expression.evaluate(columns).tolist() == expected
 
@@ -321,9 +324,16 @@ def test_empty_columns() -> None:
     ],
 )
 def test_arithmetic_without_an_answer(text: str, a: int, b: int, problem: str) -> None:
-    for env in ({"A": a, "B": b}, {"A": np.array([1, a]), "B": np.array([1, b])}, {"A": a, "B": np.array([1, b])}):
+    expression, scalars = parse(text), {"A": a, "B": b}
+    columns = {"A": np.array([1, a]), "B": np.array([1, b])}
+    for evaluate, env in (
+        (expression.evaluate, scalars),
+        (expression.value, scalars),
+        (expression.evaluate, columns),
+        (expression.evaluate, {"A": a, "B": columns["B"]}),
+    ):
         with pytest.raises(SpecError) as caught:
-            parse(text).evaluate(env)
+            evaluate(env)
         assert problem in caught.value.problem
         assert f"A = {a}, B = {b}" in caught.value.problem
         assert caught.value.key == "rules.r"
@@ -346,7 +356,7 @@ def test_arithmetic_without_an_answer(text: str, a: int, b: int, problem: str) -
     ],
 )
 def test_arithmetic_at_the_edge(text: str, a: int, b: int, value: int) -> None:
-    assert parse(text).evaluate({"A": a, "B": b}) == value
+    assert parse(text).evaluate({"A": a, "B": b}) == parse(text).value({"A": a, "B": b}) == value
     assert parse(text).evaluate({"A": np.array([a, 1]), "B": np.array([b, 1])})[0] == value
 
 

@@ -150,3 +150,14 @@ def test_the_gain_of_many_proposals_is_known_when_all_had_a_model() -> None:
     assert search.expected_gain == pytest.approx(sum(gains[-4:]))
     search._gains.extend([0.25] * 256)
     assert search.settled_gain == pytest.approx(64)
+
+
+def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window() -> None:
+    search = Search(tile_space(), "feasible", 0, ahead=4)
+    assert search.proposals_until(0.1, 8) is None  # nothing was proposed
+    search._gains.extend([None, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert search.proposals_until(0.5, 8) == 2  # when that without a model and the first gain have left
+    assert search.proposals_until(0.1, 8) == 3
+    search._gains.extend([0.01] * 8)
+    assert search.proposals_until(0.1, 8) == 0
+    assert search.proposals_until(0.05, 8) is None  # as much is added as leaves

@@ -15,7 +15,6 @@ from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gon
 
 from autotile.database.database import Database
 from autotile.database.run_record import RunRecord
-from autotile.tuning import session
 from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.result import Progress
 
@@ -86,7 +85,7 @@ class TestCtrlC:
 
         recording = bench.record()
         with monkeypatch.context() as patch:
-            patch.setattr(session, "run_finals", interrupt)
+            patch.setattr("autotile.tuning.finals.run_finals", interrupt)
             result = bench.tune(recording)
         assert result.interrupted
         assert result.winner.config == {"THREADS": 256, "WORK": 4}

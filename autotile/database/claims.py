@@ -1,0 +1,244 @@
+"""Claims: which session tries which configuration of a study, so that several sessions share one.
+
+A session claims a configuration before it tries it, and storing the trial ends the claim in the same transaction. A
+claim is a lease, which a session renews while it lives; when it runs out, or its process on this machine is gone,
+another session inherits it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import ColumnElement, Connection, delete, func, literal, or_, select, text, update
+
+from autotile.core.model import Trial, config_key
+from autotile.database.rows import parsed_rows, stored_trial
+from autotile.database.schema import CLAIMS, TRIALS, insert_for
+from autotile.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from autotile.database.database import Database
+
+LEASE_S = 60.0
+"""Time after its last renewal at which a claim runs out, in seconds."""
+_RENEWALS = 4
+"""Renewals in that time."""
+_LATE_IDS = 256
+"""Trials before the newest that are looked at again: on a server, transactions end in another order than they begin."""
+_INHERITED = 16
+"""Claims that a session takes over at once, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Answer to a claim.
+
+    Attributes
+    ----------
+    is_ours
+        Whether this session may try the configuration.
+    news
+        Trials that other sessions have stored since the last look, oldest first.
+    others
+        Number of configurations that other sessions are trying now.
+    """
+
+    is_ours: bool
+    news: Sequence[Trial]
+    others: int
+
+
+class StudyClaims:
+    """The claims of one session on a study.
+
+    Parameters
+    ----------
+    study_id, run_id
+        Ids of the study and of the session's run.
+    newest_id
+        Id of the newest trial that the session knows.
+    """
+
+    def __init__(self, study_id: int, run_id: int, newest_id: int) -> None:
+        self._study_id = study_id
+        self._run_id = run_id
+        self._first_id = newest_id
+        self._newest_id = newest_id
+        self._seen: set[int] = set()
+        self._tried: set[str] = set()
+        """Configurations that other sessions have tried since this one began."""
+        self.owner = f"{run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
+
+    def take(self, connection: Connection, key: str, room: int | None = None) -> Claimed:
+        """Claim a configuration, unless another session has claimed or tried it.
+
+        Parameters
+        ----------
+        room
+            Number of trials that the study may still begin, by what this session knows; None for any number. What other
+            sessions have stored since, and what they claimed before, counts against it.
+        """
+        now = _now(connection)
+        others = CLAIMS.c.owner != self.owner
+        mine = {"owner": self.owner, "expires_at": now + LEASE_S}
+        claim = insert_for(connection, CLAIMS).values(study_id=self._study_id, config_key=key, **mine)
+        claim = claim.on_conflict_do_update(
+            index_elements=["study_id", "config_key"],
+            set_={"owner": claim.excluded.owner, "expires_at": claim.excluded.expires_at},
+            where=or_(CLAIMS.c.expires_at < now, CLAIMS.c.owner == self.owner),
+        )
+        number = connection.execute(claim.returning(CLAIMS.c.id)).scalar_one_or_none()
+        if number is None:
+            held = (CLAIMS.c.study_id == self._study_id, CLAIMS.c.config_key == key)
+            holder = connection.execute(select(CLAIMS.c.owner).where(*held)).scalar_one_or_none()
+            if holder is not None and is_gone(holder):
+                free = update(CLAIMS).where(*held, CLAIMS.c.owner == holder).values(**mine)
+                number = connection.execute(free.returning(CLAIMS.c.id)).scalar_one_or_none()
+        news = self.look(connection)  # after the claim: a trial that was stored until then is seen
+        query = select(CLAIMS.c.id).where(CLAIMS.c.study_id == self._study_id, others, CLAIMS.c.expires_at >= now)
+        held_ids = connection.execute(query).scalars().all()
+        is_ours = number is not None
+        if number is not None:
+            earlier = sum(held_id < number for held_id in held_ids)
+            if key in self._tried or (room is not None and len(news) + earlier >= room):
+                self.release(connection, key)
+                is_ours = False
+        return Claimed(is_ours, news, len(held_ids))
+
+    def look(self, connection: Connection) -> list[Trial]:
+        """Return the trials that other sessions have stored since the last look."""
+        first = max(self._first_id, self._newest_id - _LATE_IDS)
+        query = (
+            select(TRIALS)
+            .where(
+                TRIALS.c.id > first,
+                TRIALS.c.study_id + 0 == self._study_id,  # the newest ids of all studies are fewer than the study's
+                TRIALS.c.run_id != self._run_id,
+                TRIALS.c.phase == "search",
+            )
+            .order_by(TRIALS.c.id)
+        )
+        found = [one for one in parsed_rows(connection, query, stored_trial) if one.trial_id not in self._seen]
+        for one in found:
+            self._seen.add(one.trial_id)
+            self._newest_id = max(self._newest_id, one.trial_id)
+            self._tried.add(config_key(one.trial.config))
+        return [one.trial for one in found]
+
+    def inherit(self, connection: Connection) -> list[str]:
+        """Take over claims of sessions that died; return the keys of their configurations."""
+        now = _now(connection)
+        others = select(CLAIMS.c.id, CLAIMS.c.config_key, CLAIMS.c.owner, CLAIMS.c.expires_at < now).where(
+            CLAIMS.c.study_id == self._study_id, CLAIMS.c.owner != self.owner
+        )
+        rows = connection.execute(others.order_by(CLAIMS.c.id).with_for_update(skip_locked=True)).all()
+        dead = [row for row in rows if row[3] or is_gone(row[2])][:_INHERITED]
+        if dead:
+            mine = {"owner": self.owner, "expires_at": now + LEASE_S}
+            connection.execute(update(CLAIMS).where(CLAIMS.c.id.in_([row[0] for row in dead])).values(**mine))
+        return [row[1] for row in dead]
+
+    def count_others(self, connection: Connection) -> int:
+        """Return the number of configurations that other sessions are trying, or died with."""
+        query = select(func.count()).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.owner != self.owner)
+        return int(connection.execute(query).scalar_one())
+
+    def renew(self, connection: Connection) -> None:
+        """Renew the session's leases."""
+        until = _now(connection) + LEASE_S
+        connection.execute(update(CLAIMS).where(CLAIMS.c.owner == self.owner).values(expires_at=until))
+
+    def release(self, connection: Connection, key: str | None = None) -> bool:
+        """End the claim of a configuration, or all of the session's; return whether there was one."""
+        own = delete(CLAIMS).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.owner == self.owner)
+        return connection.execute(own if key is None else own.where(CLAIMS.c.config_key == key)).rowcount > 0
+
+    def is_taken_over(self, connection: Connection, key: str) -> bool:
+        """Return whether another session has claimed or tried a configuration that this one has lost."""
+        held = select(CLAIMS.c.id).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.config_key == key)
+        if connection.execute(held).first() is not None:
+            return True
+        tried = select(TRIALS.c.id).where(
+            TRIALS.c.id > self._first_id,
+            TRIALS.c.study_id + 0 == self._study_id,
+            TRIALS.c.config_key == key,
+            TRIALS.c.run_id != self._run_id,
+            TRIALS.c.phase == "search",
+        )
+        return connection.execute(tried.limit(1)).first() is not None
+
+
+def forget_dead(connection: Connection, study_id: int) -> int:
+    """Delete the claims of processes of this machine that are gone; return how many others are left."""
+    query = select(CLAIMS.c.id, CLAIMS.c.owner, CLAIMS.c.expires_at).where(CLAIMS.c.study_id == study_id)
+    rows = connection.execute(query).all()
+    gone = [row[0] for row in rows if is_gone(row[1])]
+    if gone:
+        connection.execute(delete(CLAIMS).where(CLAIMS.c.id.in_(gone)))
+    return len(rows) - len(gone)
+
+
+class Renewal:
+    """Renews the leases of a session in a thread, until it is closed."""
+
+    def __init__(self, database: Database, claims: StudyClaims) -> None:
+        self._database = database
+        self._claims = claims
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(LEASE_S / _RENEWALS):
+            with suppress(DatabaseError), self._database.writing() as connection:  # the session meets the same error
+                self._claims.renew(connection)
+
+
+def is_gone(owner: str) -> bool:
+    """Return whether a claim is of a process of this machine that has ended."""
+    words = owner.split(" ")
+    if len(words) != 4 or words[3] != _machine() or not words[1].isdecimal():
+        return False
+    return _start_time(int(words[1])) != words[2]
+
+
+def _now(connection: Connection) -> ColumnElement[float]:
+    """Return the time in seconds since 1970: a server's own, so that clocks of its clients do not matter."""
+    if connection.dialect.name == "postgresql":
+        now = connection.execute(text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)"))
+        return literal(float(now.scalar_one()))
+    return literal(time.time())
+
+
+def _start_time(pid: int) -> str:
+    """Return what tells a process from a later one of the same id: its start, in clock ticks; empty if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state, *rest = stat.rpartition(")")[2].split()
+    return "" if state in "ZX" else rest[18]
+
+
+@cache
+def _machine() -> str:
+    """Return what tells this machine, since its last start, and this container from others."""
+    parts = [platform.node() or "unknown"]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return "/".join(parts).replace(" ", "-")

@@ -1,0 +1,474 @@
+"""The run of a tuning session: from a search space to a verified winner, from top to bottom."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.timeline import Timeline
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.keys import TuningKey, key_of
+from autotile.database.paths import atomic_write
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import Workrate
+from autotile.settings import Settings
+from autotile.space.search_space import SearchSpace
+from autotile.tuning.backend import Backend
+from autotile.tuning.candidate_check import GivenCandidates
+from autotile.tuning.finals import Finals, choose_finalists
+from autotile.tuning.gpu_comparison import Confirmation, confirm_finals, gpu_notices, measured_on
+from autotile.tuning.independent_steps import StepTimes, independent_groups
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
+from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
+from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front
+from autotile.tuning.scoring import Scorer, session_objective
+from autotile.tuning.shared_study import SharedStudy
+from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
+from autotile.tuning.stopping import (
+    Clock,
+    Stopped,
+    StoppingRules,
+    StopRequest,
+    TrialLog,
+    check_kernel_failure,
+)
+from autotile.tuning.time_left import TimeLeft
+from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import CompilePool, worker_count
+
+if TYPE_CHECKING:
+    from autotile.database.database import Database
+    from autotile.search.shortlist import Shortlist
+
+
+Observer = Callable[[Progress], None]
+
+_WAIT_S = 0.1
+"""Interval at which a session looks for the results of others that it waits for, in seconds."""
+_TRIALS_AT_ONCE = 16
+"""Trials of independent steps between two looks at the stopping rules, which keeps the compilers busy."""
+
+
+class Session:
+    """The state of one tuning session, which runs once; see `tune` for its parameters."""
+
+    _shortlist: Shortlist
+
+    def __init__(
+        self,
+        *,
+        kernel: Kernel,
+        problem: Problem,
+        settings: Settings,
+        options: TuneOptions,
+        backend: Backend,
+        space: SearchSpace,
+        database: Database,
+        observe: Observer,
+        worker_pool: WorkerPool | None,
+    ) -> None:
+        self._kernel = kernel
+        self._problem = problem
+        self._options = options
+        self._backend = backend
+        self._database = database
+        self._observe = observe
+        self._stopped: Stopped | None = None
+        self._step_times: StepTimes | None = None
+        self._effects: ParameterEffects | None = None
+        self._confirmation: Confirmation | None = None
+        self._stop = StopRequest()
+        self._clock = Clock()
+        notices = (backend.notice, kernel.spec.reference.notice, *database.notices)
+        self._notices = tuple(notice for notice in notices if notice)
+        from autotile.database.run_record import RunRecord
+
+        self._record = RunRecord(database, self.key, backend.device)
+        self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
+        prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
+        prior = prior._replace(trials=[self._scorer.scored(trial) for trial in prior.trials])
+        self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
+        self._log = TrialLog(space, prior.trials)
+        self._rules = StoppingRules(options, self._log, self._clock, self._stop)
+        self._time_left = TimeLeft(options, len(space))
+        self._timeline = Timeline(is_recording=options.trace is not None)
+        workers = worker_count(options.workers)
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
+        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=workers)
+        self._compile_pool = CompilePool(
+            settings.cache,
+            settings.cache_limit_bytes,
+            workers,
+            options.compile_deadline_s,
+            worker_pool=worker_pool,
+            timeline=self._timeline,
+        )
+        self._load = LoadMeter(self._compile_pool, workers, backend.gpu_count)
+        self._pipeline = Pipeline(
+            kernel,
+            problem,
+            backend,
+            self._compile_pool,
+            self._timeline,
+            score=self._scorer.scored,
+            verify_sizes=options.verify_sizes,
+        )
+        self._pipeline.remember(self._log.trials)
+        self._shared = SharedStudy(self._record, self._log, space, self._scorer.scored)
+
+    @property
+    def device(self) -> DeviceProperties:
+        """The device that candidates run on, or ran on when they were recorded."""
+        return self._backend.device
+
+    @property
+    def key(self) -> TuningKey:
+        """Key of the study."""
+        nvrtc, l2 = nvrtc_version(), self._options.l2
+        return key_of(self._kernel, self._problem, self._backend.device, nvrtc_version=nvrtc, l2_mode=l2)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Newest trial of each configuration, including those of earlier sessions."""
+        return self._log.trials
+
+    def run(self) -> TuneResult:
+        """Search until a stopping rule holds, race the best candidates, and store the result.
+
+        The first Ctrl-C ends the search and shortens the finals; the second aborts the session. Every trial that has
+        ended is stored in either case.
+
+        Raises
+        ------
+        RescuedRunError
+            The database lost the run, or cannot store a trial.
+        """
+        self._start_run()
+        with self._record:  # reads the run back
+            return self._run()
+
+    def _run(self) -> TuneResult:
+        finals: Finals | None = None
+        aborted = False
+        with self._stop, ExitStack() as self._resources:
+            try:
+                self._report("starting")
+                with self._phase("start"):
+                    self._start_search()
+                    self._backend.wait()
+                with self._phase("search"):
+                    for trial in self._trials_of(self._options.tries):
+                        self._shortlist.add(trial)
+                    is_complete = self._tune_steps_apart()
+                    for candidate, trial in self._trials() if not is_complete else ():
+                        self._store(candidate, trial)  # -> database
+                    self._combine_steps()
+                with self._phase("finals"):
+                    finals = self._hold_finals()
+                self._effects = find_parameter_effects(self._space, self.trials)
+            except KeyboardInterrupt:
+                aborted = True
+            finally:
+                self._compile_pool.close()
+                self._backend.close()
+                self._write_trace()
+        result = self._result(finals, interrupted=aborted or self._stop.requested)
+        if not aborted:
+            self._record.end(result.to_json())
+        return result
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        with self._clock.phase(name), self._timeline.span("session", name):
+            yield
+
+    def _write_trace(self) -> None:
+        """Write the timeline; a failure is a notice, as the results do not depend on it."""
+        path = self._options.trace
+        if path is None:
+            return
+        try:
+            with atomic_write(Path(path)) as stream:
+                stream.write(encode_json(self._timeline.to_json()).encode())
+        except (OSError, InputError) as error:
+            self._notices += (f"the timeline could not be written to {path}: {error}",)
+
+    def _start_run(self) -> None:
+        others = self._record.start(
+            sampler=self._options.sampler,
+            seed=self._options.seed,
+            settings=self._options.to_json(self._database.location),
+            driver=self._backend.device.driver,
+            host=platform.node(),
+            gates=self._log.gates,
+            shares=not self._options.fresh,
+        )
+        if others:  # equal seeds would propose alike
+            self._plan.seed += self._record.run_id
+
+    def _start_search(self) -> None:
+        """Create the search, and start the first compilations while the GPU worker starts."""
+        if self._rules.room != 0 and self._log.find(self._plan.default) is None:
+            self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
+        self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
+        self._resources.enter_context(import_module("autotile.search.gaussian_process").one_blas_thread())
+        self._compile_ahead()
+        import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
+
+    def _compile_ahead(self) -> None:
+        """Take proposals from the search, valid by rules and static limits, and start their compilation."""
+        self._pipeline.compile_ahead(self._shortlist, self._rules.room)
+        self._rules.observe(self._shortlist)
+
+    def _tune_steps_apart(self) -> bool:
+        """Try every setting of steps that share no parameters in common trials; return whether that was all."""
+        groups = independent_groups(self._kernel) if self._backend.source == "cuda" else []
+        if not groups:
+            return False
+        self._step_times = times = StepTimes(groups, self._space, self._plan.default, self._options.seed)
+        room = self._rules.room
+        if room is not None and times.count > room:
+            return False  # the search tries the better ones
+        before = len(self._log)
+        for configs in (times.first_configs, lambda: times.untimed_configs(self.trials)):
+            waiting = list(configs())
+            while waiting:
+                if self._rules.stopped is not None:
+                    return False
+                chunk, waiting = waiting[:_TRIALS_AT_ONCE], waiting[_TRIALS_AT_ONCE:]
+                for trial in self._trials_of(chunk):
+                    self._shortlist.add(trial)
+        if len(self._log) > before:
+            self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
+        self._stopped = Stopped("space")
+        return True
+
+    def _combine_steps(self) -> None:
+        """Try the best settings of independent steps together."""
+        if self._step_times is not None and not self._stop.requested:
+            for trial in self._trials_of(self._step_times.best_configs(self.trials)):
+                self._shortlist.add(trial)
+
+    def _trials(self) -> Iterator[tuple[CompiledCandidate, Trial]]:
+        """Yield the trials as they end, until a stopping rule holds or every configuration was tried."""
+        while (stopped := self._rules.stopped) is None:
+            if inherited := self._shared.inherit():
+                while self._pipeline.running:
+                    yield self._end_next()
+                self._try_inherited(inherited)
+            candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
+            if candidate is not None and not self._shared.claim(candidate.trial.config, self._room):
+                self._shortlist.leave(candidate.row)
+            elif candidate is not None:
+                trial = self._pipeline.begin(candidate, self._limit_us(candidate))  # -> load -> verify -> measure
+                if trial is not None:
+                    yield candidate, trial
+            elif self._pipeline.running:
+                yield self._end_next()
+            else:
+                stopped = Stopped("space")
+                break
+            self._take_news()
+            self._compile_ahead()
+        self._stopped = stopped
+        while self._pipeline.running:
+            yield self._end_next()
+        if stopped.rule in ("trials", "space"):
+            self._await_others()
+
+    @property
+    def _room(self) -> int | None:
+        """Number of trials that may begin, but for what other sessions are trying; None for any number."""
+        target = self._options.trial_target
+        return None if target is None else target - len(self._log) - self._pipeline.running
+
+    def _await_others(self) -> None:
+        """Wait for what other sessions are trying, and try what they died with."""
+        while not self._stop.requested and not self._rules.is_out_of_time:
+            self._try_inherited(self._shared.inherit(now=True))
+            self._take_news()
+            if not self._shared.others:
+                return
+            time.sleep(_WAIT_S)
+
+    def _try_inherited(self, configs: Sequence[Config]) -> None:
+        for trial in self._trials_of(configs):
+            self._shortlist.add(trial)
+
+    def _take_news(self) -> None:
+        """Learn from what other sessions have found."""
+        for trial in self._shared.take_news():
+            self._pipeline.remember([trial])
+            self._shortlist.add(trial)
+            self._report("searching", trial)
+        self._rules.running = self._pipeline.running + self._shared.others
+
+    def _end_next(self) -> tuple[CompiledCandidate, Trial]:
+        """Wait for a trial that runs."""
+        ended = self._pipeline.end_next()
+        self._rules.running = self._pipeline.running + self._shared.others
+        return ended
+
+    def _limit_us(self, candidate: CompiledCandidate) -> float | None:
+        """Return the time at which a candidate would be as good as the best so far; None if none is pruned."""
+        return self._scorer.time_limit_us(candidate.trial, self._log.best) if self._options.drops_slow else None
+
+    def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
+        """Commit a trial, and pass it on to the log, the search and the observer."""
+        self._keep(trial)
+        with self._timeline.span("session", "tell"):
+            self._shortlist.tell(candidate.row, trial)
+        self._report("searching", trial)
+        check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
+
+    def _keep(self, trial: Trial) -> None:
+        with self._timeline.span("database", "store"):
+            self._record.add(trial)
+        self._log.add(trial)
+        self._load.add(trial)
+        self._time_left.add(self._clock.elapsed_s, trial)
+
+    def _trials_of(self, configs: Sequence[Config]) -> Iterator[Trial]:
+        """Try valid configurations that have no trial yet, and yield their trials as they are stored.
+
+        One that another session is trying is waited for.
+        """
+        elsewhere: list[Config] = []
+        new = (config for config in configs if self._log.find(config) is None)
+        given = GivenCandidates(new, 2 * self._backend.gpu_count - 1)
+        self._pipeline.compile_ahead(given)
+        while given.is_open:
+            candidate = self._pipeline.next_candidate(given)
+            if candidate is None:
+                candidate, trial = self._pipeline.end_next()
+            elif not self._shared.claim(candidate.trial.config):
+                given.end(candidate.row)
+                elsewhere.append(candidate.trial.config)
+                continue
+            elif (begun := self._pipeline.begin(candidate, self._limit_us(candidate))) is None:
+                continue
+            else:
+                trial = begun
+            given.end(candidate.row)
+            self._keep(trial)
+            self._report("searching", trial)
+            yield trial
+        for config in elsewhere:
+            while (found := self._log.find(config)) is None and not self._stop.requested:
+                if self._shared.claim(config):
+                    yield from self._trials_of([config])
+                    break
+                time.sleep(_WAIT_S)
+            if found is not None:
+                yield found
+
+    def _hold_finals(self) -> Finals | None:
+        """Race the finalists and store their trials; None where finals are disabled or no candidate can race."""
+        plan, hurried = self._plan, self._stop.requested
+        if not self._options.finals:
+            return None
+        finalists = choose_finalists(
+            self.trials,
+            plan.default,
+            plan.incumbent,
+            self._options.finals,
+            tries=self._options.tries,
+            hurried=hurried,
+        )
+        if not any(trial.outcome is Outcome.OK for trial in finalists):
+            return None
+        self._report("finals")
+        compiled = self._pipeline.recompile(finalists)
+        if not compiled:
+            return None
+        racing = [(trial, replace(candidate, weight=self._scorer.weight(trial))) for trial, candidate in compiled]
+        finals, self._confirmation = confirm_finals(
+            racing,
+            self._backend,
+            default=plan.default,
+            incumbent=plan.incumbent,
+            seed=self._options.seed,
+            hurried=hurried,
+            scorer=self._scorer,
+        )
+        self._notices += finals.notices
+        for rank, trial in enumerate(finals.ranked, start=1):
+            self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
+        for trial in finals.refused:
+            self._record.add(trial, phase="final")
+        return finals
+
+    def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
+        log = self._log
+        winner = finals.winner if finals is not None else log.best
+        workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
+        return TuneResult(
+            problem=self._problem,
+            device=self._backend.device,
+            combinations=self._space.combinations,
+            valid=len(self._space),
+            gates=log.gates,
+            outcomes=log.outcomes,
+            winner=winner,
+            default=finals.default if finals is not None else log.find(self._plan.default),
+            speedup=finals.speedup if finals is not None else None,
+            ties=finals.ties if finals is not None else (),
+            refused=finals.refused if finals is not None else (),
+            load=self._load.read(),
+            drift=measure_drift(log.trials),
+            front=pareto_front(log.trials, finals, self._options.objectives),
+            stopped=self._stopped,
+            insight=self._effects,
+            seconds=self._clock.elapsed_s,
+            phases=self._clock.phases_s,
+            resumed=log.resumed,
+            interrupted=interrupted,
+            database=self._database.location,
+            flops=workrate.flops,
+            bytes=workrate.bytes,
+            notices=(*self._notices, *gpu_notices(self._backend.uses)),
+            tried=self._tried(finals),
+            learnt_from=self._plan.learnt_from,
+            not_learnt_from=self._plan.misleading_sources,
+            gpus=self._backend.uses,
+            confirmation=self._confirmation,
+        )
+
+    def _tried(self, finals: Finals | None) -> tuple[Trial, ...]:
+        """Return the newest trial of each configuration that the user named."""
+        raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
+        found = [raced.get(config_key(config)) or self._log.find(config) for config in self._options.tries]
+        return tuple(trial for trial in found if trial is not None)
+
+    def _report(self, phase: str, last: Trial | None = None) -> None:
+        log, elapsed_s = self._log, self._clock.elapsed_s
+        search_s = self._time_left.search_s(len(log), elapsed_s, self._rules.ends_after)
+        left_s = {"searching": search_s, "finals": 0.0}.get(phase)
+        self._observe(
+            Progress(
+                phase=phase,
+                device=self._backend.device,
+                done=len(log) - log.resumed,
+                target=self._options.trial_target,
+                elapsed_s=elapsed_s,
+                remaining_s=None if left_s is None else left_s + self._time_left.finals_s,
+                budget_s=self._options.budget_s,
+                outcomes=log.outcomes,
+                gates=log.gates,
+                best=log.best,
+                last=last,
+                notices=(*self._notices, *gpu_notices(self._backend.uses)),
+            )
+        )
