@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from autotile.api.new_kernel import new as new
     from autotile.api.plotting import Plots as Plots
     from autotile.api.plotting import plot as plot
+    from autotile.api.reporting import WrittenReport as WrittenReport
+    from autotile.api.reporting import report as report
     from autotile.api.results import BestResult as BestResult
     from autotile.api.results import best as best
     from autotile.api.results import families as families
@@ -156,6 +158,7 @@ if TYPE_CHECKING:
     from autotile.report.comparison import UnmatchedStudy as UnmatchedStudy
     from autotile.report.comparison import compare as compare
     from autotile.report.failures import FailureGroup as FailureGroup
+    from autotile.report.live_server import watch as watch
     from autotile.report.survey import QuantityRange as QuantityRange
     from autotile.report.survey import Survey as Survey
     from autotile.report.text_plots import StudyPlot as StudyPlot
@@ -261,6 +264,10 @@ _NAMES = {
     "api.plotting": (
         "Plots",
         "plot",
+    ),
+    "api.reporting": (
+        "WrittenReport",
+        "report",
     ),
     "api.results": (
         "BestResult",
@@ -384,6 +391,7 @@ _NAMES = {
     ),
     "search.importance": ("Effect",),
     "report.failures": ("FailureGroup",),
+    "report.live_server": ("watch",),
     "report.text_plots": ("StudyPlot",),
     "report.survey": (
         "QuantityRange",

@@ -25,6 +25,7 @@ from autotile.settings import child_environment
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
 COMMANDS = [
+    "report",
     "tune",
     "new",
     "tune-family",
@@ -35,6 +36,7 @@ COMMANDS = [
     "list",
     "misses",
     "trials",
+    "watch",
     "plot",
     "bundle",
     "space",
