@@ -158,6 +158,7 @@ if TYPE_CHECKING:
     from autotile.report.comparison import UnmatchedStudy as UnmatchedStudy
     from autotile.report.comparison import compare as compare
     from autotile.report.failures import FailureGroup as FailureGroup
+    from autotile.report.live_server import watch as watch
     from autotile.report.survey import QuantityRange as QuantityRange
     from autotile.report.survey import Survey as Survey
     from autotile.report.text_plots import StudyPlot as StudyPlot
@@ -390,6 +391,7 @@ _NAMES = {
     ),
     "search.importance": ("Effect",),
     "report.failures": ("FailureGroup",),
+    "report.live_server": ("watch",),
     "report.text_plots": ("StudyPlot",),
     "report.survey": (
         "QuantityRange",

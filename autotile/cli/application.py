@@ -56,6 +56,7 @@ COMMANDS = (
     ("plot", RESULTS),
     ("report", RESULTS),
     ("misses", RESULTS),
+    ("watch", RESULTS),
     ("verify", RESULTS),
     ("check", RESULTS),
     ("record", EXCHANGE),

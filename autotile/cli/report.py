@@ -45,7 +45,9 @@ def report(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one page with charts and tables of what is stored, which opens offline in a browser.
+    """Write a page with charts and tables of what is stored.
+
+    It is one file, which opens offline in a browser.
 
     Of two databases, show what got slower in the second, by how much, and with which certainty; a page is then written
     with -o only.

@@ -36,6 +36,7 @@ COMMANDS = [
     "list",
     "misses",
     "trials",
+    "watch",
     "plot",
     "bundle",
     "space",
