@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -125,7 +126,7 @@ def figure(
     made.update_layout(
         template="none",
         height=height,
-        margin={"l": 8, "r": 16, "t": 12, "b": 8},
+        margin={"l": 8, "r": 16, "t": 34, "b": 8},
         font={"family": FONT, "size": 13, "color": INK},
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
@@ -150,9 +151,20 @@ _AXIS: Mapping[str, Any] = {
     "linecolor": FAINT,
     "tickcolor": FAINT,
     "zeroline": False,
+    "exponentformat": "none",
+    "separatethousands": True,
     "tickfont": {"color": MUTED, "size": 12},
     "title": {"font": {"color": MUTED, "size": 12}, "standoff": 8},
 }
+
+
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """Return the properties of a logarithmic axis with ticks at 1, 2 and 5 of each power of ten that it shows."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if last - first <= 3 else (1,)
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    shown = [tick for tick in ticks if 0.5 * low <= tick <= 2 * high]
+    return {"type": "log", "tickvals": shown, "ticktext": [f"{tick:,.12g}" for tick in shown]}
 
 
 def label(text: object, limit: int = _MAX_LABEL) -> str:

@@ -27,7 +27,16 @@ from autotile.serving.numerics import Requested, check_numerics, exchanged
 from autotile.serving.pinning import Pins
 from autotile.serving.recent_cache import MAX_SERVED, RecentCache
 from autotile.serving.refresh import Refresher
-from autotile.serving.requests import Asked, Request, bundle_path, choose_again, device_index, whole_size
+from autotile.serving.requests import (
+    DEFAULTS,
+    Asked,
+    Request,
+    bundle_path,
+    choose_again,
+    device_index,
+    kept,
+    whole_size,
+)
 from autotile.settings import Numerics, absolute_path, served_database
 
 if TYPE_CHECKING:
@@ -37,8 +46,6 @@ if TYPE_CHECKING:
 
 Options = tuple[str | Path | None, str | Path | None, bool, Numerics | None, bool]
 """Options of a call: database, bundle, library, numerics and race."""
-
-_PLAIN: Options = (None, None, True, None, False)
 
 
 class Dispatcher:
@@ -62,8 +69,11 @@ class Dispatcher:
         Replaces what was served when there are new results.
     pins
         Choices that are pinned, and do not change.
-    matmul_kernels
-        Kernels that `matmul` has chosen, by keys of `autotile.serving.matmul`.
+    served, matmul_kernels
+        Kernels that `get_best_kernel` has returned, by its arguments, and those that `matmul` has chosen, by keys of
+        `autotile.serving.matmul`.
+    only_device
+        The CUDA device if there is exactly one, once they have been counted.
 
     Examples
     --------
@@ -74,24 +84,24 @@ class Dispatcher:
     def __init__(self, *, database: str | Path | None = None, bundle: str | Path | None = None) -> None:
         self._database = absolute_location(str(database)) if database is not None else None
         self._bundle = bundle_path(bundle)
-        self._served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
-        self._find_served = self._served.get
+        self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
+        self.find_served = self.served.get
         self._bundles: dict[str, Bundle] = {}
         self._operations: dict[str, Operation] = {}
         self._denotes_operation: dict[str, bool] = {}
         self._tables: dict[tuple[object, ...], OperationTable] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
-        self._only_device: int | None = None
-        """The CUDA device if there is exactly one."""
+        self.only_device: int | None = None
         self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self.misses = MissCounter()
-        self.refresher = Refresher(self.misses, (self._served, self.matmul_kernels))
+        self.refresher = Refresher(self.misses, (self.served, self.matmul_kernels))
         self.pins = Pins(self.refresher)
 
+    @kept
     def get_best_kernel(
         self,
-        /,  # Python compares every size with each parameter that can be named
+        /,
         name: KernelName,
         *,
         dtype: str | None = None,
@@ -155,28 +165,17 @@ class Dispatcher:
         >>> kernel = get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
         >>> C = kernel(A, B)  # doctest: +SKIP
         """
-        place = self._only_device if device is None else device
-        if place is None:
-            place = self.current_device()
-        is_plain = database is None and bundle is None and library is True and numerics is None and race is False
-        options = None if is_plain else (database, bundle, library, numerics, race)  # a shorter key is found faster
-        try:
-            served = self._find_served((name, dtype, place, options, *sizes, *sizes.values()))
-        except TypeError:  # not hashable, such as a list for a size
-            served = None
-        if served is None:
-            served = self._serve(name, sizes, dtype, place, (database, bundle, library, numerics, race))
+        served = self._serve(name, sizes, dtype, device, (database, bundle, library, numerics, race))
         if strict and served.tier != "exact":
             raise self._refuse(served, self.location(database), bundle)
         return served
 
     def _serve(
-        self, given: KernelName, sizes: Mapping[str, Any], dtype: object, place: int | str | None, options: Options
+        self, given: KernelName, sizes: Mapping[str, Any], dtype: object, device: int | str | None, options: Options
     ) -> BoundKernel:
         """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
 
-        In this form, plain names, absolute paths and whole sizes are as in the call, which therefore finds the kernel
-        at once the next time. A call with a relative path comes here each time.
+        In this form, plain names, absolute paths and whole sizes are as in most calls, which therefore take one entry.
         """
         database, bundle, library, numerics, race = options
         bundle = bundle_path(bundle)
@@ -186,12 +185,15 @@ class Dispatcher:
         dtype = None if dtype is None else dtype_name(dtype)
         database = None if database is None else absolute_location(str(database))
         sizes = {size: whole_size(value) for size, value in sizes.items()}
-        if not isinstance(place, str | None):
-            place = device_index(place)
+        if not isinstance(device, str | None):
+            device = device_index(device)
+        place = self.current_device() if device is None else device
+        chosen = {"dtype": dtype, "database": database, "bundle": bundle, "library": library, "numerics": numerics}
+        chosen |= {"race": race}
+        named = {option: value for option, value in chosen.items() if value != DEFAULTS[option]} | sizes
+        key = (place, name, *named, *named.values())
         try:
-            options = (database, bundle, library, numerics, race)
-            key = (name, dtype, place, None if options == _PLAIN else options, *sizes, *sizes.values())
-            served = self._served.recall(key)
+            served = self.served.recall(key)
         except TypeError:
             served = None  # the size that is no number is refused below
         if served is not None:
@@ -202,11 +204,11 @@ class Dispatcher:
         kernel = self.find_best_kernel(
             name, dtype, place, location, sizes, bundle=bundle, library=library, numerics=numerics, race=race
         )
-        device = place if isinstance(place, str) else None
-        named = database or self._database, bundle or self._bundle
+        gpu = device if isinstance(device, str) else None
+        places = database or self._database, bundle or self._bundle
         if isinstance(name, str):  # another process cannot find a kernel that an object of this one holds
             given_sizes = sizes if of_operation else kernel.problem.sizes
-            kernel.request = Request(name, given_sizes, dtype, device, *named, library, numerics)
+            kernel.request = Request(name, given_sizes, dtype, gpu, *places, library, numerics)
         asked = Asked(str(name) if of_operation else None, dtype, place, location, library, numerics)
         return self._keep(key, kernel, sizes, asked, is_bundled=bool(bundle or self._bundle))
 
@@ -222,7 +224,7 @@ class Dispatcher:
         """Keep what was found, and whatever follows from that: its pin, the count of its calls, later results."""
         if not is_bundled:
             self.pins.check(kernel)
-        served = self._served.keep(key, kernel)  # concurrent callers get the same object
+        served = self.served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel:
             self.refresher.count_misses(asked.location, kernel)
             if not is_bundled:
@@ -253,7 +255,7 @@ class Dispatcher:
         """
         place = self.current_device() if device is None else device
         key = ("operation", operation, dtype, place, database, library, numerics, race, *sizes, *sizes.values())
-        served = self._served.get(key) or self._served.recall(key)
+        served = self.served.get(key) or self.served.recall(key)
         if served is None:
             check_numerics(numerics)
             location = self.location(database)
@@ -412,7 +414,7 @@ class Dispatcher:
 
     def clear(self) -> None:
         """Forget the served kernels and the bundles, so that new results are seen; misses stay counted."""
-        self._served.clear()
+        self.served.clear()
         self.matmul_kernels.clear()
         self._bundles.clear()
         self._operations.clear()
@@ -421,15 +423,17 @@ class Dispatcher:
 
     def current_device(self) -> int | None:
         """Return CuPy's current device; None if there is no device."""
+        if self.only_device is not None:
+            return self.only_device
         if self._device_count == 0:
             self._device_count = device_count()
             if self._device_count == 1:  # asking CUDA in every call would cost a quarter of it
-                self._only_device = 0
+                self.only_device = 0
         return int(load_cupy().cuda.runtime.getDevice()) if self._device_count > 0 else None
 
     def is_current(self, device: int) -> bool:
         """Return whether a CUDA device, which must exist, is the current one."""
-        return self._only_device is not None or self.current_device() == device
+        return self.only_device is not None or self.current_device() == device
 
     def location(self, database: str | Path | None) -> str:
         """Return the path or URL of the database that a call uses."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from functools import wraps
 from numbers import Number
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 
+from autotile.database.paths import absolute_location
 from autotile.errors import DeviceError
+from autotile.kernel.library import is_path
 from autotile.settings import Numerics, absolute_path, read_settings
 
 if TYPE_CHECKING:
@@ -33,6 +37,45 @@ class Request(NamedTuple):
     """Whether libraries may compute an operation."""
     numerics: Numerics | None = None
     """Whether only configurations that compute the same bits are exchanged."""
+
+
+DEFAULTS = {"dtype": None, "database": None, "bundle": None, "library": True, "numerics": None, "race": False}
+"""Options of `get_best_kernel` that mean the same as none."""
+
+Arguments = ParamSpec("Arguments")
+Find = Callable[Concatenate["Dispatcher", Arguments], "BoundKernel"]
+
+
+def kept(serve: Find[Arguments]) -> Find[Arguments]:
+    """Return a method that returns what it returned to an equal call, and otherwise calls the given one.
+
+    It takes the arguments as they come: for a method with named parameters, Python compares the name of each size with
+    every one of them, which takes longer than all else.
+    """
+
+    @wraps(serve)
+    def find(self: Dispatcher, /, *names: Arguments.args, **given: Arguments.kwargs) -> BoundKernel:
+        place = self.only_device
+        if place is None and given.get("device") is None:
+            place = self.current_device()
+        key = (place, *names, *given, *given.values())
+        try:
+            served = self.find_served(key)
+            if served is not None:
+                return served
+        except TypeError:  # not hashable, such as a list for a size
+            return serve(self, *names, **given)
+        served = serve(self, *names, **given)
+        return self.served.keep(key, served) if _is_lasting(*names, **given) else served
+
+    return find
+
+
+def _is_lasting(name: object, strict: Any = False, database: Any = None, bundle: Any = None, **_: object) -> bool:
+    """Return whether an equal call means the same later, in another working directory, too."""
+    if strict or bundle is not None or not (database is None or database == absolute_location(str(database))):
+        return False
+    return not (isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute())
 
 
 class Asked(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -135,6 +136,26 @@ class FamilyResult(Displayed):
     def interrupted(self) -> bool:
         """Whether the user ended the session before a rule was learned."""
         return self.rule is None
+
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write a page with charts and tables of the result, which opens offline; return its path.
+
+        Parameters
+        ----------
+        output
+            File to write, or folder to write ``report.html`` into.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or the file cannot be written.
+        ToolchainError
+            Plotly is not installed (``pip install 'autotile[report]'``).
+        """
+        from autotile.report.sections import write_report_of  # imports the readers of the database
+
+        gpu = self.device.name
+        return write_report_of(self.database, self.kernel, {}, output, dtype=self.dtype, gpu_name=gpu)
 
     def _headline(self) -> str:
         rule = self.rule

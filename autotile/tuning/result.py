@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
@@ -271,6 +272,26 @@ class TuneResult(Displayed):
         yield "took", duration_text(self.seconds)
         yield "database", self.database
 
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write a page with charts and tables of the result, which opens offline; return its path.
+
+        Parameters
+        ----------
+        output
+            File to write, or folder to write ``report.html`` into.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or the file cannot be written.
+        ToolchainError
+            Plotly is not installed (``pip install 'autotile[report]'``).
+        """
+        from autotile.report.sections import write_report_of  # imports the readers of the database
+
+        of, gpu = self.problem, self.device.name
+        return write_report_of(self.database, of.kernel, of.sizes, output, dtype=of.dtype, gpu_name=gpu)
+
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Return the rate of a trial in GFLOP/s; None where the kernel does not state its operations."""
         if trial is None or trial.time_us is None or self.flops is None:
@@ -306,6 +327,8 @@ class TuneResult(Displayed):
             "stopped": self.stopped.to_json() if self.stopped is not None else None,
             **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),
             **(self.front.to_json() if self.front is not None else {}),
+            "flops": self.flops,
+            "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),
             "resumed": self.resumed,

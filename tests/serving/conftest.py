@@ -86,7 +86,7 @@ def live_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def uncounted_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default dispatcher as it is before it has counted the CUDA devices."""
     monkeypatch.setattr(default_dispatcher, "_device_count", 0)
-    monkeypatch.setattr(default_dispatcher, "_only_device", None)
+    monkeypatch.setattr(default_dispatcher, "only_device", None)
 
 
 @pytest.fixture
