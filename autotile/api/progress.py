@@ -324,9 +324,8 @@ def plain_line(progress: Progress, rate: Workrate) -> str:
         funnel_text(progress.gates, progress.outcomes),
         f"{duration_text(progress.elapsed_s)} elapsed",
     ]
-    left_s = progress.remaining_s
-    if left_s is not None:
-        parts.append(f"about {duration_text(left_s)} left")
+    if progress.remaining_s is not None:
+        parts.append(left_text(progress))
     return "; ".join(parts)
 
 
@@ -339,9 +338,17 @@ def short_line(progress: Progress, rate: Workrate) -> str:
         parts.append(f"best {time_text(best.time_us)}{' (replayed)' if best.source == 'replayed' else ''}")
     parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
     if left_s is not None:
-        parts.append(f"{duration_text(left_s)} left")
+        parts.append(left_text(progress).removeprefix("about "))
     line = ", ".join(parts)
     return line if best is None else f"{line}; {rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
+
+
+def left_text(progress: Progress, since_s: float = 0.0) -> str:
+    """Return the time that is left ``since_s`` seconds after a state: ``about 2 min 05 s left``; "" if not known."""
+    if progress.remaining_s is None:
+        return ""
+    about = "at most" if progress.may_end_earlier and progress.phase == "searching" else "about"
+    return f"{about} {duration_text(max(0.0, progress.remaining_s - since_s))} left"
 
 
 def best_text(progress: Progress, rate: Workrate) -> str:

@@ -134,6 +134,8 @@ class Progress:
     """Remarks for the user, one line each."""
     remaining_s: float | None = None
     """Estimated time until the session ends, finals included, in seconds; None before there is a basis for it."""
+    may_end_earlier: bool = False
+    """Whether ``remaining_s`` is a limit: ``until`` is expected to end the search, and it is not foreseen when."""
 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:
