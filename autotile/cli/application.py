@@ -44,6 +44,7 @@ COMMANDS = (
     ("tune", EVERYDAY),
     ("tune_family", EVERYDAY),
     ("tune_misses", EVERYDAY),
+    ("plan", EVERYDAY),
     ("best", EVERYDAY),
     ("space", EVERYDAY),
     ("survey", EVERYDAY),

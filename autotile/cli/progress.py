@@ -97,7 +97,9 @@ class TuneProgress:
 
 
 class SessionsProgress:
-    """Observer of several sessions, one after the other; a context manager, which shows a line and a picture of each.
+    """Observer of several sessions; a context manager, which shows a line of each and a picture of one.
+
+    Of sessions on several GPUs at the same time, the picture is of the one that began last.
 
     Parameters
     ----------
@@ -108,6 +110,7 @@ class SessionsProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._place: object = None
+        self._seen: set[object] = set()
         self._session: TuneProgress | None = None
 
     def __enter__(self) -> Self:
@@ -131,6 +134,9 @@ class SessionsProgress:
             Kernel, problem and state of the session.
         """
         is_first = self._place is None
+        if self._place != place and place in self._seen:
+            return
+        self._seen.add(place)
         if self._place != place:
             self._close_session()
             self._place = place

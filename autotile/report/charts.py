@@ -275,11 +275,11 @@ def funnel_chart(study: StudyData) -> Chart:
         cliponaxis=False,
         hoverinfo="skip",
     )
-    top = math.log10(max([*counts, 10])) * 1.12
+    top = math.log10(max([*counts, 10])) * 1.3
     made = figure(
         [bars],
         height=70 + 30 * len(counts),
-        x={"title": {"text": "configurations (logarithmic)"}, "type": "log", "range": [-0.3, top], "dtick": 1},
+        x={"title": {"text": "configurations (logarithmic)"}, "type": "log", "range": [-0.3, top], "dtick": 2},
         y={"autorange": "reversed", "showgrid": False, "type": "category"},
         bargap=0.3,
     )

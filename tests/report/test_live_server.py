@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from report_studies import Session as Sessions
+from report_studies import store_session
+from sqlalchemy import select, update
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
@@ -185,6 +187,74 @@ class TestState:
             connection.execute(update(STUDIES).values(dtype=""))
         client.follower._disconnect()
         assert client.state()["sessions"] == []
+
+
+class TestDrawing:
+    def answer(self, client: Client, name: str, since: int = 0) -> Any:
+        client.follower.read()
+        return client.get(f"session/{name}?since={since}")
+
+    def test_only_what_changed_is_sent(self, client: Client, path: Path) -> None:
+        store_session(path, Sessions(trials=40, ended=False, finals=False))
+        name = client.state()["sessions"][0]["name"]
+        assert client.get(f"session/{name}")["number"] == 0  # its trials are read from now on
+        first = self.answer(client, name)
+        charts = {chart["texts"]["name"]: chart for chart in first["charts"]}
+        assert first["texts"]["order"] == list(charts)
+        assert {"best_over_trials", "finals", "heat_map", "roofline", "drift"} <= charts.keys()
+        assert charts["best_over_trials"]["figure"]["data"]
+        assert charts["finals"]["figure"] is None
+        assert self.answer(client, name, first["number"]) == {"number": first["number"]}
+
+        client.follower._drawings[name]._rest_until = 0.0
+        with Database.open(path) as database, database.writing() as connection:
+            failed = connection.execute(select(TRIALS).where(TRIALS.c.outcome == "wrong_result").limit(1)).mappings()
+            row = dict(next(iter(failed)))
+            del row["id"]
+            connection.execute(TRIALS.insert(), row)
+        later = self.answer(client, name, first["number"])
+        changed = {chart["texts"]["name"] for chart in later["charts"]}
+        assert later["number"] > first["number"]
+        assert "best_over_trials" in changed
+        assert not {"limits", "roofline", "finals"} & changed  # a failure changes none of these
+        assert self.answer(client, name)["texts"]["order"] == list(charts)
+
+    def test_drawing_rests_while_a_session_runs_and_not_at_its_end(self, client: Client, session: Session) -> None:
+        session.add(3)
+        name = client.state()["sessions"][0]["name"]
+        client.get(f"session/{name}")
+        first = self.answer(client, name)
+        client.follower._drawings[name]._rest_until = time.monotonic() + 1000
+        session.add(1)
+        assert self.answer(client, name, first["number"]) == {"number": first["number"]}
+        session.end()
+        last = self.answer(client, name, first["number"])
+        assert last["number"] > first["number"]
+        assert last["version"] == client.get("state")["sessions"][0]["version"]
+
+    @pytest.mark.parametrize("since", ["-1", "x", "1e9", "99999999999999", "\N{SUPERSCRIPT TWO}", ""])
+    def test_any_number_is_answered(self, client: Client, session: Session, since: str) -> None:
+        session.add(2)
+        name = client.state()["sessions"][0]["name"]
+        client.get(f"session/{name}")
+        client.follower.read()
+        assert client.http.get(f"/{TOKEN}/session/{name}", params={"since": since}).json()["charts"]
+
+    def test_an_unknown_session(self, client: Client) -> None:
+        client.state()
+        assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
+
+    def test_sessions_that_are_listed_no_longer_are_freed(self, client: Client, session: Session) -> None:
+        session.add(2)
+        name = client.state()["sessions"][0]["name"]
+        client.get(f"session/{name}")
+        client.follower.read()
+        with session.database.writing() as connection:
+            connection.execute(TRIALS.delete())
+            connection.execute(RUNS.delete())
+        client.follower.read()
+        assert not client.follower._readers
+        assert not client.follower._drawings
 
 
 class TestDatabase:
