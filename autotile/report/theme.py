@@ -137,7 +137,7 @@ def figure(
         barcornerradius=2,
         showlegend=False,
     )
-    made.update_xaxes(**_AXIS)
+    made.update_xaxes(**_AXIS, tickangle=0)
     made.update_yaxes(**_AXIS)
     made.update_xaxes(**(x or {}))
     made.update_yaxes(**(y or {}))
