@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     from autotile.api.listings import TunedFamily as TunedFamily
     from autotile.api.new_kernel import NewKernel as NewKernel
     from autotile.api.new_kernel import new as new
+    from autotile.api.plotting import Plots as Plots
+    from autotile.api.plotting import plot as plot
+    from autotile.api.reporting import WrittenReport as WrittenReport
+    from autotile.api.reporting import report as report
     from autotile.api.results import BestResult as BestResult
     from autotile.api.results import best as best
     from autotile.api.results import families as families
@@ -154,8 +158,10 @@ if TYPE_CHECKING:
     from autotile.report.comparison import UnmatchedStudy as UnmatchedStudy
     from autotile.report.comparison import compare as compare
     from autotile.report.failures import FailureGroup as FailureGroup
+    from autotile.report.live_server import watch as watch
     from autotile.report.survey import QuantityRange as QuantityRange
     from autotile.report.survey import Survey as Survey
+    from autotile.report.text_plots import StudyPlot as StudyPlot
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
@@ -254,6 +260,14 @@ _NAMES = {
     "api.new_kernel": (
         "NewKernel",
         "new",
+    ),
+    "api.plotting": (
+        "Plots",
+        "plot",
+    ),
+    "api.reporting": (
+        "WrittenReport",
+        "report",
     ),
     "api.results": (
         "BestResult",
@@ -377,6 +391,8 @@ _NAMES = {
     ),
     "search.importance": ("Effect",),
     "report.failures": ("FailureGroup",),
+    "report.live_server": ("watch",),
+    "report.text_plots": ("StudyPlot",),
     "report.survey": (
         "QuantityRange",
         "Survey",

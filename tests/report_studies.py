@@ -19,6 +19,8 @@ from autotile.database.studies import ensure_study, insert_run
 from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel, load_kernel
+from autotile.report.report_data import read_report
+from autotile.report.study_data import StudyData
 from autotile.space.occupancy import occupancy
 
 ROOT = Path(__file__).parent.parent
@@ -226,3 +228,12 @@ def _summary(ranked: Sequence[Trial], refused: Sequence[Trial], default: Config,
         "seconds": 0.3 * 200 + 10.0,
         "phases": {"start": 2.0, "search": 60.0, "finals": 8.0},
     }
+
+
+def read_one(path: Path) -> StudyData:
+    """Return the only study of a database."""
+    opened = Database.open_readonly(path)
+    assert opened is not None
+    with opened:
+        (study,) = read_report(opened).studies
+    return study

@@ -25,6 +25,7 @@ from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_result import OperationFamilyResult, OperationResult, SweepStep
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.stopping import StopRequest
 
 
 def tune_operation(
@@ -41,7 +42,11 @@ def tune_operation(
 
 
 def tune_loaded_operation(
-    operation: Operation, problem: Problem, options: TuneOptions, observe: OperationObserver | None = None
+    operation: Operation,
+    problem: Problem,
+    options: TuneOptions,
+    observe: OperationObserver | None = None,
+    stop: StopRequest | None = None,
 ) -> OperationResult:
     """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
     objectives, expression = split_objectives(options.objectives, ())
@@ -57,6 +62,7 @@ def tune_loaded_operation(
             served=lambda kernel, own: served_so_far(kernel, own, options),
             proposed=lambda kernels, sizes: _expected_by_model(operation, problem, kernels, sizes, options),
             observe=observe or (lambda _: None),
+            stop=stop,
         )
     finally:
         forget_served()  # the next get_best_kernel reads the database again

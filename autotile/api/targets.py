@@ -238,10 +238,11 @@ def _parse_index(device: int | str) -> int | None:
 
 def _find_gpu(name: str) -> int | None:
     """Return the CUDA index of the first GPU of this machine with a name; None if there is none."""
-    return next((index for index, gpu in enumerate(local_gpus()) if _is_name_of(name, gpu)), None)
+    return next((index for index, gpu in enumerate(local_gpus()) if is_name_of(name, gpu)), None)
 
 
-def _is_name_of(name: str, gpu: DeviceProperties) -> bool:
+def is_name_of(name: str, gpu: DeviceProperties) -> bool:
+    """Return whether a name is that of a GPU or of its profile."""
     if name.casefold() == gpu.name.casefold():
         return True
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotile.api.operation_tuning import check_gpu, served_so_far, tune_operation, tune_operation_family
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
@@ -291,10 +291,20 @@ def record(
         return record_problem(loaded, problem, chosen, sample=sample, output=path, observe=observer)
 
 
-def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None) -> TuneResult:
-    """Tune a problem of a kernel that is already loaded; errors as for `tune`."""
+def tune_problem(
+    kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None, **shared: Any
+) -> TuneResult:
+    """Tune a problem of a kernel that is already loaded; errors as for `tune`.
+
+    Parameters
+    ----------
+    kernel, problem, options, observe
+        As for `autotile.tuning.session.tune`.
+    **shared
+        What it shares with other sessions: ``worker_pool`` and ``stop`` of `autotile.tuning.session.tune`.
+    """
     options = checked_options(kernel, problem, options)
-    result = session.tune(kernel, problem, read_settings(), options, observe or _ignore)
+    result = session.tune(kernel, problem, read_settings(), options, observe or _ignore, **shared)
     forget_served()  # the next get_best_kernel reads the database again
     return result
 

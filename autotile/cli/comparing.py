@@ -48,10 +48,11 @@ _DATABASE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 def are_databases(words: Sequence[str]) -> bool:
     """Return whether the arguments of ``autotile report`` are two databases, rather than a kernel and its sizes."""
-    return len(words) == 2 and all(map(_is_database, words))
+    return len(words) == 2 and all(map(is_database, words))
 
 
-def _is_database(word: str) -> bool:
+def is_database(word: str) -> bool:
+    """Return whether an argument is the path or URL of a database, which need not exist, rather than a kernel."""
     from autotile.database.paths import looks_like_url
 
     path = Path(word).expanduser()
@@ -92,6 +93,8 @@ def report_comparison(
 
     limit = read_percentage(fail_if_slower) if fail_if_slower is not None else None
     found = compare(a, b)
+    if output is not None:
+        _write_page(found, limit, output)
     show(found, lambda one: comparison_table(one, limit), lambda one: comparison_document(one, limit), as_json=as_json)
     if limit is None:
         return
@@ -100,6 +103,16 @@ def report_comparison(
         notice(line)
     if failures:
         raise typer.Exit(failures[0][1])
+
+
+def _write_page(found: Comparison, limit: float | None, output: str) -> None:
+    from autotile.api.reporting import report_file
+    from autotile.report.comparison_page import comparison_page
+    from autotile.report.page import write_page
+
+    path = report_file(output)
+    write_page(comparison_page(found, limit), path)
+    notice(f"page: {path}")
 
 
 def _failures(found: Comparison, limit: float) -> Iterator[tuple[str, int]]:

@@ -91,6 +91,13 @@ def tune(
             "given again.",
         ),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Tune all problems of a plan, see `autotile plan`; those that are tuned already are left out.",
+        ),
+    ] = None,
     ask_tell: Annotated[
         bool,
         typer.Option(
@@ -126,7 +133,7 @@ def tune(
         ("--ask-tell", ask_tell),
         ("--captured", captured is not None),
     ):
-        if is_given and (family or from_misses):
+        if is_given and (family or from_misses or plan is not None):
             raise InputError(f"{name} is of one session; use it with one problem")
     if not family and (points is not None or max_configs is not None):
         raise InputError("--points and --max-configs are options of `autotile tune-family`, for families of sizes")
@@ -134,7 +141,12 @@ def tune(
         raise InputError(
             "--family and --from-misses exclude each other; use `autotile tune-family` or `autotile tune-misses`"
         )
-    if family:
+    if plan is not None:
+        from autotile.cli.plan import run_plan
+
+        _check_only_plan(kernel is not None, sizes, dtype, family, from_misses)
+        run_plan(plan, options, as_json=as_json)
+    elif family:
         from autotile.cli.tune_family import run_family
 
         run_family(kernel, sizes, dtype, options, points=points, max_configs=max_configs, as_json=as_json)
@@ -150,13 +162,22 @@ def tune(
     elif kernel is not None and is_operation(kernel):
         from autotile.cli.tune_operation import run_operation
 
-        if tries or ask_tell or trace is not None:
-            raise InputError(f"--try, --ask-tell and --trace are of one kernel's session, and {kernel} is an operation")
+        _check_no_session_options(kernel, tries, ask_tell, trace)
         run_operation(kernel, sizes or [], dtype, options, as_json=as_json)
     elif kernel is not None:
         _run(kernel, sizes or [], dtype, options, tries=tries or [], ask_tell=ask_tell, as_json=as_json)
     else:
         raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or `autotile tune-misses`")
+
+
+def _check_only_plan(*given: object) -> None:
+    if any(given):
+        raise InputError("--plan states its kernels, sizes and dtypes; leave them out")
+
+
+def _check_no_session_options(operation: str, *given: object) -> None:
+    if any(given):
+        raise InputError(f"--try, --ask-tell and --trace are of one kernel's session, and {operation} is an operation")
 
 
 def is_operation(name: str) -> bool:
@@ -197,6 +218,13 @@ def _run(
     from autotile.cli.assignments import read_sizes, read_values
 
     kernel, problem = open_problem(asked_as, read_sizes(words), dtype)
+    if _has_several_models(options):
+        from autotile.cli.plan import run_plan
+        from autotile.tuning.plan import PlannedProblem, TuningPlan
+
+        _check_no_session_options(asked_as, tries, ask_tell)
+        run_plan(TuningPlan(kernel.name, (PlannedProblem(asked_as, kernel, problem),)), options, as_json=as_json)
+        return
     options = replace(options, tries=tuple(read_values(kernel.spec, text.split(",")) for text in tries))
     call = serving_call(asked_as, problem, dtype=dtype, database=options.database)
     if ask_tell:
@@ -209,6 +237,13 @@ def _run(
         result = tune_problem(kernel, problem, options, progress)
     show(result, partial(tune_table, call=call), partial(tune_document, call=call), as_json=as_json)
     exit_after([result])
+
+
+def _has_several_models(options: TuneOptions) -> bool:
+    """Return whether the GPUs are of several models, whose times are studies of their own."""
+    from autotile.api.targets import models_of
+
+    return options.replay is None and len(options.devices) > 1 and len(models_of(options.devices)) > 1
 
 
 def live_progress(kernel: Kernel, problem: Problem) -> TuneProgress:

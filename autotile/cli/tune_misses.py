@@ -46,6 +46,12 @@ def run_misses(kernel: str | None, options: TuneOptions, *, as_json: bool) -> No
     """Tune missed problems, show the results, and exit with 1 if one of them could not be tuned."""
     from autotile.api.tuning import serving_call, tune_missed_problems
 
+    if len(options.devices) > 1:
+        from autotile.api.plans import plan_of_misses
+        from autotile.cli.plan import run_plan
+
+        run_plan(plan_of_misses(kernel, options), options, as_json=as_json)
+        return
     tuned: list[TunedMiss] = []
     failed = False
     for missed, outcome in tune_missed_problems(kernel, options, _announced_progress):

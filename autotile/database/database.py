@@ -140,13 +140,17 @@ class Database:
         return cls._open_for_writing(parsed, notices)
 
     @classmethod
-    def open_readonly(cls, location: str | Path, *, server_timeout_s: float = LOCK_TIMEOUT_S) -> Self | None:
+    def open_readonly(
+        cls, location: str | Path, *, server_timeout_s: float = LOCK_TIMEOUT_S, upgrade: bool = True
+    ) -> Self | None:
         """Open a database for reading; return None if there is none, or none with tables. No file is created.
 
         Parameters
         ----------
         location, server_timeout_s
             As for `open`.
+        upgrade
+            Whether to upgrade a database of an older version of autotile rather than to raise an error.
 
         Raises
         ------
@@ -173,6 +177,10 @@ class Database:
         engine.dispose()
         if revision is None:
             return None
+        if not upgrade:
+            raise DatabaseError(
+                f"{parsed} was written by an older autotile; the next command that opens it upgrades it"
+            )
         cls.open(location, server_timeout_s=server_timeout_s).close()  # upgrades an older database
         return cls(_engine(parsed, readonly=True, server_timeout_s=server_timeout_s), parsed, readonly=True)
 
@@ -269,15 +277,8 @@ class Database:
         gates: Mapping[str, Any] | None = None,
     ) -> int:
         """Record the start of a run, and return its id; settings and gates are stored as JSON."""
-        row = {
-            "study_id": study_id,
-            "sampler": sampler,
-            "seed": seed,
-            "settings": dict(settings or {}),
-            "driver": driver,
-            "host": host,
-            "gates": dict(gates or {}),
-        }
+        documents = {"settings": dict(settings or {}), "gates": dict(gates or {})}
+        row = {"study_id": study_id, "sampler": sampler, "seed": seed, "driver": driver, "host": host, **documents}
         with self.writing() as connection:
             return insert_run(connection, row)
 

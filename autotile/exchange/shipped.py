@@ -115,7 +115,7 @@ def shipped_rules(kernel: str, dtype: str) -> list[StoredRule]:
 def shipped_model(operation: str, dtype: str, gpu_name: str) -> OperationModel | None:
     """Return the model of times of an operation that ships with autotile for a GPU; None if there is none.
 
-    That for bfloat16 also serves float16, whose kernels run at the same speed.
+    Without one for float16, that for bfloat16 serves it: the kernels run at the same speed, the libraries nearly.
 
     Raises
     ------

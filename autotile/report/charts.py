@@ -10,6 +10,7 @@ from typing import Any
 from autotile.core.model import Outcome, Trial, config_key, config_text
 from autotile.core.objectives import ENERGY, ERROR, REGISTERS, TIME
 from autotile.core.text import NOTHING, interval_text, percent_text, plural
+from autotile.report.failures import FailureGroup
 from autotile.report.study_data import Finalist, StudyData
 from autotile.report.theme import (
     ACCENT,
@@ -26,6 +27,7 @@ from autotile.report.theme import (
     hover_text,
     label,
     load_plotly,
+    log_axis,
     measured_text,
     with_units,
 )
@@ -39,7 +41,7 @@ _ROW_PX = 26
 
 def finals_chart(study: StudyData) -> Chart:
     """Return the finalists' times with their intervals, beside the winner's."""
-    finals, title = study.finals, "Finals: times with 95 % intervals"
+    finals, title = study.finals, "Times with 95 % intervals"
     if finals is None:
         return Chart("finals", title, None, "No finals were held, so that times are those of the search.")
     ranked = finals.ranked
@@ -57,8 +59,8 @@ def finals_chart(study: StudyData) -> Chart:
                     "array": [high_us - time for _, high_us, time in times],
                     "arrayminus": [time - low_us for low_us, _, time in times],
                     "color": marker["line"]["color"],
-                    "thickness": 2,
-                    "width": 5,
+                    "thickness": 3,
+                    "width": 7,
                 },
                 mode="markers",
                 marker=marker,
@@ -71,9 +73,10 @@ def finals_chart(study: StudyData) -> Chart:
     made = figure(
         traces,
         height=96 + _ROW_PX * len(ranked),
-        x={"title": {"text": TIME_AXIS}},
+        x={"title": {"text": TIME_AXIS}, **_near(ranked)},
         y={"categoryorder": "array", "categoryarray": order[::-1], "showgrid": False},
         shapes=[_band(low, high)],
+        annotations=list(_far(ranked)),
         showlegend=True,
     )
     ties = sum(one.is_tie for one in ranked)
@@ -82,6 +85,34 @@ def finals_chart(study: StudyData) -> Chart:
         f"{plural(ties, 'configuration ties', 'configurations tie')} with the winner."
     )
     return Chart("finals", title, made, summary, _finals_table(ranked))
+
+
+_FAR = 1.5
+"""Excess of the default over the winner, relative to that of the slowest other finalist, above which it is left out."""
+
+
+def _is_far(ranked: Sequence[Finalist]) -> bool:
+    """Return whether the default is so slow that the intervals of the others could not be told apart."""
+    others = [_bounds(one.trial)[1] for one in ranked if not one.is_default]
+    default = next((one.trial.time_us for one in ranked if one.is_default), None)
+    low = _bounds(ranked[0].trial)[0]
+    return default is not None and len(others) > 1 and default - low > _FAR * (max(others) - low)
+
+
+def _near(ranked: Sequence[Finalist]) -> dict[str, Any]:
+    if not _is_far(ranked):
+        return {}
+    others = [one.trial for one in ranked if not one.is_default]
+    low, high = min(_bounds(trial)[0] for trial in others), max(_bounds(trial)[1] for trial in others)
+    return {"range": [low - 0.06 * (high - low), high + 0.2 * (high - low)]}
+
+
+def _far(ranked: Sequence[Finalist]) -> Iterable[dict[str, Any]]:
+    for one in ranked:
+        if one.is_default and _is_far(ranked):
+            text = f"{with_units(label(measured_text(one.trial)))} \N{RIGHTWARDS ARROW}"
+            place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(one), "yref": "y"}
+            yield {**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}}
 
 
 def _finalist_groups(ranked: Sequence[Finalist]) -> Iterable[tuple[str, list[Finalist], dict[str, Any]]]:
@@ -93,7 +124,7 @@ def _finalist_groups(ranked: Sequence[Finalist]) -> Iterable[tuple[str, list[Fin
     )
     for name, symbol, color, line, belongs in kinds:
         if chosen := [one for one in ranked if belongs(one)]:
-            yield name, chosen, {"symbol": symbol, "color": color, "size": 11, "line": {"color": line, "width": 2}}
+            yield name, chosen, {"symbol": symbol, "color": color, "size": 8, "line": {"color": line, "width": 2}}
 
 
 def finalist_label(one: Finalist) -> str:
@@ -136,18 +167,18 @@ def best_trials(study: StudyData, count: int = BEST_COUNT) -> list[Trial]:
 def limits_chart(study: StudyData) -> Chart:
     """Return what limits the best configurations: registers, shared memory, occupancy, waves, spills, the roofline."""
     trials = best_trials(study)
-    title = f"What limits the best {len(trials)}"
+    title = f"Resources of the best {len(trials)}, and how near they are to the limit"
     measures = [(name, [_measure(study, trial, name) for trial in trials]) for name in _MEASURES]
-    known = [(name, values) for name, values in measures if any(value is not None for value in values)]
+    known = [(name, values) for name, values in measures if any(values)]
     if not known:
-        return Chart("limits", "What limits the best", None, "No resources of the best configurations are stored.")
+        return Chart("limits", title, None, "No resources of the best configurations are stored.")
     from plotly.subplots import make_subplots
 
     go = load_plotly()
     columns = min(3, len(known))
     lines = math.ceil(len(known) / columns)
     headings = [_MEASURES[name] for name, _ in known]
-    grid = make_subplots(lines, columns, subplot_titles=headings, shared_yaxes=True, vertical_spacing=0.16)
+    grid = make_subplots(lines, columns, subplot_titles=headings, shared_yaxes=True, vertical_spacing=0.2)
     places = [f"#{place}" for place in range(1, len(trials) + 1)]
     colors = [ACCENT, *[SOFT] * (len(trials) - 1)]
     for index, (name, values) in enumerate(known):
@@ -174,6 +205,8 @@ def limits_chart(study: StudyData) -> Chart:
     by = f"; its occupancy is limited by {', '.join(limiting).replace('_', ' ')}" if limiting else ""
     bound = study.bound(trials[0]) if trials else None
     share = f"The best reaches {with_units(bound.text)}{by}." if bound else f"Places are by time{by}."
+    if all(trial.resources is not None and not trial.resources.spill_bytes for trial in trials):
+        share += " None of them spills registers."
     return Chart("limits", title, grid, share, _limits_table(study, trials))
 
 
@@ -242,11 +275,11 @@ def funnel_chart(study: StudyData) -> Chart:
         cliponaxis=False,
         hoverinfo="skip",
     )
-    top = math.log10(max([*counts, 10])) * 1.12
+    top = math.log10(max([*counts, 10])) * 1.3
     made = figure(
         [bars],
         height=70 + 30 * len(counts),
-        x={"title": {"text": "configurations (logarithmic)"}, "type": "log", "range": [-0.3, top], "dtick": 1},
+        x={"title": {"text": "configurations (logarithmic)"}, "type": "log", "range": [-0.3, top], "dtick": 2},
         y={"autorange": "reversed", "showgrid": False, "type": "category"},
         bargap=0.3,
     )
@@ -264,7 +297,11 @@ def funnel_chart(study: StudyData) -> Chart:
 
 def failures_chart(study: StudyData) -> Chart:
     """Return the failures by reason, with the words of the compiler, the verification or the sanitizer."""
-    groups = study.failures
+    return failure_groups_chart(study.failures)
+
+
+def failure_groups_chart(groups: Sequence[FailureGroup]) -> Chart:
+    """Return groups of failures, the most frequent first, as bars."""
     if not groups:
         return Chart("failures", "Failures by reason", None, "No configuration failed.")
     go, shown = load_plotly(), groups[:BEST_COUNT]
@@ -358,7 +395,7 @@ def roofline_chart(studies: Sequence[StudyData]) -> Chart:
         Studies on one device with one element type, at least one. Of one study the default and the best dozen are
         shown; of several, the winner of each.
     """
-    title, roofline = "Roofline", studies[0].roofline
+    title, roofline = "Rates against the ceilings of the GPU", studies[0].roofline
     points = [point for study in studies for point in _roofline_points(study, alone=len(studies) == 1)]
     if not points or roofline.memory is None:
         missing = "the kernel does not state its operations and bytes ([work])" if not points else roofline.origin
@@ -369,9 +406,9 @@ def roofline_chart(studies: Sequence[StudyData]) -> Chart:
     low, high = min([*intensities, *ridge]) / 4, max([*intensities, *ridge]) * 4
     traces = list(_roofs(go, studies[0], low, high))
     for name, symbol, color in (
-        ("winner", "circle", ACCENT),
         ("others", "circle-open", MUTED),
         ("default", "diamond", INK),
+        ("winner", "circle", ACCENT),
     ):
         chosen = [point for point in points if point[0] == name]
         if chosen:
@@ -386,11 +423,12 @@ def roofline_chart(studies: Sequence[StudyData]) -> Chart:
                     hoverinfo="text",
                 )
             )
+    rates = [rate for trace in traces for rate in trace.y]
     made = figure(
         traces,
         height=420,
-        x={"title": {"text": "operations per byte of minimum traffic, FLOP/B"}, "type": "log", "dtick": 1},
-        y={"title": {"text": "TFLOP/s"}, "type": "log", "dtick": 1},
+        x={"title": {"text": "operations per byte of minimum traffic, FLOP/B"}, **log_axis(low, high)},
+        y={"title": {"text": "TFLOP/s"}, **log_axis(min(rates), max(rates))},
         showlegend=True,
         margin={"t": 40},
     )
@@ -401,7 +439,14 @@ def roofline_chart(studies: Sequence[StudyData]) -> Chart:
     headings = ("", "configuration or problem", "FLOP/B", "TFLOP/s", "time, \N{MICRO SIGN}s")
     best = studies[0].bound(studies[0].winner)
     summary = f"The winner reaches {best.text}." if best is not None and len(studies) == 1 else ""
-    return Chart("roofline", title, made, summary, ChartTable(headings, rows), f"Ceilings: {roofline.origin}.")
+    return Chart(
+        "roofline",
+        title,
+        made,
+        summary,
+        ChartTable(headings, rows),
+        f"Ceilings: {roofline.origin.replace(chr(96), chr(39))}.",
+    )
 
 
 def _roofline_points(study: StudyData, *, alone: bool) -> Iterable[tuple[str, Trial, int, int, str]]:

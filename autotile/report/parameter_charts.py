@@ -27,6 +27,7 @@ from autotile.report.theme import (
     hover_text,
     label,
     load_plotly,
+    log_axis,
 )
 
 _MAX_LINES = 4000
@@ -202,12 +203,15 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
         ],
         hoverinfo="text",
     )
-    spread = max(columns[4]) / best
     made = figure(
         [boxes, fastest],
         height=250,
         x={"title": {"text": label(name, 24)}, "type": "category", "showgrid": False},
-        y={"title": {"text": TIME_AXIS}, "nticks": 5, **_log_axis(spread)},
+        y={
+            "title": {"text": TIME_AXIS},
+            "nticks": 5,
+            **(log_axis(best, max(columns[4])) if max(columns[4]) > 5 * best else {}),
+        },
     )
     rows = tuple(
         (str(value), f"{len(times):,}", *(f"{figure_:,.6g}" for figure_ in each[:4]))
@@ -217,10 +221,6 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
     micro = "\N{MICRO SIGN}s"
     headings = (name, "trials", f"fastest, {micro}", f"lower quartile, {micro}", f"median, {micro}", f"upper, {micro}")
     return Chart(chart, title, made, f"The fastest trial has {name} = {fastest_value}.", ChartTable(headings, rows))
-
-
-def _log_axis(ratio: float) -> dict[str, Any]:
-    return {"type": "log", "dtick": "D2"} if ratio > 5 else {}
 
 
 def _groups(timed: Sequence[Trial], name: str) -> list[tuple[Value, NDArray[np.float64]]]:
@@ -311,7 +311,11 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
         tickfont={"color": MUTED, "size": 11},
         rangefont={"color": MUTED, "size": 11},
     )
-    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24})
+    axes = [
+        *({"name": each, "values": [str(value) for value in values_of(timed, each)]} for each in varied),
+        {"name": "time"},
+    ]
+    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta={"axes": axes})
     summary = f"Each of {len(drawn):,} lines is a configuration; the darkest are the fastest."
     left_out = f"{len(drawn):,} of {len(timed):,} configurations are drawn, the fastest among them."
     return Chart(name, title, made, summary, note=left_out if len(drawn) < len(timed) else "")

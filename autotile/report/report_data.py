@@ -121,7 +121,8 @@ def read_report(
     tried = [study for study in wanted if study.trials]
     if not tried:
         raise InputError(_nothing(database.location, kernel, sizes or {}, listed, wanted))
-    families = () if sizes else tuple(rows_of_kernel(FamilyStore(database).rules, kernel))
+    stored_name = None if kernel is None else tried[0].key.kernel  # its files may be gone
+    families = () if sizes else tuple(FamilyStore(database).rules(stored_name))
     families = tuple(one for one in families if dtype in (None, one.key.dtype))
     return _report(database, _title(kernel, sizes or {}, tried), tried, families=families)
 

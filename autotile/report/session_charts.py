@@ -23,6 +23,7 @@ from autotile.report.theme import (
     hover_text,
     label,
     load_plotly,
+    log_axis,
     measured_text,
 )
 
@@ -73,7 +74,10 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
         [trace for trace in traces if trace is not None],
         height=360,
         x={"title": {"text": unit}, "rangemode": "tozero"},
-        y={"title": {"text": quantity}, **({"type": "log", "dtick": "D2"} if spread > _LOG_RATIO else {})},
+        y={
+            "title": {"text": quantity},
+            **(log_axis(scores[timed].min(), scores[timed].max()) if spread > _LOG_RATIO else {}),
+        },
         showlegend=True,
         margin={"t": 40},
     )
@@ -158,7 +162,7 @@ def _expectation(go: Any, study: StudyData, xs: Any, best: Any) -> list[Any]:
     if stopped is None or stopped.expected_gain is None or not stopped.more_trials or study.has_own_objective:
         return []
     pace = float(xs[-1]) / len(xs)
-    ends = [float(xs[-1]), float(xs[-1]) + pace * min(stopped.more_trials, len(xs))]
+    ends = [float(xs[-1]), float(xs[-1]) + pace * min(stopped.more_trials, 0.15 * len(xs))]
     values = [float(best[-1]), float(best[-1]) / (1 + max(stopped.expected_gain, 0.0))]
     line = {"color": ACCENT, "width": 2, "dash": "dot"}
     text = hover_text(expectation_text(study))

@@ -15,7 +15,7 @@ from autotile.database.ceiling_store import read_ceilings
 from autotile.database.database import Database
 from autotile.database.rows import StoredTrial, parsed_rows, stored_trial
 from autotile.database.schema import TRIALS
-from autotile.database.studies import StoredRun, StudySummary
+from autotile.database.studies import StoredRun, StoredStudy, StudySummary
 from autotile.errors import DataError
 from autotile.exchange.recording import Recording
 from autotile.report.study_data import RunData, RunSettings, RunSummary, StudyData
@@ -43,7 +43,7 @@ class StudyReader:
         Study that `Database.studies` listed.
     """
 
-    def __init__(self, database: Database, study: StudySummary) -> None:
+    def __init__(self, database: Database, study: StudySummary | StoredStudy) -> None:
         self._database = database
         self._study = study
         self._trials: list[StoredTrial] = []

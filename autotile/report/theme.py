@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.model import Trial
 from autotile.core.text import interval_text, time_text
-from autotile.errors import ToolchainError
+from autotile.errors import InputError, ToolchainError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -125,7 +126,7 @@ def figure(
     made.update_layout(
         template="none",
         height=height,
-        margin={"l": 8, "r": 16, "t": 12, "b": 8},
+        margin={"l": 8, "r": 16, "t": 34, "b": 8},
         font={"family": FONT, "size": 13, "color": INK},
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
@@ -136,7 +137,7 @@ def figure(
         barcornerradius=2,
         showlegend=False,
     )
-    made.update_xaxes(**_AXIS)
+    made.update_xaxes(**_AXIS, tickangle=0)
     made.update_yaxes(**_AXIS)
     made.update_xaxes(**(x or {}))
     made.update_yaxes(**(y or {}))
@@ -150,9 +151,20 @@ _AXIS: Mapping[str, Any] = {
     "linecolor": FAINT,
     "tickcolor": FAINT,
     "zeroline": False,
+    "exponentformat": "none",
+    "separatethousands": True,
     "tickfont": {"color": MUTED, "size": 12},
     "title": {"font": {"color": MUTED, "size": 12}, "standoff": 8},
 }
+
+
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """Return the properties of a logarithmic axis with ticks at 1, 2 and 5 of each power of ten that it shows."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if last - first <= 3 else (1,)
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    shown = [tick for tick in ticks if 0.5 * low <= tick <= 2 * high]
+    return {"type": "log", "tickvals": shown, "ticktext": [f"{tick:,.12g}" for tick in shown]}
 
 
 def label(text: object, limit: int = _MAX_LABEL) -> str:
@@ -210,3 +222,38 @@ def themed(made: go.Figure, *, dark: bool = False) -> go.Figure:
         return value
 
     return load_plotly().Figure(exchanged(made.to_dict()))
+
+
+def figure_of(chart: Chart, *, dark: bool | None = None) -> go.Figure:
+    """Return the figure of a chart, with its title, for a notebook.
+
+    Parameters
+    ----------
+    chart
+        The chart.
+    dark
+        Whether to use the dark theme; None for that of Plotly's default template.
+
+    Raises
+    ------
+    InputError
+        There is nothing to draw.
+    """
+    if chart.figure is None:
+        raise InputError(chart.summary.rstrip("."))
+    made = themed(chart.figure, dark=_is_dark() if dark is None else dark)
+    margin = (made.layout.margin.t or 0) + _TITLE_PX
+    height = made.layout.height + _TITLE_PX if made.layout.height else None
+    title = {"text": label(chart.title, 200), "x": 0, "xanchor": "left", "xref": "container", "pad": {"l": 12}}
+    made.update_layout(title=title, margin={"t": margin}, height=height)
+    return made
+
+
+_TITLE_PX = 40
+"""Height of the title, which a page writes as a heading above the figure."""
+
+
+def _is_dark() -> bool:
+    import plotly.io
+
+    return "dark" in str(plotly.io.templates.default or "")

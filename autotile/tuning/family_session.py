@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,6 +31,7 @@ from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.tuning.family_study import FamilyMatrix, family_points, proposals, read_matrix, union
 from autotile.tuning.options import TuneOptions, check_whole
+from autotile.tuning.problem_queue import Job, Lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
@@ -130,6 +136,26 @@ class FamilyResult(Displayed):
     def interrupted(self) -> bool:
         """Whether the user ended the session before a rule was learned."""
         return self.rule is None
+
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write a page with charts and tables of the result, which opens offline; return its path.
+
+        Parameters
+        ----------
+        output
+            File to write, or folder to write ``report.html`` into.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or the file cannot be written.
+        ToolchainError
+            Plotly is not installed (``pip install 'autotile[report]'``).
+        """
+        from autotile.report.sections import write_report_of  # imports the readers of the database
+
+        gpu = self.device.name
+        return write_report_of(self.database, self.kernel, {}, output, dtype=self.dtype, gpu_name=gpu)
 
     def _headline(self) -> str:
         rule = self.rule
@@ -252,6 +278,8 @@ class _FamilySession:
     worker_pool: WorkerPool
     _notices: dict[str, None] = field(default_factory=dict)
     _overhead_s: float = _OVERHEAD_S
+    _observing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a session of any thread is observed."""
 
     def run(self) -> FamilyResult:
         """Resume where the last run with the same plan stopped, and go on to the rule."""
@@ -300,25 +328,48 @@ class _FamilySession:
     def _tune_points(self) -> bool:
         """Tune the points that are left; return False if the user interrupted."""
         count = len(self.points)
-        for number in range(self._progress.tuned, count):
+
+        def tune_point(number: int, lane: Lane) -> TuneResult:
             share_s = self._share_s(_TUNING_SHARE, count - number)
             search_s = None if share_s is None else max(share_s - self._overhead_s, _MIN_SEARCH_S)
             started = time.monotonic()
-            result = self._session("tuning", number, replace(self.options, budget_s=search_s))
+            result = self._session("tuning", number, replace(self.options, budget_s=search_s), lane)
             searched_s = sum(result.phases.get(phase, 0.0) for phase in ("start", "search"))
             self._overhead_s = time.monotonic() - started - searched_s
-            if result.interrupted:
-                return False
-            self._progress = replace(self._progress, tuned=number + 1)
-            self._save()
-        return True
+            return result
+
+        return self._at_points(range(self._progress.tuned, count), tune_point, "tuned")
+
+    def _at_points(
+        self, numbers: Sequence[int], run: Callable[[int, Lane], TuneResult], counter: Literal["tuned", "measured"]
+    ) -> bool:
+        """Hold a session at each point, at several at once on several GPUs; return False if the user interrupted.
+
+        The points up to the first that is missing count as done when a later run resumes.
+        """
+        done: set[int] = set()
+        jobs = [Job(partial(run, number)) for number in numbers]
+        with closing(run_jobs(jobs, self.options.devices)) as ended:
+            for place, result in ended:
+                if isinstance(result, Exception):
+                    raise result
+                if result.interrupted and len(self.options.devices) < 2:
+                    return False
+                done |= {numbers[place]} - ({numbers[place]} if result.interrupted else set())
+                finished = next((number for number in numbers if number not in done), numbers[-1] + 1)
+                progress = self._progress
+                is_tuned = counter == "tuned"
+                self._progress = replace(progress, tuned=finished) if is_tuned else replace(progress, measured=finished)
+                self._save()
+        return len(done) == len(numbers)
 
     def _measure(self, candidates: Sequence[Config]) -> bool:
         """Measure all candidates at every point; return False if the user interrupted."""
         count = len(self.points)
-        for number in range(self._progress.measured, count):
-            if not self._lacks_measurements(candidates, self.points[number]):
-                continue
+        left = range(self._progress.measured, count)
+        numbers = [number for number in left if self._lacks_measurements(candidates, self.points[number])]
+
+        def measure(number: int, lane: Lane) -> TuneResult:
             options = replace(
                 self.options,
                 sampler=BRUTE_FORCE,
@@ -330,11 +381,9 @@ class _FamilySession:
                 transfer=False,
                 fresh=False,
             )
-            if self._session("measuring", number, options).interrupted:
-                return False
-            self._progress = replace(self._progress, measured=number + 1)
-            self._save()
-        return True
+            return self._session("measuring", number, options, lane)
+
+        return self._at_points(numbers, measure, "measured")
 
     def _lacks_measurements(self, candidates: Sequence[Config], sizes: Mapping[str, int]) -> bool:
         """Return whether any candidate that is valid at a point was not tried there."""
@@ -347,17 +396,24 @@ class _FamilySession:
         """Return one point's part of the remaining budget, in seconds; None without a budget."""
         if self.options.budget_s is None:
             return None
-        return max((share * self.options.budget_s - self._elapsed_s) / left, _MIN_SEARCH_S)
+        rounds = math.ceil(left / max(1, len(self.options.devices)))
+        return max((share * self.options.budget_s - self._elapsed_s) / rounds, _MIN_SEARCH_S)
 
-    def _session(self, phase: FamilyPhase, number: int, options: TuneOptions) -> TuneResult:
+    def _session(self, phase: FamilyPhase, number: int, options: TuneOptions, lane: Lane) -> TuneResult:
         problem, count = self._problem(self.points[number]), len(self.points)
+
+        def observe(progress: Progress) -> None:
+            with self._observing:
+                self.observe(FamilyStep(phase, number + 1, count, problem, progress))
+
         result = tune(
             self.kernel,
             problem,
             self.settings,
-            options,
-            lambda progress: self.observe(FamilyStep(phase, number + 1, count, problem, progress)),
+            lane.options(options),
+            observe,
             worker_pool=self.worker_pool,
+            stop=lane.stop,
         )
         self._notices.update(dict.fromkeys(result.notices))
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
@@ -150,6 +151,26 @@ class OperationResult(Displayed):
     def libraries(self) -> tuple[TunedContender, ...]:
         """The libraries among the contenders."""
         return tuple(one for one in self.contenders if one.is_library)
+
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write a page with charts and tables of the result, which opens offline; return its path.
+
+        Parameters
+        ----------
+        output
+            File to write, or folder to write ``report.html`` into.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or the file cannot be written.
+        ToolchainError
+            Plotly is not installed (``pip install 'autotile[report]'``).
+        """
+        from autotile.report.sections import write_report_of  # imports the readers of the database
+
+        of, gpu = self.problem, self.device.name
+        return write_report_of(self.database, of.kernel, of.sizes, output, dtype=of.dtype, gpu_name=gpu)
 
     def _headline(self) -> str:
         winner = self.winner

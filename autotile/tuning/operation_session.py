@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from autotile.core.device import DeviceProperties
@@ -25,8 +28,10 @@ from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold
 from autotile.tuning.family_study import is_possible
 from autotile.tuning.operation_result import OperationResult, OperationStep, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
-from autotile.tuning.result import TuneResult
+from autotile.tuning.problem_queue import Job, Lane, run_jobs
+from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
+from autotile.tuning.stopping import StopRequest
 from autotile.workers.child import WorkerPool
 
 if TYPE_CHECKING:
@@ -98,6 +103,7 @@ def tune_operation(
     served: Served = lambda kernel, problem: None,
     proposed: Proposed = lambda kernels, sizes: (),
     observe: Observer = lambda _: None,
+    stop: StopRequest | None = None,
 ) -> OperationResult:
     """Tune the kernels that compute a problem within one budget, and race the best of each with the libraries.
 
@@ -118,6 +124,8 @@ def tune_operation(
         See `Served` and `Proposed`; what they return is tried first.
     observe
         Called with the state of the session after each trial.
+    stop
+        The user's interrupt, shared with sessions in other threads; None to receive it here.
 
     Raises
     ------
@@ -152,7 +160,17 @@ def tune_operation(
         WorkerPool() as worker_pool,
     ):
         session = _OperationSession(
-            operation, problem, settings, options, tuple(libraries), served, observe, kernels, database, worker_pool
+            operation,
+            problem,
+            settings,
+            options,
+            tuple(libraries),
+            served,
+            observe,
+            kernels,
+            database,
+            worker_pool,
+            stop,
         )
         return session.run()
 
@@ -188,10 +206,13 @@ class _OperationSession:
     kernels: list[_Kernel]
     database: Database
     worker_pool: WorkerPool
+    stop: StopRequest | None = None
     _notices: dict[str, None] = field(default_factory=dict)
     _device: DeviceProperties | None = None
     _interrupted: bool = False
     _round: int = 0
+    _sharing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the sessions of several threads are observed, or take their shares."""
 
     def run(self) -> OperationResult:
         """Share the budget, hold the last race, and store its times."""
@@ -221,10 +242,9 @@ class _OperationSession:
             self._round = number
             is_last = number == self._rounds or len(live) == 1
             self._begin_round(1 if is_last else self._rounds - number + 1, is_last=is_last)
-            for place, one in enumerate(live):
-                self._tune(one, len(live) - place)
-                if self._interrupted:
-                    return
+            self._tune_all(live)
+            if self._interrupted:
+                return
             live = sorted((one for one in live if one.best is not None), key=lambda one: one.time_us)
             if is_last or not live:
                 return
@@ -254,17 +274,36 @@ class _OperationSession:
             self._round_trials = self._trials_left // left
             self._trials_left -= self._round_trials
 
-    def _tune(self, one: _Kernel, left: int) -> None:
+    def _tune_all(self, live: Sequence[_Kernel]) -> None:
+        """Hold the sessions of a round, several at once on several GPUs; nothing is left to do after an interrupt."""
+        jobs = [Job(partial(self._tune, one, len(live) - place)) for place, one in enumerate(live)]
+        begun = 0
+        with closing(run_jobs(jobs, self.options.devices, stop=self.stop)) as ended:
+            for _, fault in ended:
+                begun += 1
+                if isinstance(fault, Exception):
+                    raise fault
+                if self._interrupted and len(self.options.devices) < 2:
+                    return
+        self._interrupted = self._interrupted or begun < len(jobs)
+
+    def _tune(self, one: _Kernel, left: int, lane: Lane) -> None:
         """Hold a session of a kernel with its share of the round, in which so many kernels are left, with this one."""
         started = time.monotonic()
+
+        def observe(progress: Progress) -> None:
+            with self._sharing:
+                self.observe(OperationStep(self._round, self._rounds, one.problem, progress))
+
         try:
             result = tune(
                 one.kernel,
                 one.problem,
                 self.settings,
-                self._session_options(one, left),
-                lambda progress: self.observe(OperationStep(self._round, self._rounds, one.problem, progress)),
+                lane.options(self._session_options(one, left)),
+                observe,
                 worker_pool=self.worker_pool,
+                stop=lane.stop,
             )
         except (DatabaseError, ToolchainError):
             raise
@@ -279,15 +318,17 @@ class _OperationSession:
         one.result, one.tried = result, sum(result.outcomes.values())
         one.best = result.winner
         one.failed = "" if result.winner is not None else "no configuration ran"
-        self._interrupted = result.interrupted
+        self._interrupted = self._interrupted or result.interrupted
 
     def _session_options(self, one: _Kernel, left: int) -> TuneOptions:
         budget_s, trials = None, None
         if self.options.budget_s is not None:
-            budget_s = max((self._round_end - time.monotonic()) / left, _MIN_SEARCH_S)
+            turns = math.ceil(left / max(1, len(self.options.devices)))
+            budget_s = max((self._round_end - time.monotonic()) / turns, _MIN_SEARCH_S)
         if self._trials_left is not None:
-            share = max(1, self._round_trials // left)
-            self._round_trials -= share
+            with self._sharing:
+                share = max(1, self._round_trials // left)
+                self._round_trials -= share
             one.target += share
             trials = one.target
         chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
@@ -11,6 +12,7 @@ from autotile.core.model import Config, Outcome, Problem, Trial, config_key, con
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
 from autotile.core.text import Displayed, device_text, duration_text, funnel_text, interval_text, time_text
+from autotile.report.notebook import StudyPlots, newest_study
 from autotile.tuning.finals import Finals
 from autotile.tuning.gpu_comparison import Confirmation, GpuUse
 from autotile.tuning.parameter_effects import ParameterEffects
@@ -18,6 +20,7 @@ from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped
 
 if TYPE_CHECKING:
+    from autotile.report.study_data import StudyData
     from autotile.search.transfer import MisleadingSource  # imports Optuna
 
 _EFFECT_KEYS = ("importance", "thresholds", "insight")
@@ -131,6 +134,8 @@ class Progress:
     """Remarks for the user, one line each."""
     remaining_s: float | None = None
     """Estimated time until the session ends, finals included, in seconds; None before there is a basis for it."""
+    may_end_earlier: bool = False
+    """Whether ``remaining_s`` is a limit: ``until`` is expected to end the search, and it is not foreseen when."""
 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:
@@ -150,8 +155,11 @@ def trial_entry(trial: Trial) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TuneResult(Displayed):
+class TuneResult(Displayed, StudyPlots):
     """Result of a tuning session.
+
+    Its methods ``plot_...`` return charts of the study, and ``to_pandas`` its trials; see
+    `autotile.report.notebook.StudyPlots`.
 
     Attributes
     ----------
@@ -271,6 +279,36 @@ class TuneResult(Displayed):
         yield "took", duration_text(self.seconds)
         yield "database", self.database
 
+    def study_data(self) -> StudyData:
+        """Return the study with all its runs and trials, read from the database.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or has no such study any more.
+        """
+        return newest_study(self.database, self.problem, self.device)
+
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write a page with charts and tables of the result, which opens offline; return its path.
+
+        Parameters
+        ----------
+        output
+            File to write, or folder to write ``report.html`` into.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or the file cannot be written.
+        ToolchainError
+            Plotly is not installed (``pip install 'autotile[report]'``).
+        """
+        from autotile.report.sections import write_report_of  # imports the readers of the database
+
+        of, gpu = self.problem, self.device.name
+        return write_report_of(self.database, of.kernel, of.sizes, output, dtype=of.dtype, gpu_name=gpu)
+
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Return the rate of a trial in GFLOP/s; None where the kernel does not state its operations."""
         if trial is None or trial.time_us is None or self.flops is None:
@@ -306,6 +344,8 @@ class TuneResult(Displayed):
             "stopped": self.stopped.to_json() if self.stopped is not None else None,
             **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),
             **(self.front.to_json() if self.front is not None else {}),
+            "flops": self.flops,
+            "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),
             "resumed": self.resumed,

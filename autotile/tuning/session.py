@@ -20,7 +20,7 @@ from autotile.tuning.backend import choose_backend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session_run import Observer, Session
-from autotile.tuning.stopping import check_until
+from autotile.tuning.stopping import StopRequest, check_until
 from autotile.workers.child import WorkerPool
 
 SessionClass = TypeVar("SessionClass", bound="Session")
@@ -34,6 +34,7 @@ def tune(
     observe: Observer = lambda _: None,
     *,
     worker_pool: WorkerPool | None = None,
+    stop: StopRequest | None = None,
 ) -> TuneResult:
     """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
 
@@ -49,6 +50,8 @@ def tune(
         Called with the state of the session after each trial.
     worker_pool
         Worker processes to share with other sessions; None to start and end them here.
+    stop
+        The user's interrupt, shared by sessions in several threads; None to receive it here.
 
     Raises
     ------
@@ -60,6 +63,8 @@ def tune(
     with open_session(
         kernel, problem, settings, options, observe, worker_pool=worker_pool, session_class=Session
     ) as session:
+        if stop is not None:
+            session.share_stop(stop)
         return session.run()
 
 

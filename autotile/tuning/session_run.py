@@ -89,6 +89,7 @@ class Session:
         self._effects: ParameterEffects | None = None
         self._confirmation: Confirmation | None = None
         self._stop = StopRequest()
+        self._receives_stop = True
         self._clock = Clock()
         notices = (backend.notice, kernel.spec.reference.notice, *database.notices)
         self._notices = tuple(notice for notice in notices if notice)
@@ -144,6 +145,11 @@ class Session:
         """Newest trial of each configuration, including those of earlier sessions."""
         return self._log.trials
 
+    def share_stop(self, stop: StopRequest) -> None:
+        """Take the user's interrupt from the main thread, before `run`."""
+        self._stop = self._rules.stop = stop
+        self._receives_stop = False
+
     def run(self) -> TuneResult:
         """Search until a stopping rule holds, race the best candidates, and store the result.
 
@@ -162,7 +168,9 @@ class Session:
     def _run(self) -> TuneResult:
         finals: Finals | None = None
         aborted = False
-        with self._stop, ExitStack() as self._resources:
+        with ExitStack() as self._resources:
+            if self._receives_stop:
+                self._resources.enter_context(self._stop)
             try:
                 self._report("starting")
                 with self._phase("start"):
@@ -334,6 +342,8 @@ class Session:
         check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
 
     def _keep(self, trial: Trial) -> None:
+        if self._stop.aborted:
+            raise KeyboardInterrupt
         with self._timeline.span("database", "store"):
             self._record.add(trial)
         self._log.add(trial)
@@ -464,6 +474,7 @@ class Session:
                 target=self._options.trial_target,
                 elapsed_s=elapsed_s,
                 remaining_s=None if left_s is None else left_s + self._time_left.finals_s,
+                may_end_earlier=self._options.until is not None and self._rules.ends_after is None,
                 budget_s=self._options.budget_s,
                 outcomes=log.outcomes,
                 gates=log.gates,

@@ -52,16 +52,20 @@ class Clock:
 class StopRequest:
     """Context in which the first SIGINT only sets `requested`, and the next one raises `KeyboardInterrupt`.
 
-    Outside the main thread, where Python delivers no signals, the context has no effect.
+    Outside the main thread, where Python delivers no signals, the context has no effect. Sessions in several threads
+    share one, which the main thread has entered.
 
     Attributes
     ----------
     requested
         Whether the user has asked for the end of the session.
+    aborted
+        Whether the sessions of other threads are to end at once.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.aborted = False
         self._previous: Any = None
 
     def __enter__(self) -> Self:
@@ -151,7 +155,7 @@ class StoppingRules:
         self._options = options
         self._log = log
         self._clock = clock
-        self._stop = stop
+        self.stop = stop
         self.expected_gain: float | None = None
         self.settled_gain: float | None = None
         self.ends_after: float | None = None
@@ -172,7 +176,7 @@ class StoppingRules:
         target, budget_s, until = self._options.trial_target, self._options.budget_s, self._options.until
         gain = self.expected_gain
         reached: dict[Rule, bool] = {
-            "interrupt": self._stop.requested,
+            "interrupt": self.stop.requested,
             "trials": target is not None and len(self._log) + self.running >= target,
             "budget": budget_s is not None and self._clock.elapsed_s >= budget_s and self._may_end_by_budget(budget_s),
             "until": until is not None and gain is not None and gain < until,

@@ -25,6 +25,7 @@ from autotile.settings import child_environment
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
 COMMANDS = [
+    "report",
     "tune",
     "new",
     "tune-family",
@@ -35,6 +36,8 @@ COMMANDS = [
     "list",
     "misses",
     "trials",
+    "watch",
+    "plot",
     "bundle",
     "space",
     "survey",
@@ -217,6 +220,7 @@ def test_a_usage_error_says_where_the_help_is(run, words):
 
 
 REFUSED = {
+    "a kernel to plot": ["plot", "sgem_2d"],
     "a sample": ["survey", "sgemm_2d", "--sample", "3", "--csv", "-", "--json"],
     "a device to survey": ["survey", "sgemm_2d", "--device", "nosuch"],
     "a path": ["space", "nowhere.toml"],

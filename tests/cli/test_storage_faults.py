@@ -100,7 +100,7 @@ class TestFullDisk:
         assert f'"resumed": {trials},' in resumed[1]
         assert WINNER in resumed[1]
 
-    @pytest.mark.parametrize("size", ["4k", "12k", "60k"])
+    @pytest.mark.parametrize("size", ["4k", "60k"])
     def test_one_without_room_for_a_database(self, words: list[str], tmp_path: Path, size: str) -> None:
         disk = tmp_path / "disk"
         tune = autotile(*words, "--db", disk / "tuning.db", TMPDIR=tmp_path)
@@ -220,7 +220,7 @@ class TestFullDisk:
     def test_a_file_that_may_not_grow(self, words: list[str], tmp_path: Path) -> None:
         """A limit on the size of files is another error to SQLite, and still one message."""
         location = tmp_path / "tuning.db"
-        limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))\n"
+        limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (140_000, 140_000))\n"
         code = f"{limited}from autotile.cli.application import main; sys.argv[0] = 'autotile'; main()"
         done = subprocess.run(
             [sys.executable, "-c", code, *words, "--db", str(location)],

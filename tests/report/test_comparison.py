@@ -25,6 +25,7 @@ from autotile.database.keys import TuningKey
 from autotile.database.schema import TRIALS
 from autotile.errors import InputError
 from autotile.report.comparison import Comparison, compare
+from autotile.report.comparison_page import changes_chart
 
 FAST: Config = {"THREADS": 256, "WORK": 4}
 SLOW: Config = {"THREADS": 64, "WORK": 2}
@@ -358,6 +359,41 @@ class TestAnswer:
         found = both(book, 1.08)
         assert "1 problem compared: 1 slower" in repr(found)
         assert "+8." in found._repr_html_()
+
+
+class TestPage:
+    def test_it_is_written(self, book: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        pytest.importorskip("plotly", reason="Plotly is not installed")
+        for name, factor in (("a.db", 1.0), ("b.db", 1.2)):
+            book(name).put(1, measured(FAST, samples(factor, 1)), kernel="<script>alert(1)</script>")
+            book(name).put(2, measured(FAST, samples(factor, 1)), gpu="h200" if factor == 1.0 else "a100-sxm4-80gb")
+        book("a.db").put(3, measured(FAST, samples(1.0, 1)))
+        page = tmp_path / "page.html"
+        code, _, err = outcome(book("a.db"), book("b.db"), capsys, output=str(page), fail_if_slower="5%")
+        assert (code, f"page: {page}" in err) == (3, True)
+        text = page.read_text()
+        assert "<script>alert" not in text
+        for part in ("2 problems slower by more than 5.0 %", "Only in A", "GPU", "Content-Security-Policy"):
+            assert part in text
+
+    def test_many_problems_are_drawn_in_part(self, book: Any) -> None:
+        pytest.importorskip("plotly", reason="Plotly is not installed")
+        (one,) = both(book, 1.1).problems
+        found = replace(compare(book("a.db").path, book("b.db").path), problems=(one,) * 100)
+        chart = changes_chart(found, 0.05)
+        assert chart.note == "60 of 100 problems are drawn, those that changed most."
+        assert len(chart.figure.data[0].y) == len(set(chart.figure.data[0].y)) == 60
+        assert len(chart.table.rows) == 100
+
+    def test_nothing_to_draw(self, book: Any) -> None:
+        assert changes_chart(both(book, 1.5, count=3), None).figure is None
+
+    def test_a_page_that_cannot_be_written(self, book: Any, tmp_path: Path) -> None:
+        both(book, 1.0)
+        with pytest.raises(InputError, match="none"):
+            report_comparison(
+                str(book("a.db").path), str(book("b.db").path), output=str(tmp_path / "none" / "page.html")
+            )
 
 
 class TestArguments:

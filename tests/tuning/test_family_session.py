@@ -1,6 +1,7 @@
 """Families tuned by replay: points, matrix, rule, resuming, budget, faults."""
 
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -97,6 +98,38 @@ class TestRule:
         result = run(plan=FamilyPlan(points=6, max_configs=12))
         assert config_key(MANY) not in {config_key(one.config) for one in result.rule.configs}
         assert result.rule.mean_loss == 0.0  # relative to the best configuration that may be served
+
+
+class TestSeveralGpus:
+    def test_points_are_tuned_at_the_same_time_and_the_rule_is_the_same(
+        self, bench: Any, judges: Any, run: Any
+    ) -> None:
+        record_all(bench, judges)
+        threads: dict[int, set[int]] = {}
+
+        def observe(step: FamilyStep) -> None:
+            if step.phase == "tuning":
+                threads.setdefault(step.number, set()).add(threading.get_ident())
+
+        result = run(observe=observe, devices=(0, 1))
+        assert sorted(threads) == [1, 2, 3, 4, 5, 6]
+        assert threading.get_ident() not in set().union(*threads.values())
+        assert result.rule.mean_loss == 0.0
+        assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
+
+    def test_an_error_at_a_point_ends_the_others(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+
+        def kill(step: FamilyStep) -> None:
+            if step.number == 3:
+                raise RuntimeError("killed")
+
+        with pytest.raises(RuntimeError, match="killed"):
+            run(observe=kill, devices=(0, 1))
+        assert not any(thread.name.startswith("problem ") for thread in threading.enumerate())
+        again = run(devices=(0, 1))
+        assert again.resumed <= 2
+        assert again.rule.mean_loss == 0.0
 
 
 class TestResuming:

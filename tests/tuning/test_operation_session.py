@@ -88,6 +88,13 @@ class TestHalving:
         assert [by_name[name].trials for name in NAMES] == [12, 12, 5]
         assert by_name["first"].ratio.value == pytest.approx(1.5, rel=0.2)
 
+    def test_the_kernels_of_a_round_share_several_gpus(self, record: Any, run: Any) -> None:
+        record(first=1.5, second=1.0, third=4.0)
+        result = run(trials=45, devices=(0, 1))
+        assert result.winner.name == "second"
+        assert sum(one.trials for one in result.contenders) >= 29
+        assert not result.interrupted
+
     def test_the_winner_of_each_kernel_is_stored_as_ever(self, bench: Any, record: Any, run: Any) -> None:
         record(first=1.5, second=1.0, third=4.0)
         result = run(trials=30)

@@ -1,0 +1,409 @@
+"""Tuning by a plan: all of its problems, on all GPUs, and what became of each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from autotile.api.operation_tuning import tune_loaded_operation
+from autotile.api.targets import is_name_of, models_of
+from autotile.api.tuning import tune_problem
+from autotile.core.text import NOTHING, Displayed, duration_text, plural, sizes_text, time_text
+from autotile.cuda.driver import device_count, live_device
+from autotile.database.database import Database, location_text, open_existing
+from autotile.errors import AutotileError, DatabaseError, InputError
+from autotile.kernel.inputs import call_folder, read_captured_call
+from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.operation import Operation
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import expand_path, read_settings
+from autotile.tuning.missed_problems import missed_problems
+from autotile.tuning.operation_result import OperationResult, OperationStep
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.plan import PlannedProblem, TuningPlan, is_done, plan_text, read_plan
+from autotile.tuning.problem_queue import Job, Lane, run_jobs
+from autotile.tuning.result import Progress, TuneResult
+from autotile.workers.child import WorkerPool
+
+State = Literal["tuned", "done", "failed", "left"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """What became of a problem of a plan on a GPU.
+
+    Attributes
+    ----------
+    planned
+        The problem.
+    gpu_name
+        Name of the GPU; empty in replay.
+    state
+        ``tuned``; ``done`` if an earlier session had tuned it; ``failed``; or ``left`` if it did not begin, or was
+        interrupted.
+    result
+        Result of the session; None if there was none.
+    reason
+        Why it failed; empty otherwise.
+    seconds
+        Wall time of the session.
+    """
+
+    planned: PlannedProblem
+    gpu_name: str
+    state: State
+    result: TuneResult | OperationResult | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def time_us(self) -> float | None:
+        """Time of the winner in microseconds."""
+        if isinstance(self.result, OperationResult):
+            return self.result.winner.time_us if self.result.winner is not None else None
+        winner = self.result.winner if self.result is not None else None
+        return winner.time_us if winner is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        problem = self.planned.problem
+        return {
+            "kernel": problem.kernel,
+            "problem": dict(problem.sizes),
+            "dtype": problem.dtype,
+            "gpu": self.gpu_name or None,
+            "state": self.state,
+            "reason": self.reason or None,
+            "time_us": self.time_us,
+            "seconds": round(self.seconds, 3),
+            "result": self.result.to_json() if self.result is not None else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanResult(Displayed):
+    """What became of a plan.
+
+    Attributes
+    ----------
+    name
+        Name of the plan.
+    entries
+        Its problems, in their order.
+    seconds
+        Wall time.
+    interrupted
+        Whether the user ended it.
+    database
+        Location of the tuning database.
+    """
+
+    name: str
+    entries: tuple[PlanEntry, ...]
+    seconds: float
+    interrupted: bool
+    database: str
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every problem is tuned."""
+        return all(entry.state in ("tuned", "done") for entry in self.entries)
+
+    def count(self, state: State) -> int:
+        """Return the number of problems in a state."""
+        return sum(entry.state == state for entry in self.entries)
+
+    @property
+    def summary(self) -> str:
+        """The number of problems in each state, as text."""
+        words = {"tuned": "tuned", "done": "tuned before", "failed": "failed", "left": "left"}
+        counts = [f"{self.count(state)} {words[state]}" for state in words if self.count(state)]  # type: ignore[arg-type]
+        return f"{plural(len(self.entries), 'problem')}: {', '.join(counts)}, in {duration_text(self.seconds)}"
+
+    def _headline(self) -> str:
+        return f"plan {self.name}: {self.summary}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        yield "database", self.database
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        return ("kernel", "problem", "dtype", "GPU", "state", "time", "took"), [
+            (
+                entry.planned.problem.kernel,
+                sizes_text(entry.planned.problem.sizes),
+                entry.planned.problem.dtype,
+                entry.gpu_name or NOTHING,
+                entry.state,
+                time_text(entry.time_us),
+                duration_text(entry.seconds) if entry.seconds else NOTHING,
+            )
+            for entry in self.entries
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that ``autotile tune --plan --json`` prints."""
+        return {
+            "plan": self.name,
+            "complete": self.is_complete,
+            "interrupted": self.interrupted,
+            "seconds": round(self.seconds, 3),
+            "database": self.database,
+            "problems": [entry.to_json() for entry in self.entries],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """State of a running plan.
+
+    Attributes
+    ----------
+    number, count
+        Number of the problem, from 1, and number of problems.
+    planned, gpu_name
+        The problem, and the GPU that it is tuned on.
+    progress
+        State of its session; None where it ends.
+    entry
+        What became of it, where it ends.
+    ended
+        Number of problems that have ended.
+    """
+
+    number: int
+    count: int
+    planned: PlannedProblem
+    gpu_name: str
+    progress: Progress | None
+    entry: PlanEntry | None
+    ended: int
+
+
+PlanObserver = Callable[[PlanStep], None]
+
+
+def tune_plan(
+    plan: TuningPlan | str | Path, options: TuneOptions | None = None, observe: PlanObserver = lambda _: None
+) -> PlanResult:
+    """Tune all problems of a plan, one a GPU at the same time, and several GPUs a problem where few are left.
+
+    Problems that an earlier run has tuned are left out, so that the same call resumes. One that cannot be tuned does
+    not stop the others.
+
+    Parameters
+    ----------
+    plan
+        A plan, or the path of its file.
+    options
+        Options of each session, where the plan states none; ``devices`` names the GPUs.
+    observe
+        Called as sessions proceed, by one thread at a time.
+
+    Raises
+    ------
+    InputError
+        The plan cannot be read, names a GPU that is not there, or the database cannot be written.
+    """
+    options = options or TuneOptions()
+    return _PlanRun(plan if isinstance(plan, TuningPlan) else read_plan(Path(plan)), options, observe).run()
+
+
+class _PlanRun:
+    def __init__(self, plan: TuningPlan, options: TuneOptions, observe: PlanObserver) -> None:
+        self._plan = plan
+        self._options = options
+        self._observe = observe
+        self._devices = options.devices or (options.device_index,)
+        self._models = self._models_here()
+        self._places = [
+            (planned, gpu_name, chosen)
+            for planned in plan.problems
+            for gpu_name, devices in self._models
+            if (chosen := _chosen(planned, gpu_name, devices))
+        ]
+        for planned in plan.problems:
+            if not any(place[0] is planned for place in self._places):
+                here = ", ".join(name for name, _ in self._models)
+                wanted = " or ".join(map(str, planned.gpus))
+                raise InputError(
+                    f"{planned.problem} is to be tuned on {wanted}, and the GPUs of this command are {here}"
+                )
+        self._lock = threading.Lock()
+        self._entries: dict[int, PlanEntry] = {}
+        self._begun = time.monotonic()
+
+    def run(self) -> PlanResult:
+        location = self._options.database or str(read_settings().database)
+        Database.open(location).close()  # an error of the database comes first
+        left = [number for number, place in enumerate(self._places) if not self._is_done(number, location, *place[:2])]
+        interrupted = False
+        with WorkerPool() as worker_pool:
+            jobs = [Job(partial(self._tune, number, worker_pool), self._places[number][2]) for number in left]
+            with closing(run_jobs(jobs, self._devices)) as ended:
+                for _, entry in ended:
+                    if isinstance(entry, Exception):
+                        raise entry
+                    if entry.state == "left" and not self._is_out_of_time:
+                        interrupted = True
+                        if len(self._devices) < 2:
+                            break
+        entries = [
+            self._entries.get(number) or PlanEntry(planned, gpu_name, "left")
+            for number, (planned, gpu_name, _) in enumerate(self._places)
+        ]
+        interrupted = interrupted or (len(self._entries) < len(entries) and not self._is_out_of_time)
+        seconds = time.monotonic() - self._begun
+        return PlanResult(self._plan.name, tuple(entries), seconds, interrupted, location_text(location))
+
+    @property
+    def _is_out_of_time(self) -> bool:
+        return self._left_s is not None and self._left_s <= 0
+
+    @property
+    def _left_s(self) -> float | None:
+        """Time left of the plan's budget, in seconds; None without one."""
+        total_s = self._plan.total_budget_s
+        return None if total_s is None else total_s - (time.monotonic() - self._begun)
+
+    def _models_here(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return the GPUs of the command by model, each with the model's name; unnamed in replay."""
+        if self._options.replay is not None or device_count() == 0:
+            return [("", tuple(self._devices))]
+        return [(live_device(group[0]).name, group) for group in models_of(self._devices)]
+
+    def _is_done(self, number: int, location: str, planned: PlannedProblem, gpu_name: str) -> bool:
+        options = planned.options(self._options)
+        with open_existing(location) as database:
+            done = not self._options.fresh and is_done(database, planned, options, gpu_name)
+        if done:
+            self._end(number, PlanEntry(planned, gpu_name, "done"))
+        return done
+
+    def _tune(self, number: int, worker_pool: WorkerPool, lane: Lane) -> PlanEntry:
+        planned, gpu_name, _ = self._places[number]
+        options, left_s = lane.options(planned.options(self._options)), self._left_s
+        if left_s is not None:
+            if left_s <= 0:
+                return self._end(number, PlanEntry(planned, gpu_name, "left"))
+            options = replace(options, budget_s=min(left_s, options.budget_s or left_s))
+        begun = time.monotonic()
+        result: TuneResult | OperationResult | None = None
+        reason = ""
+        try:
+            if isinstance(planned.target, Operation):
+                see = partial(self._see_operation, number)
+                result = tune_loaded_operation(planned.target, planned.problem, options, see, lane.stop)
+            else:
+                shared = {"worker_pool": worker_pool, "stop": lane.stop}
+                see_session = partial(self._see, number)
+                result = tune_problem(planned.target, planned.problem, options, see_session, **shared)
+        except DatabaseError:
+            raise  # it concerns all
+        except AutotileError as error:
+            reason = str(error)
+        state: State = "failed"
+        if result is not None and result.interrupted:
+            state = "left"
+        elif result is not None and result.winner is not None:
+            state = "tuned"
+        elif result is not None:
+            reason = "no configuration ran"
+        return self._end(number, PlanEntry(planned, gpu_name, state, result, reason, time.monotonic() - begun))
+
+    def _see_operation(self, number: int, step: OperationStep) -> None:
+        self._see(number, step.progress)
+
+    def _see(self, number: int, progress: Progress) -> None:
+        self._report(number, progress, None)
+
+    def _end(self, number: int, entry: PlanEntry) -> PlanEntry:
+        with self._lock:
+            self._entries[number] = entry
+        self._report(number, None, entry)
+        return entry
+
+    def _report(self, number: int, progress: Progress | None, entry: PlanEntry | None) -> None:
+        planned, gpu_name, _ = self._places[number]
+        with self._lock:
+            ended = len(self._entries)
+            self._observe(PlanStep(number + 1, len(self._places), planned, gpu_name, progress, entry, ended))
+
+
+def _chosen(planned: PlannedProblem, gpu_name: str, devices: tuple[int, ...]) -> tuple[int, ...]:
+    """Return those GPUs of a model on which a problem is to be tuned."""
+    if not planned.gpus or not gpu_name:
+        return devices
+    return tuple(
+        index
+        for index in devices
+        if any(one == index if isinstance(one, int) else is_name_of(one, live_device(index)) for one in planned.gpus)
+    )
+
+
+def plan_of_misses(kernel: KernelName | None, options: TuneOptions) -> TuningPlan:
+    """Return a plan of the problems that programs asked for and that are not tuned, the costliest first.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of its search-space file; None for all kernels.
+    options
+        Options of the sessions: the device and the database.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, there is no such kernel, or nothing was missed.
+    """
+    found = [PlannedProblem(one.asked_as, one.kernel, one.problem) for one in missed_problems(kernel, options)]
+    if not found:
+        raise InputError("no missed problem is left to tune; `autotile misses` lists what was counted")
+    return TuningPlan("misses", tuple(found))
+
+
+def plan_of_calls(folders: Iterable[str | Path]) -> TuningPlan:
+    """Return a plan of captured calls, each tuned on its own arguments.
+
+    Parameters
+    ----------
+    folders
+        Folders of captured calls, or of several of them.
+
+    Raises
+    ------
+    InputError
+        A folder holds no captured call, or its kernel is not found.
+    """
+    found: list[PlannedProblem] = []
+    for given in folders:
+        folder = expand_path(given, "a captured call")
+        inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
+        for path in inner or [call_folder(folder)]:
+            call = read_captured_call(path)
+            named = call.source if Path(call.source).is_file() else call.kernel
+            kernel = load_kernel(named)
+            problem = resolve_problem(kernel.spec, call.sizes, call.dtype)
+            found.append(PlannedProblem(named, kernel, problem, captured=str(path.absolute())))
+    return TuningPlan("captured", tuple(found))
+
+
+def write_plan(plan: TuningPlan, output: str | Path) -> Path:
+    """Write a plan to a file, and return its path.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    path = expand_path(output, "a plan")
+    try:
+        path.write_text(plan_text(plan.problems, [f"{plan.name}: {plural(len(plan.problems), 'problem')}"]))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    return path

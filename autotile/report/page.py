@@ -1,0 +1,328 @@
+"""One self-contained HTML page: escaped text, charts that are drawn when they are seen, tables, a strict policy.
+
+All HTML is made by `tag`, which escapes whatever is not `Markup` already. The page states a content-security policy
+with the hashes of its own scripts and styles, and loads nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from autotile import __version__
+from autotile.core.documents import encode_json
+from autotile.core.text import shown_text
+from autotile.database.paths import atomic_write
+from autotile.errors import InputError
+from autotile.report.theme import DARK, LIGHT, Chart, ChartTable, load_plotly
+
+_MAX_TABLE_ROWS = 200
+"""Rows of a table behind a chart."""
+
+
+class Markup(str):
+    """Text that is HTML: made by `tag`, with everything inside it escaped."""
+
+    __slots__ = ()
+
+
+Content = str | Markup | None | Iterable["Content"]
+
+_VOID = frozenset({"meta", "link", "br", "input", "hr"})
+
+
+def tag(name: str, /, *content: Content, **attributes: str | int | bool | None) -> Markup:
+    """Return an HTML element.
+
+    Parameters
+    ----------
+    name
+        Name of the element.
+    content
+        Text, which is escaped; markup; or iterables of both. None is left out.
+    attributes
+        Values of attributes: an underscore at the end is left out, others become hyphens. True is an attribute without
+        a value; False and None leave it out.
+    """
+    given = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in _VOID:
+        return Markup(f"<{name}{given}>")
+    return Markup(f"<{name}{given}>{joined(*content)}</{name}>")
+
+
+def joined(*content: Content) -> Markup:
+    """Return content one after the other, with text escaped."""
+    return Markup("".join(_html(part) for part in content))
+
+
+def _html(content: Content) -> str:
+    if content is None or isinstance(content, Markup):
+        return content or ""
+    if isinstance(content, str):
+        return escape(shown_text(content, lines=True))
+    return joined(*content)
+
+
+def _attribute(key: str, value: str | int | bool | None) -> str:
+    name = key.rstrip("_").replace("_", "-")
+    if value is None or value is False:
+        return ""
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Column of a table of data: its heading, with the unit, and whether it holds numbers."""
+
+    name: str
+    unit: str = ""
+    is_number: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataTable:
+    """A table that is sorted, filtered and exported in the browser; a cell without a value is None.
+
+    Attributes
+    ----------
+    name
+        Name of the file of its export, without the ending.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[str | float | int | None]]
+
+
+@dataclass(slots=True)
+class Page:
+    """A page that is being made.
+
+    Attributes
+    ----------
+    title
+        Title of the window, and heading.
+    subtitle
+        Line below the heading.
+    body
+        Content, in order.
+    """
+
+    title: str
+    subtitle: str = ""
+    body: list[Markup] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
+    _figures: dict[str, Any] = field(default_factory=dict)
+    _tables: dict[str, Any] = field(default_factory=dict)
+    size_bytes: int = 0
+    """Size of the figures and tables so far."""
+
+    def section(self, anchor: str, heading: str, *content: Content, link: str = "") -> Markup:
+        """Return a section with a heading; with ``link``, the navigation leads to it under that name."""
+        if link:
+            self.links.append((anchor, link))
+        return tag("section", tag("h2", heading), *content, id=anchor, class_="section")
+
+    def chart(self, chart: Chart, prefix: str = "", *, wide: bool = False, table: str = "") -> Markup:
+        """Return a chart with its summary, the numbers behind it and what was left out.
+
+        Parameters
+        ----------
+        prefix
+            Text before the chart's name, which makes it unique on the page.
+        wide
+            Whether a narrow screen scrolls it sideways.
+        table
+            Name of a table of data that a selection in the chart filters.
+        """
+        name = f"{prefix}{chart.name}"
+        heading = tag("h3", chart.title, id=f"{name}-title")
+        if chart.figure is None:
+            return tag("div", heading, tag("p", chart.summary, class_="empty"), class_="chart")
+        document = chart.figure.to_json(engine="json")
+        self.size_bytes += len(document)
+        self._figures[name] = document
+        plot = tag(
+            "div",
+            id=name,
+            class_="plot wide" if wide else "plot",
+            role="img",
+            aria_labelledby=f"{name}-title",
+            aria_describedby=f"{name}-summary",
+            data_table=table or None,
+            style=f"min-height:{int(chart.figure.layout.height)}px",
+        )
+        return tag(
+            "figure",
+            heading,
+            tag("p", chart.summary, class_="summary", id=f"{name}-summary"),
+            tag("div", plot, class_="scroll"),
+            tag("p", chart.note, class_="note") if chart.note else None,
+            table_details(chart.table),
+            class_="chart",
+        )
+
+    def data_table(self, table: DataTable, prefix: str = "") -> Markup:
+        """Return a table of data with its search field, its export and its pages."""
+        name = f"{prefix}{table.name}"
+        columns = [[column.name, column.unit, column.is_number] for column in table.columns]
+        document = encode_json({"file": table.name, "columns": columns, "rows": table.rows}, compact=True)
+        self.size_bytes += len(document)
+        self._tables[name] = document
+        without = tag("noscript", tag("p", "The table of all trials needs JavaScript.", class_="empty"))
+        return tag("div", without, id=name, class_="data-table")
+
+    def html(self) -> str:
+        """Return the document.
+
+        Raises
+        ------
+        ToolchainError
+            The page has charts, and Plotly is not installed.
+        """
+        style, script = _asset("report.css"), _asset("report.js")
+        plotly = _plotly_script() if self._figures else ""
+        placeholders = [*_plotly_styles(plotly), "plotly.js-style-global"] if plotly else []
+        scripts = [text for text in (plotly, script) if text]
+        colours = encode_json({"light": LIGHT, "dark": DARK})
+        head = tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="Content-Security-Policy", content=content_policy(scripts, [style, ""])),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="referrer", content="no-referrer"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", f"{self.title} \N{EN DASH} autotile"),
+            tag("style", Markup(style)),
+            [tag("style", id=name) for name in placeholders],
+        )
+        data = [
+            _data("colours", colours),
+            _data("figures", _json_object(self._figures)),
+            _data("tables", _json_object(self._tables)),
+        ]
+        body = tag("body", self._header(), tag("main", *self.body, id="main"), _footer(), data, map(_script, scripts))
+        return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+    def _header(self) -> Markup:
+        links = [tag("a", text, href=f"#{anchor}") for anchor, text in self.links]
+        return joined(
+            tag("a", "Skip to the content", href="#main", class_="skip"),
+            tag(
+                "header",
+                tag("h1", self.title),
+                tag("p", self.subtitle, class_="subtitle") if self.subtitle else None,
+                tag("button", "Dark", type="button", id="theme", aria_label="Switch between light and dark"),
+                tag("nav", links, aria_label="Sections") if links else None,
+            ),
+        )
+
+
+def static_table(headings: Sequence[str], rows: Iterable[Sequence[Content]], *, caption: str = "") -> Markup:
+    """Return a table as it is, without sorting."""
+    head = tag("thead", tag("tr", [tag("th", heading, scope="col") for heading in headings]))
+    body = tag("tbody", [tag("tr", [tag("td", cell) for cell in row]) for row in rows])
+    title = tag("caption", caption) if caption else None
+    return tag(
+        "div",
+        tag("table", title, head, body),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=caption or "Table",
+    )
+
+
+def table_details(table: ChartTable) -> Markup | None:
+    """Return the numbers behind a chart, folded; None if there are none."""
+    if not table.rows:
+        return None
+    shown = table.rows[:_MAX_TABLE_ROWS]
+    more = f" (the first {len(shown):,} of {len(table.rows):,})" if len(shown) < len(table.rows) else ""
+    return tag("details", tag("summary", f"The numbers behind it{more}"), static_table(table.headings, shown))
+
+
+def content_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
+    """Return the content-security policy of a page that runs some scripts, and loads and sends nothing.
+
+    Plotly sets ``style`` attributes, which can neither load nor send anything under this policy.
+    """
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {' '.join(map(_hash, scripts))}",
+            f"style-src-elem {' '.join(map(_hash, styles))}",
+            "style-src-attr 'unsafe-inline'",
+            "img-src data: blob:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def write_page(text: str, path: Path) -> None:
+    """Write a page, as a whole or not at all.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the path of a file, such as {path / 'report.html'}")
+    try:
+        with atomic_write(path) as stream:
+            stream.write(text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; give another path with -o") from None
+
+
+def _footer() -> Markup:
+    return tag("footer", tag("p", f"Made by autotile {__version__}. This page loads nothing and sends nothing."))
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _script(text: str) -> Markup:
+    return Markup(f"<script>{text}</script>")
+
+
+def _data(name: str, document: str) -> Markup:
+    """Return a block of JSON, in which nothing can end the element."""
+    safe = document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    safe = safe.replace("\N{LINE SEPARATOR}", "\\u2028").replace("\N{PARAGRAPH SEPARATOR}", "\\u2029")
+    return Markup(f'<script type="application/json" id="data-{name}">{safe}</script>')
+
+
+def _json_object(documents: dict[str, str]) -> str:
+    return "{" + ",".join(f"{encode_json(name)}:{document}" for name, document in documents.items()) + "}"
+
+
+def _asset(name: str) -> str:
+    return resources.files("autotile.report").joinpath("assets", name).read_text("utf-8")
+
+
+@cache
+def _plotly_script() -> str:
+    load_plotly()
+    from plotly.offline import get_plotlyjs
+
+    text = str(get_plotlyjs())
+    if "</script" in text.lower():
+        raise InputError("this version of Plotly cannot be embedded; install another with `pip install -U plotly`")
+    return text
+
+
+def _plotly_styles(script: str) -> list[str]:
+    """Return the ids of style elements that Plotly adds unless they are there; the policy would refuse them."""
+    return sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', script)))

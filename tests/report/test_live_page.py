@@ -1,0 +1,165 @@
+"""The live page in a browser: it follows a replayed session to its end, and hostile names do nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_studies import SCRIPT, Session, store_session
+
+from autotile.report.live_server import LiveServer
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120.0
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="Selenium is not installed")
+BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+if BROWSER is None or DRIVER is None:
+    pytest.skip("Chromium and its driver are not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--enable-unsafe-swiftshader",
+        "--window-size=1500,1200",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    opened.set_script_timeout(LIMIT_S)
+    yield opened
+    opened.quit()
+
+
+class Watching:
+    """A server in a thread, and the browser on its page."""
+
+    def __init__(self, browser: Any, *databases: Path) -> None:
+        self.browser = browser
+        self.server = LiveServer(databases)
+        self._thread = threading.Thread(target=self.server.run, daemon=True)
+        self._thread.start()
+        browser.get_log("browser")
+        browser.get_log("performance")
+        browser.get(self.server.url)
+
+    def text(self, selector: str) -> str:
+        found = self.browser.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        return str(found)
+
+    def count(self, selector: str) -> int:
+        return int(self.browser.execute_script("return document.querySelectorAll(arguments[0]).length", selector))
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: {self.text('body')[:2000]}"
+            time.sleep(0.2)
+
+    def drawn(self) -> set[str]:
+        """Names of the charts that are drawn, after each has been brought into view."""
+        script = """
+            const done = arguments[0], figures = [...document.querySelectorAll('figure')];
+            const isDrawn = (one) => one.querySelector('.main-svg')?.getBoundingClientRect().width > 100;
+            (async () => {
+                for (const one of figures.filter((each) => !isDrawn(each))) {
+                    one.scrollIntoView();
+                    await new Promise((resolve) => setTimeout(resolve, 100));
+                }
+                done(figures.filter(isDrawn).map((one) => one.dataset.chart));
+            })();
+        """
+        return set(self.browser.execute_async_script(script))
+
+    def check(self) -> None:
+        """No error in the console, and no request to anywhere else."""
+        severe = [one["message"] for one in self.browser.get_log("browser") if one["level"] == "SEVERE"]
+        assert severe == []
+        for entry in self.browser.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                url = message["params"]["request"]["url"]
+                assert url.startswith((self.server.url, "data:", "blob:")), url
+
+    def end(self) -> None:
+        self.server.stop()
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def watch(browser: Any) -> Iterator[Callable[..., Watching]]:
+    opened: list[Watching] = []
+
+    def start(*databases: Path) -> Watching:
+        opened.append(Watching(browser, *databases))
+        return opened[-1]
+
+    yield start
+    browser.get("about:blank")
+    for one in opened:
+        one.end()
+
+
+def test_a_replayed_session_to_its_end(watch: Any, tmp_path: Path, scale_toml: Path, recording: Path) -> None:
+    path = tmp_path / "live.db"
+    page = watch(path)
+    page.wait(lambda: "holds nothing yet" in page.text("#messages"), "no message")
+    assert page.text("#connection") == "nothing is running"
+    command = [sys.executable, "-m", "autotile", "tune", str(scale_toml), "n=1048576", f"--replay={recording}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run([*command, "--db", str(path)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page.wait(lambda: page.text(".session .state").startswith("ended after"), "not ended")
+    page.wait(lambda: "winner" in page.text(".session dl"), "no winner")
+    page.wait(lambda: {"best_over_trials", "finals"} <= page.drawn(), "not drawn")
+    assert page.text(".session h2") == "scale n=1048576 float32"
+    assert page.count(".latest tbody tr") > 3
+    assert page.text("#messages") == ""
+    page.check()
+
+
+def test_a_session_that_grows_and_one_beside_it(watch: Any, tmp_path: Path) -> None:
+    running, other = tmp_path / "a.db", tmp_path / "b.db"
+    store_session(running, Session(trials=40, ended=False, finals=False))
+    store_session(other, Session(trials=60))
+    page = watch(running, other)
+    page.wait(lambda: page.count(".session") == 2 and len(page.drawn()) > 6, "not drawn")
+    states = page.browser.execute_script("return [...document.querySelectorAll('.session')].map(s => s.dataset.state)")
+    assert sorted(states) == ["ended", "silent"]
+    assert "no trial for" in page.text(".session[data-state=silent] .state")
+    page.check()
+
+
+def test_hostile_names_are_text(watch: Any, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.db"
+    store_session(path, Session(trials=60, hostile=True))
+    page = watch(path)
+    page.wait(lambda: SCRIPT in page.text(".session h2") and len(page.drawn()) > 6, "not drawn")
+    assert page.count("img") == page.count("body script") == page.count("i") == 0
+    page.check()
+
+
+def test_a_page_whose_server_has_ended_says_so(watch: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    store_session(path, Session(trials=30))
+    page = watch(path)
+    page.wait(lambda: page.count(".session figure") > 0, "not drawn")
+    page.server.stop()
+    page.wait(lambda: "cannot be reached" in page.text("#connection"), "no message")
+    assert page.count(".session figure") > 0

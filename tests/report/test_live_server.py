@@ -1,0 +1,381 @@
+"""The live page over HTTP: token, host, methods, read-only, and databases that are missing, locked or replaced."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_studies import Session as Sessions
+from report_studies import store_session
+from sqlalchemy import select, update
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Trial
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey
+from autotile.database.schema import RUNS, STUDIES, TRIALS
+from autotile.errors import InputError, UnknownKernelError
+from autotile.report.live import DatabaseFollower
+from autotile.report.live_server import LivePage, LiveServer
+
+TOKEN = "the-token"
+ROOT = Path(__file__).parents[2]
+
+testclient = pytest.importorskip("starlette.testclient", reason="Starlette and httpx are not installed")
+
+
+class Client:
+    """The page of one database, which is read when a test says so."""
+
+    def __init__(self, path: Path | str, kernels: tuple[str, ...] = ()) -> None:
+        self.follower = DatabaseFollower(path, "d0", kernels)
+        application = LivePage([self.follower]).application(TOKEN)
+        self.http = testclient.TestClient(application, base_url="http://127.0.0.1:8000")
+
+    def get(self, path: str) -> Any:
+        answer = self.http.get(f"/{TOKEN}/{path}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def state(self) -> Any:
+        self.follower.read()
+        return self.get("state")
+
+    def message(self) -> str:
+        (found,) = self.state()["databases"]
+        return str(found["message"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "live.db"
+
+
+@pytest.fixture
+def client(path: Path) -> Iterator[Client]:
+    made = Client(path)
+    yield made
+    made.follower.close()
+    made.follower._disconnect()
+
+
+class Session:
+    """A session that never ran, which stores trials as one does."""
+
+    def __init__(self, path: Path, key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]) -> None:
+        self.database = Database.open(path)
+        self._measured = measured
+        self.study = self.database.study(key, device)
+        self.run = self.database.start_run(self.study, sampler="random", host="a host", gates={"limits": 100})
+
+    def add(self, count: int) -> None:
+        known = len(self.database.trials(self.study))
+        for i in range(known, known + count):
+            self.database.add_trial(self.study, self.run, self._measured({"BM": 8 * (i + 1)}, 100.0 - i))
+
+    def end(self) -> None:
+        self.database.end_run(self.run, {"seconds": 1.0})
+
+
+@pytest.fixture
+def session(path: Path, key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]) -> Iterator[Session]:
+    made = Session(path, key, device, measured)
+    yield made
+    made.database.close()
+
+
+class TestGuard:
+    @pytest.mark.parametrize(
+        "target", ["/", "/state", "/wrong/state", f"/{TOKEN}x/state", f"/{TOKEN[:-1]}/", f"//{TOKEN}/"]
+    )
+    def test_without_the_token_nothing_is_answered(self, client: Client, target: str) -> None:
+        answer = client.http.get(f"http://127.0.0.1:8000{target}")
+        assert answer.status_code == 403
+        assert TOKEN not in answer.text
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+
+    @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", ""])
+    def test_another_host_is_refused(self, client: Client, host: str) -> None:
+        assert client.http.get(f"/{TOKEN}/state", headers={"host": host}).status_code == 400
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1234"])
+    def test_this_machine_is_answered(self, client: Client, host: str) -> None:
+        assert client.http.get(f"/{TOKEN}/state", headers={"host": host}).status_code == 200
+
+    @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+    @pytest.mark.parametrize("target", ["", "state", "session/d0-1", "watch.js"])
+    def test_nothing_but_reading(self, client: Client, method: str, target: str) -> None:
+        assert client.http.request(method, f"/{TOKEN}/{target}").status_code == 405
+
+    @pytest.mark.parametrize("target", ["", "state", "watch.js", "none"])
+    def test_headers_of_every_answer(self, client: Client, target: str) -> None:
+        headers = client.http.get(f"/{TOKEN}/{target}").headers
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["connect-src"] == "'self'"
+        assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+
+    @pytest.mark.parametrize("target", ["live.py", "%2e%2e%2flive.py", "assets/watch.js", "session", "session/"])
+    def test_other_paths(self, client: Client, target: str) -> None:
+        assert client.http.get(f"/{TOKEN}/{target}").status_code == 404
+
+    def test_the_page_names_nothing_elsewhere(self, client: Client) -> None:
+        page = client.http.get(f"/{TOKEN}/")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "://" not in page.text
+        assert "<script>" not in page.text
+
+
+class TestState:
+    def test_a_session_from_its_start_to_its_end(self, client: Client, session: Session) -> None:
+        (found,) = client.state()["sessions"]
+        assert (found["kernel"], found["state"], found["trials"]) == ("sgemm", "running", 0)
+        assert (found["device"], found["host"]) == ("NVIDIA H200", "a host")
+        session.add(3)
+        later = client.state()["sessions"][0]
+        assert (later["state"], later["trials"]) == ("running", 3)
+        assert later["version"] != found["version"]
+        session.end()
+        last = client.state()["sessions"][0]
+        assert (last["state"], last["trials"]) == ("ended", 3)
+        assert last["version"] != later["version"]
+
+    def test_one_that_stores_nothing_may_have_been_killed(self, client: Client, session: Session) -> None:
+        before = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="microseconds")
+        with session.database.writing() as connection:
+            connection.execute(update(RUNS).values(started_at=before))
+        (found,) = client.state()["sessions"]
+        assert (found["state"], found["silent"]) == ("silent", "1 h 00 min")
+
+    def test_the_newest_run_of_a_study(self, client: Client, session: Session) -> None:
+        session.add(2)
+        session.end()
+        session.run = session.database.start_run(session.study, sampler="random")
+        (found,) = client.state()["sessions"]
+        assert (found["state"], found["trials"]) == ("running", 0)
+
+    def test_only_some_kernels(self, path: Path, session: Session) -> None:
+        for kernels, count in ((("sgemm",), 1), (("other",), 0)):
+            client = Client(path, kernels)
+            assert len(client.state()["sessions"]) == count
+            client.follower._disconnect()
+
+    def test_a_row_that_does_not_match_its_schema(self, client: Client, session: Session) -> None:
+        session.add(2)
+        with session.database.writing() as connection:
+            connection.execute(update(RUNS).values(started_at="yesterday"))
+        assert client.state()["sessions"] == []
+        with session.database.writing() as connection:
+            connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00+00:00"))
+            connection.execute(update(TRIALS).values(created_at="today"))
+        assert client.state()["sessions"] == []
+        with session.database.writing() as connection:
+            connection.execute(update(STUDIES).values(dtype=""))
+        client.follower._disconnect()
+        assert client.state()["sessions"] == []
+
+
+class TestDrawing:
+    def answer(self, client: Client, name: str, since: int = 0) -> Any:
+        client.follower.read()
+        return client.get(f"session/{name}?since={since}")
+
+    def test_only_what_changed_is_sent(self, client: Client, path: Path) -> None:
+        store_session(path, Sessions(trials=40, ended=False, finals=False))
+        name = client.state()["sessions"][0]["name"]
+        assert client.get(f"session/{name}")["number"] == 0  # its trials are read from now on
+        first = self.answer(client, name)
+        charts = {chart["texts"]["name"]: chart for chart in first["charts"]}
+        assert first["texts"]["order"] == list(charts)
+        assert {"best_over_trials", "finals", "heat_map", "roofline", "drift"} <= charts.keys()
+        assert charts["best_over_trials"]["figure"]["data"]
+        assert charts["finals"]["figure"] is None
+        assert self.answer(client, name, first["number"]) == {"number": first["number"]}
+
+        client.follower._drawings[name]._rest_until = 0.0
+        with Database.open(path) as database, database.writing() as connection:
+            failed = connection.execute(select(TRIALS).where(TRIALS.c.outcome == "wrong_result").limit(1)).mappings()
+            row = dict(next(iter(failed)))
+            del row["id"]
+            connection.execute(TRIALS.insert(), row)
+        later = self.answer(client, name, first["number"])
+        changed = {chart["texts"]["name"] for chart in later["charts"]}
+        assert later["number"] > first["number"]
+        assert "best_over_trials" in changed
+        assert not {"limits", "roofline", "finals"} & changed  # a failure changes none of these
+        assert self.answer(client, name)["texts"]["order"] == list(charts)
+
+    def test_drawing_rests_while_a_session_runs_and_not_at_its_end(self, client: Client, session: Session) -> None:
+        session.add(3)
+        name = client.state()["sessions"][0]["name"]
+        client.get(f"session/{name}")
+        first = self.answer(client, name)
+        client.follower._drawings[name]._rest_until = time.monotonic() + 1000
+        session.add(1)
+        assert self.answer(client, name, first["number"]) == {"number": first["number"]}
+        session.end()
+        last = self.answer(client, name, first["number"])
+        assert last["number"] > first["number"]
+        assert last["version"] == client.get("state")["sessions"][0]["version"]
+
+    @pytest.mark.parametrize("since", ["-1", "x", "1e9", "99999999999999", "\N{SUPERSCRIPT TWO}", ""])
+    def test_any_number_is_answered(self, client: Client, session: Session, since: str) -> None:
+        session.add(2)
+        name = client.state()["sessions"][0]["name"]
+        client.get(f"session/{name}")
+        client.follower.read()
+        assert client.http.get(f"/{TOKEN}/session/{name}", params={"since": since}).json()["charts"]
+
+    def test_an_unknown_session(self, client: Client) -> None:
+        client.state()
+        assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
+
+    def test_sessions_that_are_listed_no_longer_are_freed(self, client: Client, session: Session) -> None:
+        session.add(2)
+        name = client.state()["sessions"][0]["name"]
+        client.get(f"session/{name}")
+        client.follower.read()
+        with session.database.writing() as connection:
+            connection.execute(TRIALS.delete())
+            connection.execute(RUNS.delete())
+        client.follower.read()
+        assert not client.follower._readers
+        assert not client.follower._drawings
+
+
+class TestDatabase:
+    def test_one_that_does_not_exist_yet(
+        self, client: Client, path: Path, key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
+    ) -> None:
+        assert "holds nothing yet" in client.message()
+        assert not path.exists()
+        Session(path, key, device, measured).database.close()
+        assert client.message() == ""
+        assert len(client.get("state")["sessions"]) == 1
+
+    def test_one_that_is_deleted_and_comes_back(self, client: Client, session: Session, path: Path) -> None:
+        first = client.state()["sessions"][0]
+        session.database.close()
+        kept = path.read_bytes()
+        path.unlink()
+        assert "was deleted or moved" in client.message()
+        assert client.get("state")["sessions"][0]["name"] == first["name"]
+        assert "holds nothing yet" in client.message()
+        path.write_bytes(kept)
+        assert client.message() == ""
+        assert client.get("state")["sessions"][0]["version"] != first["version"]
+
+    def test_one_that_another_process_holds(self, client: Client, session: Session, path: Path) -> None:
+        session.add(1)
+        assert client.message() == ""
+        session.database.close()
+        client.follower._disconnect()
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("PRAGMA journal_mode=DELETE")
+            other.execute("BEGIN EXCLUSIVE")
+            client.follower.start()
+            deadline = time.monotonic() + 20
+            while not (message := client.get("state")["databases"][0]["message"]) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert "another process may have locked it" in message
+            assert client.get("state")["sessions"][0]["trials"] == 1
+            other.execute("ROLLBACK")
+            while client.get("state")["databases"][0]["message"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert client.get("state")["databases"][0]["message"] == ""
+
+    @pytest.mark.parametrize(
+        "content", [b"no database", b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "damaged"]
+    )
+    def test_one_that_is_none(self, client: Client, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        assert str(path) in client.message()
+        assert path.read_bytes() == content
+
+    def test_one_of_an_older_version_is_not_upgraded(self, client: Client, session: Session, path: Path) -> None:
+        session.database.close()
+        with closing(sqlite3.connect(path)) as other, other:
+            (column,) = [row[1] for row in other.execute("PRAGMA table_info(autotile_schema)")]
+            other.execute(f"UPDATE autotile_schema SET {column} = '0005'")
+        before = path.read_bytes()
+        assert "older autotile" in client.message()
+        assert path.read_bytes() == before
+
+    def test_nothing_is_written(self, client: Client, session: Session, path: Path) -> None:
+        session.add(3)
+        session.end()
+        session.database.close()
+        before = path.read_bytes()
+        for _ in range(3):
+            client.state()
+        client.follower._disconnect()
+        assert path.read_bytes() == before
+        assert path.with_name("live.db-wal").stat().st_size == 0  # SQLite's, which shares the memory of its log
+
+    def test_several_side_by_side(self, path: Path, tmp_path: Path, session: Session) -> None:
+        followers = [DatabaseFollower(place, f"d{i}") for i, place in enumerate((path, tmp_path / "none.db"))]
+        http = testclient.TestClient(LivePage(followers).application(TOKEN), base_url="http://127.0.0.1")
+        for follower in followers:
+            follower.read()
+        found = http.get(f"/{TOKEN}/state").json()
+        assert [bool(one["message"]) for one in found["databases"]] == [False, True]
+        assert [one["name"] for one in found["sessions"]] == [f"d0-{session.study}"]
+        followers[0]._disconnect()
+
+
+class TestServer:
+    def test_the_loopback_only(self, path: Path) -> None:
+        server = LiveServer([path])
+        with closing(server._socket) as bound:
+            host, port = bound.getsockname()
+            assert host == "127.0.0.1"
+            assert server.url.startswith(f"http://127.0.0.1:{port}/")
+            with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 cannot be used"):
+                LiveServer([path], port=port)
+
+    def test_tokens_differ(self, path: Path) -> None:
+        servers = [LiveServer([path]) for _ in range(2)]
+        tokens = {server.url.split("/")[3] for server in servers}
+        for server in servers:
+            server._socket.close()
+        assert len(tokens) == 2
+        assert all(len(token) >= 32 for token in tokens)
+
+    def test_an_unknown_kernel(self, path: Path) -> None:
+        with pytest.raises(UnknownKernelError):
+            LiveServer([path], ["sgem_2d"])
+
+    @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+    def test_the_command_until_it_is_interrupted(self, path: Path, session: Session, ending: signal.Signals) -> None:
+        command = [sys.executable, "-m", "autotile", "watch", str(path), "--no-open"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            place, token = url.removeprefix("http://").rstrip("/").split("/")
+            with closing(http.client.HTTPConnection(place, timeout=20)) as connection:
+                for given, status in ((token, 200), ("wrong", 403)):
+                    connection.request("GET", f"/{given}/state")
+                    answer = connection.getresponse()
+                    assert (answer.status, bool(answer.read())) == (status, True)
+                process.send_signal(ending)  # while the connection is open, as a browser's is
+                out, err = process.communicate(timeout=30)
+        assert process.returncode == (0 if ending == signal.SIGINT else -signal.SIGTERM)
+        assert out == ""
+        assert err == "Ctrl-C ends it\n"

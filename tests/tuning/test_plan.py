@@ -1,0 +1,176 @@
+"""Plans: their file, their order, what is done already, and whole runs by replay on simulated GPUs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.api.plans import PlanStep, plan_of_misses, tune_plan, write_plan
+from autotile.core.model import Problem
+from autotile.database.database import Database
+from autotile.errors import InputError
+from autotile.settings import read_settings
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.plan import MAX_PROBLEMS, plan_text, read_plan
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path, scale_toml: Path) -> Callable[[str], Path]:
+    """Return a function that writes a plan beside the kernel's folder; KERNEL stands for its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "plan.toml"
+        path.write_text(text.replace("KERNEL", f'"kernels/{scale_toml.name}"'))
+        return path
+
+    return write
+
+
+def sizes_of(path: Path) -> list[int]:
+    return [one.problem.sizes["n"] for one in read_plan(path).problems]
+
+
+class TestFile:
+    def test_sizes_are_combined_and_listed_ones_added(self, plan_file: Any) -> None:
+        path = plan_file("[[tune]]\nkernel = KERNEL\nsizes = { n = [1024, 2048] }\nproblems = [{ n = 4096 }]\n")
+        assert sorted(sizes_of(path)) == [1024, 2048, 4096]
+
+    def test_priorities_order_and_equal_problems_count_once(self, plan_file: Any) -> None:
+        path = plan_file(
+            "[[tune]]\nkernel = KERNEL\nsizes = { n = [1, 2] }\n"
+            "[[tune]]\nkernel = KERNEL\nsizes = { n = [3, 2] }\npriority = 5\n"
+        )
+        assert sizes_of(path) == [3, 1, 2] or sizes_of(path) == [3, 2, 1]
+
+    def test_the_effort_of_the_plan_is_that_of_entries_without_one(self, plan_file: Any) -> None:
+        path = plan_file(
+            "[plan]\nname = 'night'\ntrials = 50\ntotal_budget_s = 60\n"
+            "[[tune]]\nkernel = KERNEL\nsizes = { n = 1 }\n"
+            "[[tune]]\nkernel = KERNEL\nsizes = { n = 2 }\nbudget_s = 5\n"
+        )
+        plan = read_plan(path)
+        chosen = [one.options(TuneOptions(trials=7)) for one in plan.problems]
+        assert [(one.trials, one.budget_s) for one in chosen] == [(50, None), (None, 5)]
+        assert (plan.name, plan.total_budget_s) == ("night", 60)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "missing required field tune"),
+            ("[[tune]]\nkernel = KERNEL\n", "names no problem"),
+            ("[[tune]]\nkernel = KERNEL\nsize = { n = 1 }\n", "did you mean 'sizes'"),
+            ("[[tune]]\nkernel = 'nonesuch'\nsizes = { n = 1 }\n", "number 1: .*nonesuch"),
+            ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1, m = 2 }\n", "number 1: .*m"),
+            ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1 }\ndtypes = ['float7']\n", "float7"),
+            ("[[tune]]\nkernel = KERNEL\nsizes = { n = -1 }\n", "n"),
+            ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1 }\ntrials = 0\n", "trials"),
+            ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1 }\nuntil = 2.0\n", "until"),
+            ("[[tune]\n", "plan.toml cannot be read"),
+            ("[[tune]]\nkernel = KERNEL\ncaptured = 'nowhere'\n", "No such file"),
+        ],
+    )
+    def test_a_malformed_plan_is_refused(self, plan_file: Any, text: str, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            read_plan(plan_file(text))
+
+    def test_too_many_problems_are_refused_before_they_are_made(self, plan_file: Any) -> None:
+        many = list(range(1, 1001))
+        path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {many}, a = {many}, b = {many} }}\n")
+        with pytest.raises(InputError, match=f"{MAX_PROBLEMS:,}"):
+            read_plan(path)
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"nowhere\.toml cannot be read: No such file"):
+            read_plan(tmp_path / "nowhere.toml")
+
+    def test_what_is_written_is_read_back(self, plan_file: Any, tmp_path: Path) -> None:
+        plan = read_plan(plan_file("[[tune]]\nkernel = KERNEL\nsizes = { n = [1, 2, 3] }\npriority = 2\n"))
+        path = write_plan(plan, tmp_path / "again.toml")
+        assert read_plan(path).problems == plan.problems
+        assert plan_text(plan.problems) in path.read_text()
+
+    def test_misses_make_a_plan(self, bench: Any, scale_toml: Path, tmp_path: Path) -> None:
+        with Database.open(read_settings().database) as database:
+            for n, count in ((512, 3), (700, 9)):
+                database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
+        plan = plan_of_misses(str(scale_toml), TuneOptions())
+        assert [one.problem.sizes["n"] for one in plan.problems] == [700, 512]
+        assert sorted(sizes_of(write_plan(plan, tmp_path / "misses.toml"))) == [512, 700]
+        with pytest.raises(InputError, match="no missed problem"):
+            plan_of_misses("sgemm", TuneOptions())
+
+
+class TestRuns:
+    @pytest.fixture
+    def recorded(self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Recordings of three problems in a folder that replay looks into."""
+        sizes = [1024, 2048, 4096]
+        for n in sizes:
+            bench.record(n=n)
+        settings = replace(read_settings(), recording_folders=(tmp_path,))
+        for module in ("plans", "tuning"):
+            monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: settings)
+        return sizes
+
+    @pytest.mark.parametrize("devices", [(), (0, 1), (0, 1, 2, 3)])
+    def test_all_problems_are_tuned_and_left_out_the_next_time(
+        self, recorded: list[int], plan_file: Any, bench: Any, devices: tuple[int, ...]
+    ) -> None:
+        path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\ntrials = 6\n")
+        options = TuneOptions(replay="auto", workers=2, devices=devices)
+        steps: list[PlanStep] = []
+        result = tune_plan(path, options, steps.append)
+        assert [entry.state for entry in result.entries] == ["tuned"] * 3
+        assert result.is_complete
+        assert not result.interrupted
+        assert [step.ended for step in steps if step.entry is not None] == [1, 2, 3]
+        assert {step.number for step in steps} == {1, 2, 3}
+        before = len(bench.stored())
+        again = tune_plan(path, options)
+        assert [entry.state for entry in again.entries] == ["done"] * 3
+        assert len(bench.stored()) == before
+        more = tune_plan(path, replace(options, trials=9))  # the plan's own effort counts
+        assert [entry.state for entry in more.entries] == ["done"] * 3
+        path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\ntrials = 9\n")
+        assert [entry.state for entry in tune_plan(path, options).entries] == ["tuned"] * 3
+        assert tune_plan(path, options).to_json()["complete"]
+
+    def test_one_that_fails_does_not_stop_the_others(self, recorded: list[int], plan_file: Any) -> None:
+        path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {[77, *recorded]} }}\ntrials = 3\n")
+        result = tune_plan(path, TuneOptions(replay="auto", workers=1, devices=(0, 1)))
+        assert [entry.state for entry in result.entries] == ["failed", "tuned", "tuned", "tuned"]
+        assert "no recording" in result.entries[0].reason
+        assert not result.is_complete
+        assert "3 tuned, 1 failed" in result.summary
+
+    def test_a_budget_of_the_whole_plan(self, recorded: list[int], plan_file: Any) -> None:
+        path = plan_file(f"[plan]\ntotal_budget_s = 1e-6\n[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\n")
+        result = tune_plan(path, TuneOptions(replay="auto", workers=1))
+        assert [entry.state for entry in result.entries] == ["left"] * 3
+        assert (result.is_complete, result.interrupted) == (False, False)
+
+    def test_an_interrupt_leaves_the_rest_for_the_next_run(
+        self, recorded: list[int], plan_file: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\ntrials = 4\n")
+        main = threading.current_thread()
+        stops: list[Any] = []
+        monkeypatch.setattr(
+            "autotile.tuning.stopping.StopRequest.__enter__", lambda self: stops.append(self) or self, raising=True
+        )
+
+        def observe(step: PlanStep) -> None:
+            if step.progress is not None and step.progress.done == 2:
+                assert threading.current_thread() is not main
+                stops[0].requested = True
+
+        result = tune_plan(path, TuneOptions(replay="auto", workers=1, devices=(0, 1)), observe)
+        assert result.interrupted
+        assert "left" in [entry.state for entry in result.entries]
+        again = tune_plan(path, TuneOptions(replay="auto", workers=1, devices=(0, 1)))
+        assert again.is_complete
