@@ -99,6 +99,8 @@ def _facts(result: BestResult) -> Iterator[tuple[str, str]]:
 
 def best_document(result: BestResult) -> dict[str, Any]:
     """Return everything that is known of the configuration, for JSON."""
+    from autotile.serving.description import resources_document
+
     measured = result.measurement
     return {
         "kernel": result.kernel,
@@ -117,24 +119,8 @@ def best_document(result: BestResult) -> dict[str, Any]:
         "aged": list(result.aged),
         "shipped": result.shipped,
         "bundle": result.bundle or None,
-        "resources": _resources_document(result),
+        "resources": resources_document(result.resources, result.geometry, result.occupancy),
         "explain": result.explanation,
-    }
-
-
-def _resources_document(result: BestResult) -> dict[str, Any] | None:
-    resources, occupancy, geometry = result.resources, result.occupancy, result.geometry
-    if resources is None or geometry is None:
-        return None
-    return {
-        "registers": resources.registers,
-        "spill_bytes": resources.spill_bytes,
-        "static_smem_bytes": resources.static_smem_bytes,
-        "dynamic_smem_bytes": geometry.dynamic_smem_bytes,
-        "threads": geometry.threads,
-        "blocks_per_sm": occupancy.blocks_per_sm if occupancy is not None else None,
-        "occupancy": occupancy.occupancy if occupancy is not None else None,
-        "limited_by": list(occupancy.limited_by) if occupancy is not None else None,
     }
 
 

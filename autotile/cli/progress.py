@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotile.api.progress import best_text, count_text, plain_line, trial_count, trial_target
+from autotile.api.progress import best_text, count_text, left_text, plain_line, trial_count, trial_target
 from autotile.core.model import Problem
 from autotile.core.text import device_text, duration_text, funnel_text, shown_text
 from autotile.kernel.operation import Operation
@@ -299,8 +299,7 @@ def _live(console: Console, picture: Callable[[], RenderableType]) -> Live | Non
 def _bar_line(progress: Progress, since_s: float) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
     elapsed = f"{duration_text(progress.elapsed_s + since_s)} elapsed"
-    left_s = progress.remaining_s
-    left = f"about {duration_text(max(0.0, left_s - since_s))} left" if left_s is not None else ""
+    left = left_text(progress, since_s)
     if progress.phase != "searching":
         line.add_row(progress.phase, elapsed, left)
         return line

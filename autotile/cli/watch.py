@@ -29,8 +29,8 @@ def watch(
 ) -> None:
     """Show running sessions in the browser, several GPUs side by side.
 
-    Their charts follow the trials. The page is served to this machine only, at an address with a random token, until Ctrl-C ends it. It reads the
-    database, and writes nothing.
+    Their charts follow the trials. The page is served to this machine only, at an address with a random token, until
+    Ctrl-C ends it. It reads the database, and writes nothing.
     """
     from autotile.report import live_server
 

@@ -1,4 +1,4 @@
-"""What a served kernel is, as text and as JSON: the configuration, why it was chosen, and the age of the result."""
+"""Description of a served kernel as text and as JSON: its configuration, why it was chosen, the age of the result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem, config_text
+from autotile.core.model import LaunchGeometry, Occupancy, Problem, Resources, config_text
 from autotile.serving.choice import Choice, Contender
 from autotile.serving.untuned import Estimated
 
@@ -131,6 +131,7 @@ def _when(tuned_at: datetime | None) -> str:
 def document(kernel: BoundKernel) -> dict[str, Any]:
     """Return all facts about a served kernel as JSON values; compile it if its resources are not known."""
     measurement, choice, device = kernel.measurement, kernel.choice, kernel.device
+    geometry = kernel.geometry if kernel.resources is not None else None  # a library has neither
     return {
         "kernel": kernel.kernel,
         "problem": dict(kernel.problem.sizes),
@@ -150,23 +151,38 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "bundle": choice.packed or None,
         "pinned": choice.pinned or None,
         "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
-        "resources": _resources(kernel),
+        "resources": resources_document(kernel.resources, geometry, kernel.occupancy),
         "explain": kernel.explain(),
     }
 
 
-def _resources(kernel: BoundKernel) -> dict[str, Any] | None:
-    resources, occupancy = kernel.resources, kernel.occupancy
-    if resources is None:
+def html(kernel: BoundKernel) -> str:
+    """Return what is served and why, as HTML for a notebook; nothing is compiled."""
+    from autotile.core.text import html_of
+
+    facts: list[tuple[str, str]] = [("tier", kernel.tier)]
+    facts += [(name, str(value)) for name, value in kernel.config.items()]
+    if kernel.config:
+        geometry = kernel.geometry
+        grid, block = (" x ".join(map(str, extent)) for extent in (geometry.grid, geometry.block))
+        facts.append(("launch", f"{grid} blocks of {block} threads, {geometry.dynamic_smem_bytes:,} B dynamic smem"))
+    facts.append(("reason", kernel.explain()))
+    return html_of(f"{kernel.kernel}: {kernel.problem} on {kernel.device.name}", facts)
+
+
+def resources_document(
+    resources: Resources | None, geometry: LaunchGeometry | None, occupancy: Occupancy | None
+) -> dict[str, Any] | None:
+    """Return what a configuration needs and how many blocks are resident for JSON; None if it is not known."""
+    if resources is None or geometry is None:
         return None
-    geometry = kernel.geometry
     return {
         "registers": resources.registers,
         "spill_bytes": resources.spill_bytes,
         "static_smem_bytes": resources.static_smem_bytes,
         "dynamic_smem_bytes": geometry.dynamic_smem_bytes,
         "threads": geometry.threads,
-        "blocks_per_sm": occupancy.blocks_per_sm if occupancy else None,
-        "occupancy": occupancy.occupancy if occupancy else None,
-        "limited_by": list(occupancy.limited_by) if occupancy else None,
+        "blocks_per_sm": occupancy.blocks_per_sm if occupancy is not None else None,
+        "occupancy": occupancy.occupancy if occupancy is not None else None,
+        "limited_by": list(occupancy.limited_by) if occupancy is not None else None,
     }

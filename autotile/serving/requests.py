@@ -1,4 +1,4 @@
-"""What a program asks for: its arguments in one form, so that it can be asked again here or in another process."""
+"""Requests of a program: their arguments in one form, so that they can be repeated here or in another process."""
 
 from __future__ import annotations
 

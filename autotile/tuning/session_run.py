@@ -474,6 +474,7 @@ class Session:
                 target=self._options.trial_target,
                 elapsed_s=elapsed_s,
                 remaining_s=None if left_s is None else left_s + self._time_left.finals_s,
+                may_end_earlier=self._options.until is not None and self._rules.ends_after is None,
                 budget_s=self._options.budget_s,
                 outcomes=log.outcomes,
                 gates=log.gates,

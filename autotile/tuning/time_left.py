@@ -15,11 +15,11 @@ _MIN_TRIALS = 5
 """Number of trials before the first estimate: the first ones wait for the compilers."""
 _KEPT = 4096
 """Number of newest durations from which the pace is computed, which bounds its cost."""
-_STEADY = 12
+_STEADY = 20
 """Number of newest durations that are always used: fewer say little, as trials end in bursts."""
-_GROWTH = 1.5
+_GROWTH = 2.0
 """Factor by which the durations that are used grow while the older ones agree with the newer."""
-_DISAGREEMENT = 2.0
+_DISAGREEMENT = 1.0
 """Standard errors, beyond a tenth of the mean, that tell older durations from newer."""
 _TOLERANCE = 0.1
 

@@ -38,6 +38,8 @@ _MAX_GROWTH = 64.0
 _SAMPLE_LIMIT_S = 0.04
 """Time of the samples of a ceiling, beyond the first nine."""
 _PROBES = 3
+_CLOCKED_LAUNCHES = 40
+"""Launches during which the clock is counted."""
 _HOST_SAMPLES, _HOST_LAUNCHES = 15, 200
 """Samples of the time of a launch from the host, and launches of each: fewer than the 1,024 that a stream queues."""
 
@@ -132,13 +134,12 @@ def _ceiling(kernels: CeilingKernels, loops: Sequence[CeilingLoop], timer: Timer
     launch, prepare = partial(loop.queue, rounds), loop.prepare or _nothing
     timer.warm_up(launch, prepare)
     measured = timer.measure(launch, None, prepare).measurement
-    clock_mhz = kernels.clock_mhz()
+    clock_mhz = kernels.clock_mhz(launch, _CLOCKED_LAUNCHES)
     if fault := loop.fault(rounds):
         raise ToolchainError(f"{CEILINGS[loop.ceiling][0]}, {loop.method}: {fault}; the GPU computes wrong results")
     rate = 1e6 * loop.work * rounds
-    return Ceiling(
-        loop.ceiling, rate / measured.time_us, rate / measured.high_us, rate / measured.low_us, loop.method, clock_mhz
-    )
+    value, low, high = (rate / time_us for time_us in (measured.time_us, measured.high_us, measured.low_us))
+    return Ceiling(loop.ceiling, value, low, high, loop.method, clock_mhz)
 
 
 def _rounds(loop: CeilingLoop, timer: Timer) -> int:

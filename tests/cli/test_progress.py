@@ -47,6 +47,7 @@ class TestProgress:
     def test_the_finals_have_a_time_left_too(self):
         assert plain_line(replace(PROGRESS, phase="finals", remaining_s=2.0), RATE).endswith("; about 2.00 s left")
         assert "left" not in plain_line(replace(PROGRESS, remaining_s=None), RATE)
+        assert "; at most 15.0 s left" in plain_line(replace(PROGRESS, may_end_earlier=True), RATE)
 
     def test_without_a_target_the_bar_says_nothing(self):
         assert completion(replace(PROGRESS, target=None), 0.0) == (50, None)
