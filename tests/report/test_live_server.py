@@ -67,7 +67,6 @@ def client(path: Path) -> Iterator[Client]:
     made = Client(path)
     yield made
     made.follower.close()
-    made.follower._disconnect()
 
 
 class Session:
@@ -172,7 +171,7 @@ class TestState:
         for kernels, count in ((("sgemm",), 1), (("other",), 0)):
             client = Client(path, kernels)
             assert len(client.state()["sessions"]) == count
-            client.follower._disconnect()
+            client.follower.close()
 
     def test_a_row_that_does_not_match_its_schema(self, client: Client, session: Session) -> None:
         session.add(2)
@@ -334,7 +333,7 @@ class TestDatabase:
         found = http.get(f"/{TOKEN}/state").json()
         assert [bool(one["message"]) for one in found["databases"]] == [False, True]
         assert [one["name"] for one in found["sessions"]] == [f"d0-{session.study}"]
-        followers[0]._disconnect()
+        followers[0].close()
 
 
 class TestServer:
