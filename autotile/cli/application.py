@@ -51,6 +51,7 @@ COMMANDS = (
     ("explain", EVERYDAY),
     ("occupancy", EVERYDAY),
     ("devices", EVERYDAY),
+    ("worker", EVERYDAY),
     ("doctor", EVERYDAY),
     ("list", RESULTS),
     ("trials", RESULTS),

@@ -195,6 +195,21 @@ _RECORDING_SUFFIX = ".npz"
 _SPACE_SUFFIX = ".toml"
 
 
+SchedulerOption = Annotated[
+    str,
+    typer.Option(
+        metavar="tls://HOST:PORT",
+        help="Run on the GPUs that `autotile worker` offers to this scheduler of Dask; see the guide.",
+        show_default="this machine's GPU",
+        rich_help_panel=MEASUREMENT,
+    ),
+]
+InsecureOption = Annotated[
+    bool,
+    typer.Option("--insecure", help="Allow a scheduler of another machine without TLS.", rich_help_panel=MEASUREMENT),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchArguments:
     """Options of the commands that tune, as they are typed; `with_search_options` gives them to a command."""

@@ -16,9 +16,11 @@ from rich.text import Text
 
 from autotile.cli.arguments import (
     DtypeOption,
+    InsecureOption,
     JsonOption,
     OptionalKernelArgument,
     ReplayCommand,
+    SchedulerOption,
     SearchArguments,
     SizesArgument,
     with_search_options,
@@ -115,6 +117,8 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE.json", help="Write a timeline of the session, for ui.perfetto.dev."),
     ] = None,
+    scheduler: SchedulerOption = "",
+    insecure: InsecureOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest configuration, verify it, and keep it.
@@ -126,12 +130,13 @@ def tune(
     The kernels of an operation, such as matmul, share --budget or --trials; the best of them are raced with the
     libraries that compute it.
     """
-    options = replace(search.options(), trace=trace)
+    options = replace(search.options(), trace=trace, scheduler=scheduler, insecure=insecure)
     for name, is_given in (
         ("--trace", trace is not None),
         ("--try", bool(tries)),
         ("--ask-tell", ask_tell),
         ("--captured", captured is not None),
+        ("--scheduler", bool(scheduler)),
     ):
         if is_given and (family or from_misses or plan is not None):
             raise InputError(f"{name} is of one session; use it with one problem")
@@ -162,7 +167,7 @@ def tune(
     elif kernel is not None and is_operation(kernel):
         from autotile.cli.tune_operation import run_operation
 
-        _check_no_session_options(kernel, tries, ask_tell, trace)
+        _check_no_session_options(kernel, tries, ask_tell, trace, scheduler)
         run_operation(kernel, sizes or [], dtype, options, as_json=as_json)
     elif kernel is not None:
         _run(kernel, sizes or [], dtype, options, tries=tries or [], ask_tell=ask_tell, as_json=as_json)
@@ -177,7 +182,9 @@ def _check_only_plan(*given: object) -> None:
 
 def _check_no_session_options(operation: str, *given: object) -> None:
     if any(given):
-        raise InputError(f"--try, --ask-tell and --trace are of one kernel's session, and {operation} is an operation")
+        raise InputError(
+            f"--try, --ask-tell, --trace and --scheduler are of one kernel's session, and {operation} is an operation"
+        )
 
 
 def is_operation(name: str) -> bool:

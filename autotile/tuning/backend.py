@@ -320,6 +320,10 @@ def choose_backend(
     ToolchainError
         The requested sanitizer is not installed.
     """
+    if options.scheduler:
+        from autotile.tuning.cluster import cluster_backend
+
+        return cluster_backend(kernel, problem, settings, options)
     if options.replay is None and has_driver():
         live = _start_gpus(kernel, problem, settings, options, worker_pool)
         if live is not None:

@@ -91,6 +91,11 @@ class TuneOptions:
     devices
         Indices of the CUDA devices, of one model, that share the session; the first is `device_index`. Empty for that
         one alone. In replay, as many GPUs are simulated.
+    scheduler
+        Address of a scheduler of Dask, ``tls://HOST:PORT``, whose GPUs run the session in place of those of this
+        machine; empty for none.
+    insecure
+        Whether the connection to it may leave the machine without TLS.
     replay
         Recording file to replay; ``"auto"`` for a built-in recording, even on a machine with a GPU; None to replay a
         built-in recording only where there is no GPU.
@@ -128,6 +133,8 @@ class TuneOptions:
     run_deadline_s: float = 30.0
     device_index: int = 0
     devices: tuple[int, ...] = ()
+    scheduler: str = ""
+    insecure: bool = False
     replay: str | Path | None = None
     database: str | None = field(default=None, repr=False)  # its URL may hold a password
     trace: str | Path | None = None

@@ -38,6 +38,7 @@ COMMANDS = [
     "misses",
     "trials",
     "watch",
+    "worker",
     "plot",
     "bundle",
     "space",

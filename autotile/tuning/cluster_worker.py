@@ -1,0 +1,375 @@
+"""The worker's end of a cluster: a process of Dask for each GPU, which passes requests on to the GPU's worker process.
+
+Only this module and `autotile.tuning.cluster` import Dask; both are imported with ``--scheduler`` and by
+``autotile worker`` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from autotile import __version__
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import decode_json, encode_json
+from autotile.core.model import Outcome
+from autotile.cuda.driver import device_uuid, live_device
+from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
+from autotile.exchange.recording import read_recording
+from autotile.settings import read_settings
+from autotile.tuning.backend import Backend, LiveBackend
+from autotile.tuning.replay import SimulatedGpu
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
+
+try:
+    import distributed
+    from distributed.diagnostics.plugin import WorkerPlugin
+except ImportError:
+    raise ToolchainError(
+        "clusters need Dask, which is not installed; install it with `pip install 'autotile[cluster]'`"
+    ) from None
+
+SIMULATED = "simulated-"
+"""Prefix of the names of GPUs that replay a recording."""
+_PLUGIN = "autotile-gpu"
+_LEASE_S = 120.0
+"""Time without a request after which another session may take a GPU."""
+_MAX_CUBINS = 256
+"""Cubins of a session that are kept: a GPU runs an earlier candidate again to find out whether it is at fault."""
+_RETRY_S = 2.0
+"""Time until a worker that the scheduler has lost joins again."""
+_START_S = 30.0
+
+Operation = Literal["describe", "evaluate", "verify", "race", "close"]
+
+
+class Request(msgspec.Struct):
+    """A request of a session to a GPU. It is complete: a worker that was replaced answers it like the first one.
+
+    The path of each cubin is its SHA-256 hash; its content is sent along.
+    """
+
+    op: Operation
+    version: str
+    session: str
+    workload: Workload
+    deadline_s: float
+    candidates: list[Candidate] = []
+    best_us: float | None = None
+    rounds: int = 1
+    repeats: int = 1
+    seed: int = 0
+    expected_s: float = 0.0
+    limit_s: float | None = None
+
+
+class Reply(msgspec.Struct):
+    """Reply to a request; ``error`` and its kind are set if it failed.
+
+    ``is_dead`` is whether the GPU's worker process died with the candidate, ``is_busy`` whether another session has the
+    GPU.
+    """
+
+    error: str = ""
+    kind: str = ""
+    is_dead: bool = False
+    is_busy: bool = False
+    device: DeviceProperties | None = None
+    evaluation: Evaluation | None = None
+    raced: list[RaceTimes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedGpu:
+    """A GPU that a machine offers: one of its own, or one that replays a recording."""
+
+    uuid: str
+    device: DeviceProperties
+    index: int = 0
+    recording: str = ""
+    seconds: float = 0.0
+    """Time that a simulated GPU takes for a candidate."""
+
+
+class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
+    """A GPU, held by a process of Dask.
+
+    Parameters
+    ----------
+    gpu
+        The GPU.
+    """
+
+    name = _PLUGIN
+
+    def __init__(self, gpu: OfferedGpu) -> None:
+        self._gpu = gpu
+        self._backend: Backend | None = None
+        self._session = ""
+        self._workload: Workload | None = None
+        self._used_at = 0.0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def teardown(self, worker: Any) -> None:
+        """End the GPU's worker process."""
+        self._end()
+
+    def handle(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
+        """Answer a request; requests come one at a time, as each takes the one resource of this process."""
+        if request.version != __version__:
+            raise InputError(f"{self._gpu.uuid} runs autotile {__version__}, the session {request.version}")
+        is_busy = bool(self._session) and self._session != request.session
+        is_busy &= time.monotonic() - self._used_at < _LEASE_S
+        if request.op == "describe":
+            return Reply(device=self._gpu.device, is_busy=is_busy)
+        if request.op == "close":
+            if self._session == request.session:
+                self._end()
+            return Reply()
+        if is_busy:
+            raise WorkerError(f"{self._gpu.uuid} works for another session")
+        self._used_at = time.monotonic()
+        backend = self._opened(request)
+        try:
+            return self._run(backend, request, [self._stored(one, cubins) for one in request.candidates])
+        except AutotileError:
+            self._end()
+            raise
+        finally:
+            self._used_at = time.monotonic()
+
+    def _run(self, backend: Backend, request: Request, candidates: Sequence[Candidate]) -> Reply:
+        if request.op == "race":
+            return Reply(raced=backend.race(candidates, request.rounds, request.seed, request.expected_s))
+        if not candidates:  # the session only waits for the GPU
+            return Reply()
+        if request.op == "verify":
+            evaluation = backend.verify(candidates[0], request.repeats, request.limit_s)
+        else:
+            backend.submit(candidates[0], request.best_us)
+            evaluation = backend.result().evaluation
+        died = backend.is_dead and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
+        return Reply(evaluation=replace(evaluation, began_at=0.0), is_dead=died)
+
+    def _opened(self, request: Request) -> Backend:
+        """Return the GPU, set up for the session's problem."""
+        if self._backend is not None and self._session == request.session:
+            if request.workload.verify_seed and request.workload != self._workload:
+                self._backend.draw_second_inputs(request.workload.verify_seed)
+                self._workload = request.workload
+            return self._backend
+        self._end()
+        self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
+        backend = self._start(request)
+        self._backend, self._session, self._workload = backend, request.session, request.workload
+        try:
+            backend.wait()
+        except BaseException:
+            self._end()
+            raise
+        return backend
+
+    def _start(self, request: Request) -> Backend:
+        if self._gpu.recording:
+            recording = read_recording(Path(self._gpu.recording))
+            problem, asked = recording.header.problem, request.workload
+            if (dict(problem.sizes), problem.dtype) != (dict(asked.sizes), asked.dtype):
+                raise InputError(f"{self._gpu.uuid} replays a recording of {problem}, not of the session's problem")
+            return SimulatedGpu(recording, uuid=self._gpu.uuid, seconds=self._gpu.seconds)
+        settings = read_settings()
+        workload = replace(
+            request.workload,
+            device_index=self._gpu.index,
+            cache=str(settings.cache),
+            cache_limit_bytes=settings.cache_limit_bytes,
+        )
+        return LiveBackend(Gpu(workload, request.deadline_s), self._gpu.device, uuid=self._gpu.uuid)
+
+    def _stored(self, candidate: Candidate, cubins: Mapping[str, bytes]) -> Candidate:
+        """Return a candidate whose cubins are files of this machine."""
+        others = tuple(replace(one, cubin_path=self._file(one.cubin_path, cubins)) for one in candidate.others)
+        return replace(candidate, cubin_path=self._file(candidate.cubin_path, cubins), others=others)
+
+    def _file(self, name: str, cubins: Mapping[str, bytes]) -> str:
+        if not name:  # of a replay
+            return ""
+        content = cubins.get(name, b"")
+        if hashlib.sha256(content).hexdigest() != name:
+            raise WorkerError("a cubin arrived damaged")
+        assert self._folder is not None
+        folder = Path(self._folder.name)
+        path = folder / f"{name}.cubin"
+        if not path.exists():
+            kept = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)
+            for file in kept[: max(0, len(kept) - _MAX_CUBINS)]:
+                file.unlink()
+            path.write_bytes(content)
+        return str(path)
+
+    def _end(self) -> None:
+        backend, self._backend, self._session = self._backend, None, ""
+        if backend is not None:
+            backend.close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()
+
+
+def answer(text: str, cubins: Mapping[str, bytes]) -> str:
+    """Answer a request on the GPU of this process of Dask; the task that a session submits.
+
+    Parameters
+    ----------
+    text
+        A `Request` as JSON.
+    cubins
+        Contents of its cubins by their SHA-256 hashes.
+
+    Returns
+    -------
+    str
+        A `Reply` as JSON.
+    """
+    plugin = cast("GpuPlugin", distributed.get_worker().plugins[_PLUGIN])
+    try:
+        reply = plugin.handle(decode_json(text, Request), cubins)
+    except AutotileError as error:
+        kinds = {InputError: "input", ToolchainError: "toolchain"}
+        kind = next((name for one, name in kinds.items() if isinstance(error, one)), "")
+        reply = Reply(error=str(error), kind=kind)
+    return encode_json(msgspec.to_builtins(reply))
+
+
+def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
+    """Return the certificates for the connection to a scheduler, from Dask's configuration.
+
+    Raises
+    ------
+    InputError
+        The address cannot be read; it leaves the machine without TLS although ``insecure`` is not set; or no
+        certificates are configured.
+    """
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if host is None or port is None or parts.scheme not in ("tls", "tcp"):
+        raise InputError(
+            f"the scheduler {address!r} cannot be read; expected tls://HOST:PORT, or tcp:// on this machine"
+        )
+    if parts.scheme == "tcp":
+        if not (insecure or _is_loopback(host)):
+            raise InputError(
+                f"{address} is not encrypted, and whoever reaches a scheduler runs programs on its machines; "
+                "use tls://, or --insecure in a network that you trust"
+            )
+        return distributed.Security(require_encryption=False)
+    security = distributed.Security(require_encryption=True)
+    lacking = [name for name in ("ca_file", "client_cert", "worker_cert") if not getattr(security, f"tls_{name}")]
+    if lacking:
+        keys = " and ".join(
+            f"distributed.comm.tls.{name.replace('_cert', '.cert').replace('_', '-')}" for name in lacking
+        )
+        raise InputError(f"{address} needs certificates; name them in Dask's configuration as {keys}")
+    files = [security.tls_ca_file, security.tls_client_cert, security.tls_worker_cert]
+    for file in files:
+        if "\n" not in file and not Path(file).is_file():
+            raise InputError(f"the certificate {file} of Dask's configuration does not exist")
+    return security
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def live_gpus(indices: Sequence[int]) -> list[OfferedGpu]:
+    """Return GPUs of this machine."""
+    return [OfferedGpu(device_uuid(index), live_device(index), index) for index in indices]
+
+
+def simulated_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> list[OfferedGpu]:
+    """Return GPUs that replay a recording; each takes so many seconds for a candidate."""
+    path = str(recording.absolute())
+    device = SimulatedGpu(read_recording(recording)).device
+    host = socket.gethostname()
+    return [OfferedGpu(f"{SIMULATED}{host}-{n}", device, n, path, seconds) for n in numbers]
+
+
+def offer(scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], None], *, insecure: bool) -> None:
+    """Offer GPUs to the sessions of a scheduler until Ctrl-C or SIGTERM.
+
+    Each GPU has a process of Dask with a nanny, which replaces it when it dies. One that has lost the scheduler tries
+    to join again.
+
+    Parameters
+    ----------
+    scheduler
+        Address such as ``tls://host:8786``.
+    gpus
+        The GPUs.
+    observe
+        Called with one line for the user.
+    insecure
+        Whether the connection may leave the machine without TLS.
+
+    Raises
+    ------
+    InputError
+        As for `check_scheduler`.
+    """
+    security = check_scheduler(scheduler, insecure=insecure)
+    asyncio.run(_offer(scheduler, gpus, observe, security))
+
+
+async def _offer(
+    scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], None], security: distributed.Security
+) -> None:
+    loop = asyncio.get_running_loop()
+    tasks = [asyncio.create_task(_keep_offering(scheduler, gpu, observe, security)) for gpu in gpus]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _keep_offering(
+    scheduler: str, gpu: OfferedGpu, observe: Callable[[str], None], security: distributed.Security
+) -> None:
+    while True:
+        nanny = distributed.Nanny(
+            scheduler,
+            nthreads=1,
+            memory_limit=0,
+            resources={gpu.uuid: 1, gpu.device.name: 1},
+            plugins=(GpuPlugin(gpu),),
+            security=security,
+            dashboard=False,
+            death_timeout=_START_S,
+            local_directory=tempfile.gettempdir(),
+        )
+        try:
+            await nanny
+            observe(f"{gpu.uuid} ({gpu.device.name}) is offered to {scheduler}")
+            await nanny.finished()
+            observe(f"{gpu.uuid}: the scheduler is lost; it joins again when it is back")
+        except (OSError, TimeoutError, RuntimeError) as error:
+            observe(f"{gpu.uuid}: {type(error).__name__}: {error}; the scheduler is tried again")
+        finally:
+            await nanny.close()
+        await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,46 @@
+"""``autotile worker`` and ``autotile tune --scheduler``; tests/tuning/test_cluster.py runs sessions on them."""
+
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def dask() -> None:
+    pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
+
+
+@pytest.mark.usefixtures("dask")
+@pytest.mark.parametrize(
+    "words", [["worker", "tcp://node7:8786"], ["tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler"]]
+)
+def test_what_is_not_encrypted_is_refused(run, words: list[str]) -> None:
+    answer = run(*words, *(["tcp://node7:8786"] if words[0] == "tune" else []))
+    assert answer.code == 2
+    assert "not encrypted" in answer.err
+
+
+@pytest.mark.usefixtures("dask")
+def test_the_time_of_a_simulated_gpu_needs_a_recording(run) -> None:
+    answer = run("worker", "tcp://127.0.0.1:8786", "--replay-seconds", "1")
+    assert answer.code == 2
+    assert "--replay" in answer.err
+
+
+@pytest.mark.parametrize(
+    "words", [["tune-family", "sgemm_2d", "M=1..64", "N=64", "K=64"], ["tune", "matmul", "M=64", "N=64", "K=64"]]
+)
+def test_a_scheduler_is_of_one_session(run, words: list[str]) -> None:
+    answer = run(*words, "--scheduler", "tcp://127.0.0.1:1")
+    assert answer.code == 2
+    assert "--scheduler" in answer.err
+
+
+def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("autotile.tuning.cluster", "autotile.tuning.cluster_worker"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    for words in (["worker"], ["tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler"]):
+        answer = run(*words, "tcp://127.0.0.1:8786")
+        assert answer.code == 1
+        assert "autotile[cluster]" in answer.err
