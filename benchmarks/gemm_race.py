@@ -12,7 +12,7 @@ from gemm_row import CuBlas, Row, Runner
 from gemm_tuning import Tuned
 
 from autotile.core.dtypes import DTYPES, output_tolerance
-from autotile.core.statistics import median_interval, paired_ratio
+from autotile.core.statistics import Interval, median_interval, paired_ratio
 from autotile.cuda.driver import live_device
 from autotile.cuda.timing import BATCH_BELOW_US, Timer
 from autotile.serving.bound import BoundKernel
@@ -46,12 +46,18 @@ def race(product: Product, kernels: Sequence[BoundKernel], *, rounds: int, tuned
     theirs = dict(zip(cublas, times[len(launches) :], strict=True))
     through = min(theirs, key=lambda name: float(np.median(theirs[name])))
     runners = tuple(
-        Runner(kernel, median_interval(ours), paired_ratio(ours, theirs[through]), error, deterministic)
+        Runner(kernel, median_interval(ours), _paired(ours, theirs[through]), error, deterministic)
         for kernel, (_, error, deterministic), ours in zip(kernels, checked, times[: len(kernels)], strict=True)
     )
     cublas_result = CuBlas(median_interval(theirs[through]), through, data.error(data.theirs))
     tolerance = output_tolerance(DTYPES[product.dtype], [DTYPES[product.dtype]], product.k)
     return Row(product, runners, cublas_result, tolerance, tuned)
+
+
+def _paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Return the ratio of two times over the rounds that both raced: a race drops what is clearly slower."""
+    shared = min(len(ours), len(theirs))
+    return paired_ratio(ours[:shared], theirs[:shared])
 
 
 class _Data:

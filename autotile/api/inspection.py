@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from autotile.api.explanation import (
     LIMIT_HEADINGS,
@@ -38,6 +38,9 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.space.enumeration import SpaceStage
 from autotile.space.search_space import SearchSpace, feasible_space
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _MAX_PER_BLOCK = 2**31 - 1
 """Largest accepted number of threads, registers or bytes of a block."""
@@ -83,6 +86,13 @@ class SpaceSummary(Displayed):
         for stage in self.limits:
             yield f"limit {stage.name}", stage.remaining
 
+    def plot_rules(self, *, dark: bool | None = None) -> go.Figure:
+        """Return a Plotly figure of the number of configurations that each rule and limit leaves."""
+        from autotile.report.space_charts import space_chart
+        from autotile.report.theme import figure_of
+
+        return figure_of(space_chart(tuple(self.funnel())), dark=dark)
+
     def _headline(self) -> str:
         return f"{self.problem} on {device_text(self.device)}: {self.valid:,} of {self.combinations:,} valid"
 
@@ -113,6 +123,43 @@ class OccupancyResult(Displayed):
     block: BlockResources
     occupancy: Occupancy
     notices: tuple[str, ...] = ()
+
+    def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
+        """Return a Plotly figure of the number of blocks that each resource of an SM allows."""
+        from autotile.report.space_charts import block_limits_chart
+        from autotile.report.theme import figure_of
+
+        return figure_of(block_limits_chart(self.device, self.occupancy), dark=dark)
+
+    def plot_over(
+        self, resource: Literal["threads", "registers", "smem_bytes"] = "registers", *, dark: bool | None = None
+    ) -> go.Figure:
+        """Return a Plotly figure of the resident warps of an SM over one resource, with the others as they are.
+
+        Raises
+        ------
+        InputError
+            There is no such resource.
+        """
+        from autotile.report.space_charts import occupancy_chart
+        from autotile.report.theme import figure_of
+
+        device, block = self.device, self.block
+        axes = {
+            "threads": ("threads of a block", "threads", range(32, device.max_threads_per_block + 1, 32)),
+            "registers": ("registers of a thread", "registers", range(16, device.max_registers_per_thread + 1)),
+            "smem_bytes": ("shared memory of a block", "bytes", range(0, device.smem_per_block_optin_bytes + 1, 1024)),
+        }
+        if resource not in axes:
+            raise InputError(f"there is no resource {resource!r}; there are {', '.join(axes)}")
+        name, unit, amounts = axes[resource]
+
+        def warps_at(amount: int) -> int:
+            return replace(block, **{resource: amount}).occupancy(device).warps_per_sm
+
+        present = int(getattr(block, resource))
+        chart = occupancy_chart((name, unit), amounts, present, warps_at=warps_at, max_warps=device.max_warps_per_sm)
+        return figure_of(chart, dark=dark)
 
     def _headline(self) -> str:
         return f"{device_text(self.device)}: {occupancy_text(self.device, self.occupancy)}"

@@ -22,10 +22,15 @@ from autotile.database.keys import TuningKey, key_text
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary
 from autotile.database.winners import StoredRule
+from autotile.errors import InputError
 from autotile.exchange.recording import RecordingFile
+from autotile.report.notebook import StudyPlots
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from autotile.exchange.column_table import ColumnTable
+    from autotile.report.study_data import StudyData
 
 
 def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
@@ -132,10 +137,35 @@ class StudyTrial:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TrialList(Displayed):
-    """Trials of a kernel: the fastest first, then those without a time in the order in which they were tried."""
+class TrialList(Displayed, StudyPlots):
+    """Trials of a kernel: the fastest first, then those without a time in the order in which they were tried.
+
+    Its methods ``plot_...`` return charts of the trials of one problem; see `autotile.report.notebook.StudyPlots`.
+    """
 
     trials: tuple[StudyTrial, ...]
+
+    def study_data(self) -> StudyData:
+        """Return the trials as a study; they state nothing about their runs.
+
+        Raises
+        ------
+        InputError
+            There are no trials, or trials of several problems or devices.
+        """
+        from autotile.report.study_data import StudyData
+
+        keys = {entry.key.digest: entry.key for entry in self.trials}
+        if len(keys) != 1:
+            raise InputError(f"charts are of the trials of one problem, these are of {len(keys)}; name the sizes")
+        (key,) = keys.values()
+        stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
+        searched = tuple(one for one in stored if one.phase == "search")
+        return StudyData(key, None, "", (), searched, tuple(one for one in stored if one.phase == "final"))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""
+        return self.columns().to_pandas()
 
     def columns(self) -> ColumnTable:
         """Return the trials as typed columns, which can be written as CSV and Parquet."""

@@ -12,7 +12,7 @@ from operator import methodcaller
 from typing import Any, Protocol, TextIO
 
 from autotile.core.model import Problem, config_text
-from autotile.core.text import duration_text, funnel_text, sizes_text, time_text
+from autotile.core.text import duration_text, funnel_text, shown_text, sizes_text, time_text
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate
 from autotile.kernel.spec import KernelSpec
@@ -35,8 +35,8 @@ _DEFAULT_WIDTH = 80
 class LineDisplay(Protocol):
     """Place where a line of progress is shown."""
 
-    def show(self, line: str) -> None:
-        """Replace the line that is shown."""
+    def show(self, line: str, share: float | None = None) -> None:
+        """Replace the line that is shown; ``share`` is what is done of the whole, None if that is not known."""
 
     def notice(self, text: str) -> None:
         """Show a text that stays."""
@@ -58,7 +58,7 @@ class TerminalDisplay:
         self._stream = stream
         self._shown = 0
 
-    def show(self, line: str) -> None:
+    def show(self, line: str, share: float | None = None) -> None:
         """Replace the line, cut to the width of the terminal: a line that wraps could not be rewritten."""
         line = _cut(line, _width(self._stream) - 1)
         self._write(f"\r{line.ljust(self._shown)}")
@@ -88,7 +88,7 @@ class NotebookDisplay:
         self._line = ""
         self._handle: Any = None
 
-    def show(self, line: str) -> None:
+    def show(self, line: str, share: float | None = None) -> None:
         """Replace the line; the notices stay above it."""
         self._line = line
         data = {"text/plain": "\n".join(filter(None, [*self._notices, line]))}
@@ -104,6 +104,54 @@ class NotebookDisplay:
 
     def close(self) -> None:
         """Leave the output as it is."""
+
+
+class WidgetDisplay:
+    """Bar and line of a notebook's cell, as widgets of ipywidgets.
+
+    Raises
+    ------
+    ImportError
+        ipywidgets is not installed.
+    """
+
+    def __init__(self) -> None:
+        widgets = import_module("ipywidgets")
+        self._bar = widgets.FloatProgress(min=0.0, max=1.0, layout=widgets.Layout(width="16em"))
+        self._line = widgets.HTML()
+        self._notices: list[str] = []
+        self._shown_notices = widgets.HTML()
+        rows = [self._shown_notices, widgets.HBox([self._bar, self._line])]
+        self._box = widgets.VBox(rows)
+        self._is_shown = False
+
+    def show(self, line: str, share: float | None = None) -> None:
+        """Replace the line, and move the bar."""
+        self._line.value = _as_html(line)
+        if share is not None:
+            self._bar.value = min(max(share, 0.0), 1.0)
+        self._show_once()
+
+    def notice(self, text: str) -> None:
+        """Show a text above the bar."""
+        self._notices.append(text)
+        self._shown_notices.value = "<br>".join(map(_as_html, self._notices))
+        self._show_once()
+
+    def close(self) -> None:
+        """Leave the line, and remove the bar, which would look as if something still ran."""
+        self._bar.layout.display = "none"
+
+    def _show_once(self) -> None:
+        if not self._is_shown:
+            self._is_shown = True
+            import_module("IPython.display").display(self._box)
+
+
+def _as_html(text: str) -> str:
+    from html import escape
+
+    return f"<span>{escape(shown_text(text))}</span>"
 
 
 class ProgressLine:
@@ -124,6 +172,7 @@ class ProgressLine:
         self._stage = ("", "")
         self._shown_s = float("-inf")
         self._pending = ""
+        self._share: float | None = None
 
     def show(self, head: str, problem: Problem, progress: Progress, spec: KernelSpec | None = None) -> None:
         """Show a state: at once if a new stage begins, otherwise a few times a second.
@@ -136,6 +185,7 @@ class ProgressLine:
                 self._write(methodcaller("notice", notice))
         now_s, stage = time.monotonic(), (head, progress.phase)
         self._pending = f"{head}: {short_line(progress, Workrate.of(spec or self._spec, problem))}"
+        self._share = done_share(progress)
         if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
             self._stage, self._shown_s = stage, now_s
             self._flush()
@@ -148,7 +198,7 @@ class ProgressLine:
     def _flush(self) -> None:
         if self._pending:
             line, self._pending = self._pending, ""
-            self._write(methodcaller("show", line))
+            self._write(methodcaller("show", line, self._share))
 
     def _write(self, write: Callable[[LineDisplay], None]) -> None:
         if self._display is not None:
@@ -159,9 +209,15 @@ class ProgressLine:
 
 
 def default_display() -> LineDisplay | None:
-    """Return the notebook's cell, or standard error if it is a terminal; None otherwise."""
+    """Return the notebook's cell, or standard error if it is a terminal; None otherwise.
+
+    In a notebook it is a widget if ipywidgets is installed, else text.
+    """
     if _in_notebook():
-        return NotebookDisplay()
+        try:
+            return WidgetDisplay()
+        except Exception:  # not installed, or of another version than the notebook's front end
+            return NotebookDisplay()
     stream = sys.stderr
     if stream is None or stream.closed:
         return None
@@ -247,6 +303,17 @@ def _open_line(spec: KernelSpec, *, enabled: bool) -> Iterator[ProgressLine | No
     finally:
         if line is not None:
             line.close()
+
+
+def done_share(progress: Progress) -> float | None:
+    """Return the share of a session that is done, by trials or time; None where it has no end that is known."""
+    shares = []
+    target = trial_target(progress)
+    if target:
+        shares.append(trial_count(progress) / target)
+    if progress.budget_s:
+        shares.append(progress.elapsed_s / progress.budget_s)
+    return max(shares, default=None)
 
 
 def plain_line(progress: Progress, rate: Workrate) -> str:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.documents import toml_text
-from autotile.core.model import Config, config_text
-from autotile.core.text import Displayed, plural
+from autotile.core.model import Config
+from autotile.core.text import Displayed
 from autotile.errors import InputError
 from autotile.kernel.library import Inspection, Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
@@ -369,19 +369,10 @@ class TunableKernel(Displayed):
         return dict(resolve_problem(spec, {**(sizes or {}), **named}, defaults=True).sizes)
 
     def _headline(self) -> str:
-        spec = self._kernel.spec
-        combinations = 1
-        for parameter in spec.parameters:
-            combinations *= len(parameter.values)
-        counts = f"{plural(len(spec.parameters), 'parameter')}, {plural(combinations, 'combination')}"
-        return f"{self.name}, {counts}, default {config_text(spec.default)}"
+        return self._kernel.spec.headline
 
     def _facts(self) -> Iterable[tuple[str, str]]:
-        spec = self._kernel.spec
-        sizes = [(name, str(value)) for name, value in spec.sizes.items()]
-        values = [(each.name, " ".join(map(str, each.values))) for each in spec.parameters]
-        rules = [(rule.name, rule.expression.text) for rule in (*spec.rules, *spec.heuristics)]
-        return [*sizes, *values, *rules]
+        return self._kernel.spec.facts
 
 
 @cache

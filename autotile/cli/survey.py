@@ -23,6 +23,7 @@ from autotile.cli.output import (
     NOTHING_FOUND,
     STANDARD_OUTPUT,
     check_csv,
+    check_output,
     error_console,
     examples,
     notice,
@@ -54,6 +55,10 @@ def survey(
     limit: Annotated[
         int, typer.Option(metavar="N", min=0, help="Configurations in the table; --json and --csv have all.")
     ] = _SHOWN,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE.html", help="Write a page, too.", show_default="no"),
+    ] = None,
     csv: CsvOption = None,
     workers: WorkersOption = None,
     dtype: DtypeOption = None,
@@ -70,6 +75,7 @@ def survey(
     from autotile.cli.progress import CountProgress
 
     check_csv(csv, as_json=as_json)
+    check_output(output)
     given = read_sizes(sizes or [])
     with CountProgress(error_console(), "compiling", "cannot be launched") as progress:
         found = run_survey(
@@ -77,6 +83,13 @@ def survey(
         )
     for text in found.notices:
         notice(text)
+    if output is not None:
+        from autotile.api.targets import output_file
+        from autotile.report.page import write_page
+        from autotile.report.survey_page import survey_page
+
+        write_page(survey_page(found), path := output_file(output))
+        notice(f"wrote {path}")
     if csv is not None:
         write_table_file(csv, found.table(), "configuration")
     if as_json:
@@ -190,6 +203,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "autotile survey sgemm_2d M=4096 N=4096 K=4096 --device h200 --sample 200",
+            "autotile survey matmul_tiled --device rtx-3060 -o survey.html",
             "autotile survey matmul_tiled --device a100 --csv survey.csv",
         )
     )(survey)

@@ -222,12 +222,12 @@ def imprecise(measured: DeviceCeilings) -> tuple[str, ...]:
 
 
 def impossible(measured: DeviceCeilings, device: DeviceProperties) -> tuple[str, ...]:
-    """Return one line for each rate that is above what the units of the GPU can do at its clock."""
+    """Return one line for each rate that is above what the units of the GPU can do at its maximum clock."""
     found = []
     fma = measured.find("fma_float32")
     lanes = device.sm_count * device.fp32_lanes_per_sm
-    if fma and fma.clock_mhz and fma.value > _EXCESS * 2e6 * lanes * fma.clock_mhz:
-        found.append(f"{fma.label}: {fma.text} is more than {lanes:,} units do at {fma.clock_mhz:,.0f} MHz")
+    if fma and device.clock_mhz and fma.value > _EXCESS * device.peak_fp32_flops_per_s:
+        found.append(f"{fma.label}: {fma.text} is more than {lanes:,} units do at {device.clock_mhz:,.0f} MHz")
     memory, limit = measured.memory, device.memory_bandwidth_bytes_per_s
     if memory and limit and memory.value > _EXCESS * limit:
         found.append(f"{memory.label}: {memory.text} is more than the {bandwidth_text(limit)} of its clock and bus")

@@ -168,16 +168,43 @@ class Displayed:
         return f"<{type(self).__name__}: {shown_text(self._headline())}>"
 
     def _repr_html_(self) -> str:
-        """Return the headline, the facts and the rows as HTML, with every text escaped."""
-        from html import escape  # a call without a notebook does not need it
-
+        """Return the headline, the facts and the first rows as HTML, with every text escaped."""
         headings, rows = self._rows()
-        facts = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in self._facts())
-        head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        parts = [f"<p><b>{escape(self._headline())}</b></p>"]
-        if facts:
-            parts.append(f"<table>{facts}</table>")
-        if head:
-            parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-        return "".join(parts)
+        return html_of(self._headline(), self._facts(), headings, rows)
+
+
+_MAX_HTML_ROWS = 100
+"""Rows that a notebook shows of a table; a study may have twenty thousand trials."""
+
+
+def html_of(
+    headline: str,
+    facts: Iterable[tuple[str, str]] = (),
+    headings: Sequence[str] = (),
+    rows: Iterable[Sequence[str]] = (),
+) -> str:
+    """Return a result as HTML for a notebook, with every text escaped.
+
+    There are no colours in it, so that it has those of the notebook's theme. Tables show 100 rows at most.
+    """
+    from html import escape  # a call without a notebook does not need it
+    from itertools import islice
+
+    def line(tag: str, cells: Iterable[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(shown_text(cell, lines=True))}</{tag}>" for cell in cells) + "</tr>"
+
+    left = iter(rows)
+    shown = [line("td", row) for row in islice(left, _MAX_HTML_ROWS)]
+    hidden = sum(1 for _ in left)
+    parts = [f"<p><b>{escape(shown_text(headline))}</b></p>"]
+    labelled = [
+        f"<tr><th>{escape(shown_text(name))}</th><td>{escape(shown_text(text, lines=True))}</td></tr>"
+        for name, text in facts
+    ]
+    if labelled:
+        parts.append(f"<table>{''.join(labelled)}</table>")
+    if headings:
+        parts.append(f"<table><thead>{line('th', headings)}</thead><tbody>{''.join(shown)}</tbody></table>")
+    if hidden:
+        parts.append(f"<p>and {plural(hidden, 'more row')}</p>")
+    return "".join(parts)

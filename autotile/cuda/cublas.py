@@ -36,7 +36,7 @@ before they are added. Measured on an H200 for a bfloat16 product of 16 x 40 x 7
 square of the result, where one rounding of the result is 0.008."""
 _FLOAT32 = _DATA_TYPES["float32"]
 _ALIGNED_ELEMENTS = 8
-_MIN_PRODUCTS, _MIN_K, _MIN_WIDTH = 3e9, 1024, 16
+_MIN_PRODUCTS, _MIN_K, _MIN_WIDTH = 3e9, 1024, 256
 _MAX_SUMS_BYTES = 256 << 20
 """Products of 16-bit matrices whose result is summed in float32 and rounded afterwards, `Layout.rounds_afterwards`. The
 limits are measured on an H200, cuBLAS 13: of 118 products, these are up to 8 times faster than with a 16-bit result in

@@ -17,6 +17,7 @@ from autotile.database.rows import StoredTrial
 from autotile.errors import ToolchainError
 
 if TYPE_CHECKING:
+    import pandas
     import pyarrow
 
 Kind = Literal["whole", "real", "flag", "text", "moment", "reals"]
@@ -108,6 +109,31 @@ class ColumnTable:
             for column in self.columns
         }
         return pa.table(arrays)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table as one of pandas, with nullable types of whole numbers, flags and texts.
+
+        Raises
+        ------
+        ToolchainError
+            pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise ToolchainError(
+                "data frames need pandas; install it with `pip install 'autotile[notebook]'`"
+            ) from None
+        types = {
+            "whole": "Int64",
+            "real": "float64",
+            "flag": "boolean",
+            "text": "string",
+            "moment": "datetime64[us, UTC]",
+            "reals": "object",
+        }
+        series = {c.name: pd.Series(list(c.values), dtype=types[c.kind]) for c in self.columns}
+        return pd.DataFrame(series)
 
     def write_parquet(self, stream: IO[bytes]) -> None:
         """Write the table as Parquet, with the types of the columns; texts are as they were stored.

@@ -6,11 +6,13 @@ The smaller parts are named tuples for the reason given in `autotile.kernel.node
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
-from autotile.core.model import Value
+from autotile.core.model import Value, config_text
+from autotile.core.text import html_of, plural
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
 from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
 from autotile.kernel.compiler_options import Build
@@ -166,6 +168,23 @@ class KernelSpec:
     """Values that functions compute from the configuration."""
     folder: str = ""
     """Folder of the files that the arguments name."""
+
+    @property
+    def headline(self) -> str:
+        """Name, numbers of parameters and combinations, and the default configuration."""
+        combinations = prod(len(parameter.values) for parameter in self.parameters)
+        counts = f"{plural(len(self.parameters), 'parameter')}, {plural(combinations, 'combination')}"
+        return f"{self.name}, {counts}, default {config_text(self.default)}"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """Sizes, values of the parameters, and rules, each with its name."""
+        sizes = [(name, str(value)) for name, value in self.sizes.items()]
+        values = [(each.name, " ".join(map(str, each.values))) for each in self.parameters]
+        return [*sizes, *values, *((rule.name, rule.expression.text) for rule in (*self.rules, *self.heuristics))]
+
+    def _repr_html_(self) -> str:
+        return html_of(self.headline, self.facts)
 
     @property
     def shaping(self) -> tuple[str, ...]:

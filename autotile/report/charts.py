@@ -10,6 +10,7 @@ from typing import Any
 from autotile.core.model import Outcome, Trial, config_key, config_text
 from autotile.core.objectives import ENERGY, ERROR, REGISTERS, TIME
 from autotile.core.text import NOTHING, interval_text, percent_text, plural
+from autotile.report.failures import FailureGroup
 from autotile.report.study_data import Finalist, StudyData
 from autotile.report.theme import (
     ACCENT,
@@ -274,11 +275,11 @@ def funnel_chart(study: StudyData) -> Chart:
         cliponaxis=False,
         hoverinfo="skip",
     )
-    top = math.log10(max([*counts, 10])) * 1.12
+    top = math.log10(max([*counts, 10])) * 1.3
     made = figure(
         [bars],
         height=70 + 30 * len(counts),
-        x={"title": {"text": "configurations (logarithmic)"}, "type": "log", "range": [-0.3, top], "dtick": 1},
+        x={"title": {"text": "configurations (logarithmic)"}, "type": "log", "range": [-0.3, top], "dtick": 2},
         y={"autorange": "reversed", "showgrid": False, "type": "category"},
         bargap=0.3,
     )
@@ -296,7 +297,11 @@ def funnel_chart(study: StudyData) -> Chart:
 
 def failures_chart(study: StudyData) -> Chart:
     """Return the failures by reason, with the words of the compiler, the verification or the sanitizer."""
-    groups = study.failures
+    return failure_groups_chart(study.failures)
+
+
+def failure_groups_chart(groups: Sequence[FailureGroup]) -> Chart:
+    """Return groups of failures, the most frequent first, as bars."""
     if not groups:
         return Chart("failures", "Failures by reason", None, "No configuration failed.")
     go, shown = load_plotly(), groups[:BEST_COUNT]

@@ -16,7 +16,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 from threading import Condition, Event, Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -31,9 +31,7 @@ from autotile.database.studies import StoredStudy, stored_study
 from autotile.errors import AutotileError, DataError, DataWarning
 from autotile.report.study_data import StudyData
 from autotile.report.study_reading import StudyReader
-
-if TYPE_CHECKING:
-    from autotile.report.theme import Chart
+from autotile.report.theme import Chart, with_units
 
 MAX_SESSIONS = 16
 """Sessions of a database that are listed, the newest first; a session of a family or an operation tunes one problem
@@ -70,9 +68,9 @@ class LiveSession:
     location, host
         Database, and machine that it runs on.
     trials
-        Number of stored trials of the run, of the search and of finals.
+        Number of stored trials of the run's search.
     last_trial
-        Id of the newest of them; 0 if there is none.
+        Id of the newest trial, of the search or of finals; 0 if there is none.
     started_at, last_at, ended_at
         Moments of the start, of the newest trial, and of the end; ``ended_at`` is None while it runs.
     """
@@ -262,7 +260,8 @@ class DatabaseFollower:
         columns = (RUNS.c.id, RUNS.c.study_id, RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.host)
         query = select(*columns).where(RUNS.c.id.in_(newest)).order_by(RUNS.c.id.desc()).limit(MAX_SESSIONS)
         found = [dict(row) for row in connection.execute(query).mappings()]
-        counted = select(TRIALS.c.run_id, func.count(), func.max(TRIALS.c.id), func.max(TRIALS.c.created_at)).where(
+        searched = func.count().filter(TRIALS.c.phase == "search")
+        counted = select(TRIALS.c.run_id, searched, func.max(TRIALS.c.id), func.max(TRIALS.c.created_at)).where(
             TRIALS.c.run_id.in_([row["id"] for row in found])
         )
         counts = {row[0]: row[1:] for row in connection.execute(counted.group_by(TRIALS.c.run_id))}
@@ -410,12 +409,10 @@ def chart_json(chart: Chart) -> bytes:
 def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
     winner, default, speedup = study.winner, study.default, study.speedup
     if winner is not None:
-        yield (
-            "best so far" if study.is_running else "winner",
-            f"{time_text(winner.time_us)}: {config_text(winner.config)}",
-        )
+        label = "best so far" if study.is_running else "winner"
+        yield label, f"{with_units(time_text(winner.time_us))}: {config_text(winner.config)}"
     if default is not None and default.time_us is not None:
-        yield "default", time_text(default.time_us)
+        yield "default", with_units(time_text(default.time_us))
     if speedup is not None:
         yield "speed-up", f"{speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
     outcomes = Counter(one.trial.outcome for one in study.newest)
@@ -434,7 +431,7 @@ def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
         (
             f"{number:,}" + (" finals" if one.phase == "final" else ""),
             str(one.trial.outcome),
-            time_text(one.trial.time_us),
+            with_units(time_text(one.trial.time_us)),
             config_text(one.trial.config),
             one.trial.reason.partition("\n")[0],
         )

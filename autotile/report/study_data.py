@@ -334,7 +334,7 @@ class StudyData:
             left -= sum(failed.pop(stage, 0) for stage in stages)
             yield GateCount(name, label, left)
         yield GateCount("verified", "correct", left - failed.total())
-        yield GateCount("ok", "measured to the end", sum(trial.outcome is Outcome.OK for trial in trials))
+        yield GateCount("ok", "timed to the end", sum(trial.outcome is Outcome.OK for trial in trials))
         if self.finals is not None:
             yield GateCount("finals", "in the finals", len(self.finals.ranked) + len(self.finals.refused))
 
@@ -401,8 +401,8 @@ class StudyData:
 
 _TRIAL_GATES = (
     ("compiled", "compiled", ("limits", "compile")),
-    ("resources", "within the registers and shared memory", ("resources",)),
-    ("launched", "loaded and launched", (SAME_CODE, "load")),
+    ("resources", "fit once compiled", ("resources",)),
+    ("launched", "launched", (SAME_CODE, "load")),
 )
 """Gates of trials, each with the stages whose failures it holds back; all other stages are of the verification."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.model import Trial
 from autotile.core.text import interval_text, time_text
-from autotile.errors import ToolchainError
+from autotile.errors import InputError, ToolchainError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -137,7 +137,7 @@ def figure(
         barcornerradius=2,
         showlegend=False,
     )
-    made.update_xaxes(**_AXIS)
+    made.update_xaxes(**_AXIS, tickangle=0)
     made.update_yaxes(**_AXIS)
     made.update_xaxes(**(x or {}))
     made.update_yaxes(**(y or {}))
@@ -222,3 +222,38 @@ def themed(made: go.Figure, *, dark: bool = False) -> go.Figure:
         return value
 
     return load_plotly().Figure(exchanged(made.to_dict()))
+
+
+def figure_of(chart: Chart, *, dark: bool | None = None) -> go.Figure:
+    """Return the figure of a chart, with its title, for a notebook.
+
+    Parameters
+    ----------
+    chart
+        The chart.
+    dark
+        Whether to use the dark theme; None for that of Plotly's default template.
+
+    Raises
+    ------
+    InputError
+        There is nothing to draw.
+    """
+    if chart.figure is None:
+        raise InputError(chart.summary.rstrip("."))
+    made = themed(chart.figure, dark=_is_dark() if dark is None else dark)
+    margin = (made.layout.margin.t or 0) + _TITLE_PX
+    height = made.layout.height + _TITLE_PX if made.layout.height else None
+    title = {"text": label(chart.title, 200), "x": 0, "xanchor": "left", "xref": "container", "pad": {"l": 12}}
+    made.update_layout(title=title, margin={"t": margin}, height=height)
+    return made
+
+
+_TITLE_PX = 40
+"""Height of the title, which a page writes as a heading above the figure."""
+
+
+def _is_dark() -> bool:
+    import plotly.io
+
+    return "dark" in str(plotly.io.templates.default or "")

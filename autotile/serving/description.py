@@ -156,6 +156,20 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
     }
 
 
+def html(kernel: BoundKernel) -> str:
+    """Return what is served and why, as HTML for a notebook; nothing is compiled."""
+    from autotile.core.text import html_of
+
+    facts: list[tuple[str, str]] = [("tier", kernel.tier)]
+    facts += [(name, str(value)) for name, value in kernel.config.items()]
+    if kernel.config:
+        geometry = kernel.geometry
+        grid, block = (" x ".join(map(str, extent)) for extent in (geometry.grid, geometry.block))
+        facts.append(("launch", f"{grid} blocks of {block} threads, {geometry.dynamic_smem_bytes:,} B dynamic smem"))
+    facts.append(("reason", kernel.explain()))
+    return html_of(f"{kernel.kernel}: {kernel.problem} on {kernel.device.name}", facts)
+
+
 def resources_document(
     resources: Resources | None, geometry: LaunchGeometry | None, occupancy: Occupancy | None
 ) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from autotile.core.model import Config, Outcome, Problem, Trial, config_key, con
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
 from autotile.core.text import Displayed, device_text, duration_text, funnel_text, interval_text, time_text
+from autotile.report.notebook import StudyPlots, newest_study
 from autotile.tuning.finals import Finals
 from autotile.tuning.gpu_comparison import Confirmation, GpuUse
 from autotile.tuning.parameter_effects import ParameterEffects
@@ -19,6 +20,7 @@ from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped
 
 if TYPE_CHECKING:
+    from autotile.report.study_data import StudyData
     from autotile.search.transfer import MisleadingSource  # imports Optuna
 
 _EFFECT_KEYS = ("importance", "thresholds", "insight")
@@ -153,8 +155,11 @@ def trial_entry(trial: Trial) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TuneResult(Displayed):
+class TuneResult(Displayed, StudyPlots):
     """Result of a tuning session.
+
+    Its methods ``plot_...`` return charts of the study, and ``to_pandas`` its trials; see
+    `autotile.report.notebook.StudyPlots`.
 
     Attributes
     ----------
@@ -273,6 +278,16 @@ class TuneResult(Displayed):
         yield "trials", funnel_text(self.gates, self.outcomes)
         yield "took", duration_text(self.seconds)
         yield "database", self.database
+
+    def study_data(self) -> StudyData:
+        """Return the study with all its runs and trials, read from the database.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or has no such study any more.
+        """
+        return newest_study(self.database, self.problem, self.device)
 
     def report(self, output: str | Path = "report.html") -> Path:
         """Write a page with charts and tables of the result, which opens offline; return its path.

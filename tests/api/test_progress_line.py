@@ -121,12 +121,38 @@ class TestTune:
         assert terminal.getvalue() == ""
 
     def test_in_a_notebook_one_output_is_updated(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "ipywidgets", None)
         cell = Cell(monkeypatch, SimpleNamespace(kernel=object()))
         tune()
         (text,) = cell.shown
         assert text.splitlines()[0].startswith("replay was asked for")
         assert text.splitlines()[1].startswith("scale: finals 12/12, best 4.406 us (replayed), ")
         assert cell.updates >= 2
+
+    def test_in_a_notebook_with_widgets_a_bar_moves(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("ipywidgets")
+        boxes: list[Any] = []
+        cell = Cell(monkeypatch, SimpleNamespace(kernel=object()))
+        monkeypatch.setattr(sys.modules["IPython.display"], "display", boxes.append)
+        tune()
+        (box,) = boxes
+        notices, row = box.children
+        bar, line = row.children
+        assert "replay was asked for" in notices.value
+        assert "finals 12/12, best 4.406 us (replayed), " in line.value
+        assert bar.value == 1.0
+        assert bar.layout.display == "none"  # nothing runs any more
+        assert cell.shown == []
+
+    def test_texts_of_widgets_are_escaped(self) -> None:
+        pytest.importorskip("ipywidgets")
+        display = module.WidgetDisplay()
+        display._is_shown = True
+        display.notice("<script>")
+        display.show("a < b", 1.5)
+        assert display._shown_notices.value == "<span>&lt;script&gt;</span>"
+        assert display._line.value == "<span>a &lt; b</span>"
+        assert display._bar.value == 1.0
 
     @pytest.mark.parametrize("shell", [None, SimpleNamespace(), SimpleNamespace(kernel=None)])
     def test_ipython_on_a_terminal_is_no_notebook(

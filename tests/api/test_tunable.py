@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import doctest
 import gc
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -379,18 +377,6 @@ def make_folder(parent: Path) -> Path:
     folder = parent / f"{len(list(parent.iterdir()))}"
     folder.mkdir()
     return folder
-
-
-def test_the_notebook_runs_without_a_gpu(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: str(make_folder(tmp_path)))
-    monkeypatch.setattr(autotile, "devices", lambda: autotile.DeviceList((), {}))
-    notebook = Path(__file__).parents[2] / "examples" / "notebook" / "softmax.ipynb"
-    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-    names: dict[str, Any] = {}
-    for cell in cells:
-        exec("".join(cell["source"]), names)
-    assert 'rule_1 = "BLOCK * UNROLL <= 4096"' in capsys.readouterr().out
-    assert names["softmax"].explain(BLOCK=512, UNROLL=4, device="h200").fault == ""
 
 
 def test_no_file_is_left_behind(tmp_path):

@@ -41,6 +41,14 @@ class TestSurvey:
         ]
         assert "wrote 12 configurations to" in answer.err
 
+    def test_a_page_is_written_beside_the_table(self, run, scale_toml, tmp_path):
+        pytest.importorskip("plotly", reason="the extra autotile[report] is not installed")
+        answer = run("survey", scale_toml, "n=4096", "--device", "h200", "-o", tmp_path / "survey.html")
+        assert "12 valid" in answer.out
+        assert f"wrote {tmp_path / 'survey.html'}" in answer.err
+        assert (tmp_path / "survey.html").read_text().startswith("<!DOCTYPE html>")
+        assert run("survey", scale_toml, "-o", "/no/such/folder/survey.html").code == 2
+
     def test_csv_to_standard_output_is_nothing_else(self, run, scale_toml):
         answer = run("survey", scale_toml, "n=4096", "--device", "h200", "--sample", "2", "--csv", "-")
         assert len(list(csv.reader(io.StringIO(answer.out)))) == 3

@@ -1,0 +1,162 @@
+"""A study in a notebook: the report's charts as Plotly figures, and the trials as a pandas table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from autotile.errors import InputError
+from autotile.report.theme import figure_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from autotile.core.device import DeviceProperties
+    from autotile.core.model import Problem
+    from autotile.report.study_data import StudyData
+
+
+class StudyPlots:
+    """Charts of a study and a table of its trials, for results that know which study they come from.
+
+    Each ``plot_...`` method returns a Plotly figure. ``dark`` selects the theme of the charts; None takes the dark one
+    if Plotly's default template is dark, as after ``plotly.io.templates.default = "plotly_dark"``. They raise a
+    `ToolchainError` where Plotly is not installed, and an `InputError` where there is nothing to draw.
+    """
+
+    __slots__ = ()
+
+    def study_data(self) -> StudyData:
+        """Return the study with its runs and trials, as a report shows it.
+
+        Raises
+        ------
+        InputError
+            The study cannot be read, or is not one.
+        """
+        raise NotImplementedError
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the trials of the study, in the order in which they were tried, as a pandas table.
+
+        Columns are typed, and their names end with the unit: ``time_us``, ``stage.compile_s``; those of a configuration
+        are ``param.BM`` and so on.
+
+        Raises
+        ------
+        ToolchainError
+            pandas is not installed.
+        InputError
+            As for `study_data`.
+        """
+        from autotile.exchange.column_table import trial_table
+
+        study = self.study_data()
+        stored = sorted((*study.trials, *study.final_trials), key=lambda one: one.trial_id)
+        return trial_table((study.key, one) for one in stored).to_pandas()
+
+    def plot_best_so_far(self, axis: Literal["trials", "seconds"] = "trials", *, dark: bool | None = None) -> go.Figure:
+        """Draw the best time so far, over trials or seconds, with the outcome of each trial."""
+        from autotile.report.session_charts import best_so_far_chart
+
+        return figure_of(best_so_far_chart(self.study_data(), axis), dark=dark)
+
+    def plot_finals(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw the finalists' times with their intervals; those that cannot be told apart are marked."""
+        from autotile.report.charts import finals_chart
+
+        return figure_of(finals_chart(self.study_data()), dark=dark)
+
+    def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw what limits the best configurations: registers, shared memory, occupancy, spills."""
+        from autotile.report.charts import limits_chart
+
+        return figure_of(limits_chart(self.study_data()), dark=dark)
+
+    def plot_importance(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw the share of each parameter in the differences of the times."""
+        from autotile.report.parameter_charts import importance_chart
+
+        return figure_of(importance_chart(self.study_data()), dark=dark)
+
+    def plot_time_by_parameter(self, name: str, *, dark: bool | None = None) -> go.Figure:
+        """Draw the distribution of the times at each value of a parameter."""
+        from autotile.report.parameter_charts import time_by_parameter_chart
+
+        study = self.study_data()
+        if name not in study.parameters:
+            raise InputError(f"there is no parameter {name!r}; there are {', '.join(study.parameters)}")
+        return figure_of(time_by_parameter_chart(study, name), dark=dark)
+
+    def plot_heat_map(self, x: str | None = None, y: str | None = None, *, dark: bool | None = None) -> go.Figure:
+        """Draw the best time at each pair of values of two parameters, by default of those that matter most."""
+        from autotile.report.parameter_charts import heat_map_chart
+
+        return figure_of(heat_map_chart(self.study_data(), x, y), dark=dark)
+
+    def plot_parallel_coordinates(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw each configuration as a line across the parameters; ranges of the axes can be brushed."""
+        from autotile.report.parameter_charts import parallel_coordinates_chart
+
+        return figure_of(parallel_coordinates_chart(self.study_data()), dark=dark)
+
+    def plot_gates(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw how many configurations passed each gate, from all combinations to verified ones."""
+        from autotile.report.charts import funnel_chart
+
+        return figure_of(funnel_chart(self.study_data()), dark=dark)
+
+    def plot_failures(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw the reasons for which trials failed, most frequent first."""
+        from autotile.report.charts import failures_chart
+
+        return figure_of(failures_chart(self.study_data()), dark=dark)
+
+    def plot_roofline(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw the trials under the ceilings that were measured on this GPU, else those of its datasheet."""
+        from autotile.report.charts import roofline_chart
+
+        return figure_of(roofline_chart([self.study_data()]), dark=dark)
+
+    def plot_front(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw the Pareto front of a study with several objectives."""
+        from autotile.report.charts import front_chart
+
+        return figure_of(front_chart(self.study_data()), dark=dark)
+
+    def plot_drift(self, *, dark: bool | None = None) -> go.Figure:
+        """Draw the reference kernel's time, the clock and the power over the session."""
+        from autotile.report.session_charts import drift_chart
+
+        return figure_of(drift_chart(self.study_data()), dark=dark)
+
+
+def newest_study(database: str, problem: Problem, device: DeviceProperties) -> StudyData:
+    """Read the study of a problem on a device, the one with the newest trial if there are several.
+
+    Parameters
+    ----------
+    database
+        Location as a result states it. The password of a URL is masked there, so that only the user's own database can
+        be opened again.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, its password is not known, or it has no such study any more.
+    """
+    from autotile.database.database import database_location, location_text, open_existing
+    from autotile.report.study_reading import read_study
+
+    location: Any = database_location(None) if database == location_text(None) else database
+    if location is database and "***" in database:
+        raise InputError(f"the password of {database} is not kept; use autotile.trials(..., database=...) instead")
+    with open_existing(location) as opened:
+        matching = [
+            study
+            for study in opened.studies(problem.kernel)
+            if (study.key.problem, study.key.gpu_name, study.key.source) == (problem, device.name, device.source)
+        ]
+        if not matching:
+            raise InputError(f"{database} has no trials of {problem} on {device.name} any more")
+        return read_study(opened, max(matching, key=lambda study: str(study.last_at or "")))

@@ -1,0 +1,171 @@
+"""Results in notebooks: charts are Plotly figures in either theme, trials are typed data frames, HTML is escaped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from report_studies import SCRIPT, Session, store_session
+
+import autotile
+from autotile.core.device import device_profile
+from autotile.errors import InputError, ToolchainError
+from autotile.kernel.library import load_kernel
+from autotile.report.notebook import StudyPlots, newest_study
+from autotile.report.theme import DARK, LIGHT, Chart, figure_of
+
+STUDY_PLOTS = sorted(name for name in vars(StudyPlots) if name.startswith("plot_"))
+ARGUMENTS = {"plot_time_by_parameter": ("BM",)}
+SIZES = {"M": 4096, "N": 4096, "K": 4096}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plots") / "tuning.db"
+    store_session(path, Session(trials=60))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trials(path: Path) -> Any:
+    return autotile.trials("sgemm_2d", SIZES, database=path)
+
+
+class TestStudy:
+    @pytest.mark.parametrize("name", [name for name in STUDY_PLOTS if name != "plot_front"])
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_each_chart_is_a_figure_with_its_title(self, path: Path, name: str, dark: bool) -> None:
+        made = getattr(self.study(path), name)(*ARGUMENTS.get(name, ()), dark=dark)
+        assert isinstance(made, go.Figure)
+        assert made.data
+        assert made.layout.title.text
+        assert made.layout.paper_bgcolor == (DARK if dark else LIGHT)["paper"]
+
+    def test_a_result_reads_its_study_from_the_database(self, path: Path) -> None:
+        device = device_profile("h200")
+        study = newest_study(str(path), autotile.Problem("sgemm_2d", SIZES, "float32"), live(device))
+        assert len(study.trials) == 60
+        with pytest.raises(InputError, match="no trials of"):
+            newest_study(str(path), autotile.Problem("sgemm_2d", {**SIZES, "M": 1}, "float32"), live(device))
+
+    def test_a_masked_password_is_not_tried(self) -> None:
+        problem = autotile.Problem("sgemm_2d", SIZES, "float32")
+        with pytest.raises(InputError, match="password"):
+            newest_study("postgresql://me:***@host/db", problem, device_profile("h200"))
+
+    def test_what_cannot_be_drawn_is_one_line(self, path: Path) -> None:
+        with pytest.raises(InputError) as caught:
+            self.study(path).plot_front()
+        assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match="no parameter 'BX'"):
+            self.study(path).plot_time_by_parameter("BX")
+
+    def test_the_theme_follows_plotly(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import plotly.io
+
+        monkeypatch.setattr(plotly.io.templates, "default", "plotly_dark")
+        assert self.study(path).plot_finals().layout.paper_bgcolor == DARK["paper"]
+
+    def test_without_plotly_the_extra_is_named(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        study = self.study(path)
+        monkeypatch.setitem(sys.modules, "plotly", None)
+        with pytest.raises(ToolchainError, match=r"autotile\[report\]"):
+            study.plot_finals()
+
+    @staticmethod
+    def study(path: Path) -> StudyPlots:
+        class Result(StudyPlots):
+            def study_data(self) -> Any:
+                problem = autotile.Problem("sgemm_2d", SIZES, "float32")
+                return newest_study(str(path), problem, live(device_profile("h200")))
+
+        return Result()
+
+
+def live(device: autotile.DeviceProperties) -> autotile.DeviceProperties:
+    from dataclasses import replace
+
+    return replace(device, source="cuda")
+
+
+class TestTrials:
+    def test_they_become_a_data_frame_with_types_and_units(self, trials: Any) -> None:
+        frame = trials.to_pandas()
+        assert len(frame) == len(trials.trials)
+        assert frame["time_us"].dtype == "float64"
+        assert frame["param.BM"].dtype == "Int64"
+        assert frame["outcome"].dtype == "string"
+        assert frame["time_us"].min() == trials.trials[0].stored.trial.time_us
+        times = [entry.stored.trial.time_us for entry in trials.trials]
+        assert frame["time_us"].isna().sum() == times.count(None)
+
+    def test_without_pandas_the_extra_is_named(self, trials: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(ToolchainError, match=r"autotile\[notebook\]"):
+            trials.to_pandas()
+
+    def test_they_are_drawn_without_their_runs(self, trials: Any) -> None:
+        assert trials.plot_time_by_parameter("BN").data
+        assert trials.plot_best_so_far().data
+
+    def test_trials_of_several_problems_are_refused(self) -> None:
+        with pytest.raises(InputError, match="one problem"):
+            autotile.TrialList(()).plot_finals()
+
+
+class TestSpaces:
+    def test_rules_and_limits_of_a_space(self) -> None:
+        made = autotile.space("sgemm_2d", SIZES, device="h200").plot_rules()
+        (bars,) = made.data
+        assert bars.x[0] == 93312
+        assert bars.x[-1] == 14712
+
+    @pytest.mark.parametrize("resource", ["threads", "registers", "smem_bytes"])
+    def test_occupancy_over_a_resource(self, resource: Any) -> None:
+        found = autotile.occupancy(256, 64, 16384, device="h200")
+        line, mark = found.plot_over(resource).data
+        assert mark.y == (found.occupancy.warps_per_sm,)
+        assert max(line.y) <= found.device.max_warps_per_sm
+        assert min(line.y) < max(line.y)
+
+    def test_blocks_that_each_limit_allows(self) -> None:
+        found = autotile.occupancy(256, 64, 16384, device="h200")
+        (bars,) = found.plot_limits(dark=True).data
+        assert min(bars.x) == found.occupancy.blocks_per_sm
+        with pytest.raises(InputError, match="no resource 'warps'"):
+            found.plot_over("warps")  # type: ignore[arg-type]
+
+
+class TestHtml:
+    def test_a_served_kernel_shows_its_configuration_and_the_reason(self) -> None:
+        served = autotile.get_best_kernel("sgemm_2d", **SIZES, device="h200")
+        shown = served._repr_html_()
+        assert "<th>BM</th>" in shown
+        assert "<th>reason</th>" in shown
+
+    def test_a_kernel_shows_its_space(self) -> None:
+        shown = load_kernel("sgemm_2d").spec._repr_html_()
+        assert "<th>BM</th>" in shown
+        assert "93,312 combinations" in shown
+
+    def test_hostile_names_are_escaped(self, tmp_path: Path) -> None:
+        store_session(tmp_path / "t.db", Session(trials=20, hostile=True))
+        shown = autotile.list(database=tmp_path / "t.db")._repr_html_()
+        assert SCRIPT not in shown
+        assert "&lt;script&gt;" in shown
+
+    def test_a_long_table_is_cut(self, trials: Any) -> None:
+        many = autotile.TrialList(trials.trials * 4)
+        shown = many._repr_html_()
+        assert shown.count("<tr>") == 101
+        assert f"and {len(many.trials) - 100} more rows" in shown
+
+
+def test_a_chart_without_a_figure_is_an_error() -> None:
+    made: Callable[[], Any] = lambda: figure_of(Chart("x", "X", None, "There is nothing."))  # noqa: E731
+    with pytest.raises(InputError, match=r"There is nothing\Z"):
+        made()
