@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     from autotile.api.listings import TunedFamily as TunedFamily
     from autotile.api.new_kernel import NewKernel as NewKernel
     from autotile.api.new_kernel import new as new
+    from autotile.api.plans import PlanEntry as PlanEntry
+    from autotile.api.plans import PlanResult as PlanResult
+    from autotile.api.plans import plan as plan
+    from autotile.api.plans import tune_plan as tune_plan
     from autotile.api.plotting import Plots as Plots
     from autotile.api.plotting import plot as plot
     from autotile.api.reporting import WrittenReport as WrittenReport
@@ -260,6 +264,12 @@ _NAMES = {
     "api.new_kernel": (
         "NewKernel",
         "new",
+    ),
+    "api.plans": (
+        "PlanEntry",
+        "PlanResult",
+        "plan",
+        "tune_plan",
     ),
     "api.plotting": (
         "Plots",

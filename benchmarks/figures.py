@@ -265,6 +265,24 @@ def load() -> str:
     return linked(f"{shown}\n\n{text} {source('h200/load')}", "guide")
 
 
+def report() -> str:
+    """Sizes of pages, and times to write and to open them."""
+    found = record("report")
+    rows = [
+        (
+            f"{row['trials']:,}",
+            f"{row['size_bytes'] / 1e6:.1f} MB",
+            f"{row['write_s']:.1f} s ({row['write_cpu_s']:.1f} s)",
+            f"{row['open_s']:.1f} s ({row['open_cpu_s']:.1f} s)",
+        )
+        for row in found["rows"]
+    ]
+    sizes = table(("trials", "size", "to write (on the CPU)", "to open in Chromium (on the CPU)"), rows)
+    machine = found["machine"]
+    text = f"On {machine['cores']} cores with a load of {machine['load']:.0f}: {source('report')}"
+    return linked(f"{sizes}\n\n{text}", "guide")
+
+
 def suites() -> str:
     """Return the best times of kernels of public suites, tuned with Kernel Tuner and autotile for the same time."""
     found = record("h200/suites")
@@ -296,6 +314,7 @@ def suites() -> str:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
+    "report": report,
     "ladder": ladder,
     "gemm": gemm,
     "recordings": recordings,

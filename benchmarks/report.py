@@ -151,7 +151,8 @@ def main() -> None:
         browser.quit()
         if path is not None:
             machine = {"cores": os.cpu_count(), "load": round(load, 1), "system": platform.platform()}
-            record = {"chromium": version, "machine": machine, "rows": rows}
+            made = {"command": "python benchmarks/report.py", "date": time.strftime("%Y-%m-%d")}
+            record = {**made, "chromium": version, "machine": machine, "rows": rows}
             path.write_text(json.dumps(record, indent=2) + "\n")
 
 

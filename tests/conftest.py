@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from postgresql_server import PostgresqlServer, programs_folder, running_server
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
@@ -107,6 +108,23 @@ def cubin_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
     return cache
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """A PostgreSQL server of the tests' own, which they may restart."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    programs = programs_folder()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian's package postgresql)")
+    with running_server(programs) as server:
+        yield server
+
+
+@pytest.fixture
+def server_url(request: pytest.FixtureRequest) -> str:
+    """URL of a database on the server that AUTOTILE_TEST_POSTGRESQL names, else on one of the tests' own."""
+    return os.environ.get("AUTOTILE_TEST_POSTGRESQL") or str(request.getfixturevalue("postgresql").url())
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from autotile.api.operation_tuning import tune_loaded_operation
 from autotile.api.targets import is_name_of, models_of
-from autotile.api.tuning import tune_problem
+from autotile.api.tuning import session_options, tune_problem
 from autotile.core.text import NOTHING, Displayed, duration_text, plural, sizes_text, time_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, location_text, open_existing
@@ -344,6 +344,43 @@ def _chosen(planned: PlannedProblem, gpu_name: str, devices: tuple[int, ...]) ->
         for index in devices
         if any(one == index if isinstance(one, int) else is_name_of(one, live_device(index)) for one in planned.gpus)
     )
+
+
+def plan(
+    kernel: KernelName | None = None,
+    *,
+    captured: Iterable[str | Path] = (),
+    output: str | Path | None = None,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+) -> TuningPlan:
+    """Make a plan of the problems that programs missed, or of captured calls, for `tune_plan`.
+
+    Parameters
+    ----------
+    kernel
+        Kernel whose misses are planned, by name or path; None for all.
+    captured
+        Folders of captured calls, or of several of them; empty for misses.
+    output
+        File to write the plan to; None for none.
+    device
+        GPU whose misses are planned; None for the first.
+    database
+        Path or URL of the tuning database; None for the user's own.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, nothing was missed, a folder holds no captured call, or a file cannot be written.
+    """
+    folders = [*captured]
+    if folders and kernel is not None:
+        raise InputError("captured calls state their kernels; leave the kernel out")
+    found = plan_of_calls(folders) if folders else plan_of_misses(kernel, session_options(None, device, database))
+    if output is not None:
+        write_plan(found, output)
+    return found
 
 
 def plan_of_misses(kernel: KernelName | None, options: TuneOptions) -> TuningPlan:

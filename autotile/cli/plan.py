@@ -51,25 +51,16 @@ def plan(
 
     Edit it to add sizes, budgets and priorities; docs/file-format.md describes the file.
     """
-    from autotile.api.plans import plan_of_calls, plan_of_misses, write_plan
-    from autotile.api.targets import resolve_gpu
-    from autotile.tuning.options import TuneOptions
+    from autotile.api import plans
     from autotile.tuning.plan import plan_text
 
     if from_misses == bool(captured):
         raise InputError("a plan is made from misses or from captured calls: give --from-misses, or --captured FOLDER")
-    if captured:
-        if kernel is not None:
-            raise InputError("--captured takes the kernels from the calls; leave KERNEL out")
-        found = plan_of_calls(captured)
-    else:
-        index = resolve_gpu(device) if device is not None else 0
-        found = plan_of_misses(kernel, TuneOptions(device_index=index, database=database))
+    found = plans.plan(kernel, captured=captured or (), output=output, device=device, database=database)
     if output is None:
         typer.echo(plan_text(found.problems), nl=False)
         return
-    path = write_plan(found, output)
-    notice(f"{plural(len(found.problems), 'problem')} in {path}; tune them with `autotile tune --plan {path}`")
+    notice(f"{plural(len(found.problems), 'problem')} in {output}; tune them with `autotile tune --plan {output}`")
 
 
 def run_plan(planned: Path | TuningPlan, options: TuneOptions, *, as_json: bool) -> None:

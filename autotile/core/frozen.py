@@ -40,6 +40,9 @@ def _defined(given: Class, *, slots: bool) -> Class:
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(given)
     compared = [field.name for field in dataclasses.fields(made) if field.compare]
     made._compared = attrgetter(*compared)
+    made._defaults = {
+        field.name: field.default for field in dataclasses.fields(made) if field.default is not dataclasses.MISSING
+    }
     for name, method in _METHODS.items():
         setattr(made, name, method)
     return made  # type: ignore[no-any-return]
@@ -48,13 +51,18 @@ def _defined(given: Class, *, slots: bool) -> Class:
 def _init(self: Any, *values: Any, **named: Any) -> None:
     fields = self.__dataclass_fields__
     if named or len(values) != len(fields):
-        values = _completed(type(self).__name__, fields, values, named)
+        values = _completed(type(self), fields, values, named)
     for name, value in zip(fields, values, strict=True):
         object.__setattr__(self, name, value)
 
 
-def _completed(what: str, fields: Fields, values: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+def _completed(made: Any, fields: Fields, values: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a value for each field, in order."""
+    given = {**dict(zip(fields, values, strict=False)), **named}
+    complete = {**made._defaults, **given}
+    if len(given) == len(values) + len(named) and complete.keys() == fields.keys():
+        return tuple([complete[name] for name in fields])
+    what = made.__name__
     if len(values) > len(fields):
         raise TypeError(f"{what}() takes {len(fields)} values, got {len(values)}")
     given = dict(zip(fields, values, strict=False))

@@ -120,8 +120,14 @@ class CeilingKernels:
         """Large enough for 8 words of every thread that the device holds."""
         self._random = np.random.default_rng(_SEED)
 
-    def clock_mhz(self) -> float | None:
-        """Return the mean SM clock during the last launch; None if it was too short for the device's clocks."""
+    def clock_mhz(self, launch: Launch, launches: int) -> float | None:
+        """Return the mean SM clock during some launches; None if they are too short for the device's clocks.
+
+        The device's count of nanoseconds may have steps of a tenth of a launch, so that a single one tells little.
+        """
+        self._elapsed.set(np.zeros(2, np.uint64))
+        for _ in range(launches):
+            launch()
         cycles, nanoseconds = map(int, self._elapsed.get())
         return 1e3 * cycles / nanoseconds if nanoseconds else None
 

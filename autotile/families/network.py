@@ -34,6 +34,8 @@ _MAX_RESIDUAL = 0.3
 _DECAY = 1e-5
 _OFFSET_DECAY = 3e-4
 """Weight decay of the layers, and of the offsets of items."""
+_BLOCK = 240
+"""Items that are computed at once: for more, BLAS would wake other threads, which takes longer than the products."""
 _MAX_VALUES = 2**20
 _MAX_WIDTH = 1024
 
@@ -268,8 +270,17 @@ class Prepared:
         pair
             Inputs of each pair, shape (pair inputs, items).
         """
-        sums = self.pair_in @ pair
-        sums += self.first
+        starts = range(0, pair.shape[1], _BLOCK)
+        blocks = [slice(start, start + _BLOCK) for start in starts] if len(starts) > 1 else [slice(None)]
+        found = [self._values(problem if problem.ndim == 1 else problem[:, block], pair, block) for block in blocks]
+        values = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        highest, lowest = np.maximum.reduce(values), np.minimum.reduce(values)
+        return np.add.reduce(values) * np.float32(1.0 / self.members), (highest - lowest) * np.float32(0.5)
+
+    def _values(self, problem: Matrix, pair: Matrix, block: slice) -> Matrix:
+        """Return the value of each network for some of the items, shape (members, items)."""
+        sums = self.pair_in @ pair[:, block]
+        sums += self.first[:, block]
         of_problem = self.problem_in @ problem
         sums += of_problem[:, None] if of_problem.ndim == 1 else of_problem
         hidden = sums[: -self.members]
@@ -277,10 +288,9 @@ class Prepared:
         second = self.middle @ hidden.reshape(self.members, -1, hidden.shape[1])
         second += self.second_bias
         np.maximum(second, 0.0, out=second)
-        values = (self.out @ second)[:, 0]
+        values: Matrix = (self.out @ second)[:, 0]
         values += sums[-self.members :]
-        highest, lowest = np.maximum.reduce(values), np.minimum.reduce(values)
-        return np.add.reduce(values) * np.float32(1.0 / self.members), (highest - lowest) * np.float32(0.5)
+        return values
 
 
 class _Training:

@@ -167,6 +167,8 @@ class DatabaseFollower:
             self._wake.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout=1.0)
+        else:
+            self._disconnect()
 
     def view(self) -> DatabaseView:
         """Return what was read last, and go on reading."""

@@ -217,7 +217,7 @@ class OperationTable:
         }
         if not fits:
             raise InputError(f"no kernel computes {problem}: {self._refusals() or 'none is written for it'}")
-        libraries = [one for one in self._libraries if library and computes(one, self.operation, problem)]
+        libraries = [one for one in self._libraries if computes(one, self.operation, problem)] if library else []
         race = may_race and (race or self._races) and self.device_index is not None
         ways = self._ways(problem, fits, libraries, SHOWN if race else 1)
         served = ways[0].bind((ways[0].contender,)) if ways else self._nearest(problem, fits)

@@ -298,10 +298,13 @@ class Demand:
         """One of each step; all launches of a step whose expressions depend on ``step``."""
         is_possible = self.launch_count <= MAX_LAUNCHES
         return tuple(
-            LaunchDemand(step, runs, partial(self.evaluate, extra={STEP: number}, rows=runs))
+            LaunchDemand(step, runs, partial(self._of_launch, number, runs))
             for step, count in zip(self.spec.steps, self._counts, strict=True)
             for number, runs in _distinct_launches(step, count * is_possible)
         )
+
+    def _of_launch(self, number: int, runs: Mask, expression: Expression) -> Column:
+        return self.evaluate(expression, {STEP: number}, runs)
 
     @cached_property
     def memory(self) -> tuple[MemoryDemand, ...]:
@@ -319,7 +322,9 @@ class Demand:
         return reduce(operator.add, [demand.size_bytes for demand in self.memory], 0.0)
 
     def _of_arguments(self, method: Callable[[Any], Callable[..., Any]]) -> tuple[Any, ...]:
-        plain = partial(self.evaluate, extra={}, rows=True)
+        def plain(expression: Expression) -> Column:
+            return self.evaluate(expression, {}, True)
+
         found = [method(argument)(self.dtype, self.sizes, plain) for argument in self.spec.arguments]
         return tuple(filter(None, found))
 
@@ -330,8 +335,8 @@ class Demand:
 
 
 def _repetitions(step: Step, evaluate: EvaluateWhere) -> Column:
-    runs = True if step.when is None else evaluate(step.when, extra={}, rows=True) != 0
-    count = 1 if step.times is None else evaluate(step.times, extra={}, rows=runs)
+    runs = True if step.when is None else evaluate(step.when, {}, True) != 0
+    count = 1 if step.times is None else evaluate(step.times, {}, runs)
     return clipped(count, 0, MAX_LAUNCHES + 1) * runs
 
 
@@ -348,6 +353,8 @@ def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, 
     """Return the demand of a single configuration, given the value of every name."""
 
     def evaluate(expression: Expression, extra: Mapping[str, Value], rows: bool) -> int:
-        return int(expression.value({**extra, **names} if extra else names)) if rows else 1
+        if not rows:
+            return 1
+        return int(expression.value(names if expression.names.isdisjoint(extra) else {**extra, **names}))
 
     return Demand(spec, sizes, dtype, evaluate)

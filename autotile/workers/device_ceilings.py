@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from autotile.core.ceilings import CEILINGS, Ceiling, DeviceCeilings, impossible, imprecise
 from autotile.core.documents import Count, Whole, convert
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from autotile.core.device import DeviceProperties
     from autotile.core.model import Measurement
     from autotile.cuda.ceiling_kernels import CeilingKernels, CeilingLoop
-    from autotile.cuda.timing import Launch, Timer
+    from autotile.cuda.timing import Timer
 
 _DEADLINE_S = 120.0
 """Ten times what a measurement takes, for a busy machine that compiles the kernels first."""
@@ -39,8 +38,8 @@ _MAX_GROWTH = 64.0
 _SAMPLE_LIMIT_S = 0.04
 """Time of the samples of a ceiling, beyond the first nine."""
 _PROBES = 3
-_CLOCKS = 9
-"""Launches whose clocks are counted; another process that runs in between makes one of them look slow."""
+_CLOCKED_LAUNCHES = 40
+"""Launches during which the clock is counted."""
 _HOST_SAMPLES, _HOST_LAUNCHES = 15, 200
 """Samples of the time of a launch from the host, and launches of each: fewer than the 1,024 that a stream queues."""
 
@@ -135,10 +134,10 @@ def _ceiling(kernels: CeilingKernels, loops: Sequence[CeilingLoop], timer: Timer
     launch, prepare = partial(loop.queue, rounds), loop.prepare or _nothing
     timer.warm_up(launch, prepare)
     measured = timer.measure(launch, None, prepare).measurement
-    clocks = [_clock_mhz(kernels, launch) for _ in range(_CLOCKS)]
+    clock_mhz = kernels.clock_mhz(launch, _CLOCKED_LAUNCHES)
     if fault := loop.fault(rounds):
         raise ToolchainError(f"{CEILINGS[loop.ceiling][0]}, {loop.method}: {fault}; the GPU computes wrong results")
-    rate, clock_mhz = 1e6 * loop.work * rounds, float(np.median(clocks)) or None
+    rate = 1e6 * loop.work * rounds
     value, low, high = (rate / time_us for time_us in (measured.time_us, measured.high_us, measured.low_us))
     return Ceiling(loop.ceiling, value, low, high, loop.method, clock_mhz)
 
@@ -156,12 +155,6 @@ def _rounds(loop: CeilingLoop, timer: Timer) -> int:
 
 def _time_us(loop: CeilingLoop, rounds: int, timer: Timer) -> float:
     return min(timer.samples(partial(loop.queue, rounds), _PROBES, loop.prepare or _nothing))
-
-
-def _clock_mhz(kernels: CeilingKernels, launch: Launch) -> float:
-    """Return the clock during a launch; 0 if it is not known."""
-    launch()
-    return kernels.clock_mhz() or 0.0
 
 
 def _launches(kernels: CeilingKernels, timer: Timer) -> Iterator[Ceiling]:

@@ -25,6 +25,7 @@ from autotile.settings import child_environment
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
 COMMANDS = [
+    "plan",
     "report",
     "tune",
     "new",

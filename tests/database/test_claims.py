@@ -20,14 +20,13 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.run_record import RunRecord
 
-URL = os.environ.get("AUTOTILE_TEST_POSTGRESQL", "")
 CONFIGS: list[Config] = [{"BM": number} for number in range(40)]
 Open = Callable[[], RunRecord]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.skipif(not URL, reason="no server"))])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return URL if request.param == "postgresql" else str(tmp_path / "shared.db")
+    return str(request.getfixturevalue("server_url")) if request.param == "postgresql" else str(tmp_path / "shared.db")
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""The same guarantees on a PostgreSQL server.
-
-Run with ``AUTOTILE_TEST_POSTGRESQL=postgresql://user@host/empty_database`` and psycopg installed.
-"""
+"""The same guarantees on a PostgreSQL server."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,13 +12,10 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.errors import DatabaseError
 
-URL = os.environ.get("AUTOTILE_TEST_POSTGRESQL", "")
-pytestmark = pytest.mark.skipif(not URL, reason="AUTOTILE_TEST_POSTGRESQL names no database")
-
 
 @pytest.fixture
-def server() -> Iterator[Database]:
-    with Database.open(URL) as database:
+def server(server_url: str) -> Iterator[Database]:
+    with Database.open(server_url) as database:
         yield database
 
 
@@ -31,7 +25,11 @@ def fresh_key(key: TuningKey) -> TuningKey:
 
 
 def test_trials_come_back_and_the_finals_decide(
-    server: Database, fresh_key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
+    server: Database,
+    server_url: str,
+    fresh_key: TuningKey,
+    device: DeviceProperties,
+    measured: Callable[..., Trial],
 ) -> None:
     study = server.study(fresh_key, device)
     assert server.study(fresh_key, device) == study
@@ -45,7 +43,7 @@ def test_trials_come_back_and_the_finals_decide(
     server.end_run(run, {"winner": "BM=32"})
     assert [best.trial for best in server.best(study_id=study)] == [winner]
     assert [summary.best_time_us for summary in server.studies() if summary.study_id == study] == [11.0]
-    reader = Database.open_readonly(URL)
+    reader = Database.open_readonly(server_url)
     assert reader is not None
     with reader:
         assert reader.find_study(fresh_key) == study

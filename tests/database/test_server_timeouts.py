@@ -1,6 +1,5 @@
 """A server that does not answer, or not in time, ends in an error with a remedy, or in a fallback when serving."""
 
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ from autotile.database.database import Database
 from autotile.database.fast_access import SERVER_TIMEOUT_S
 from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
-
-SERVER = os.environ.get("AUTOTILE_TEST_POSTGRESQL", "")
 
 
 @pytest.fixture
@@ -67,10 +64,9 @@ def test_what_the_url_states_precedes() -> None:
     assert database_engine._connection_timeouts(make_url("postgresql+pg8000://host/name"), 1.0) == {}
 
 
-@pytest.mark.skipif(not SERVER, reason="AUTOTILE_TEST_POSTGRESQL names no database")
 @pytest.mark.parametrize("query", ["SELECT pg_sleep(20)", "LOCK TABLE misses IN ACCESS EXCLUSIVE MODE"])
-def test_a_statement_that_takes_too_long_is_ended(query: str) -> None:
-    with Database.open(SERVER) as first, Database.open(SERVER, server_timeout_s=0.5) as second:
+def test_a_statement_that_takes_too_long_is_ended(query: str, server_url: str) -> None:
+    with Database.open(server_url) as first, Database.open(server_url, server_timeout_s=0.5) as second:
         with first.writing() as holder:
             holder.execute(text("LOCK TABLE misses IN ACCESS EXCLUSIVE MODE"))
             start_s = time.monotonic()

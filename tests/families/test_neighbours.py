@@ -45,6 +45,21 @@ def test_a_long_list_is_thinned_out() -> None:
     assert len(Neighbours.fit(inputs, errors, np.zeros(len(errors), np.int64), 2).points) <= MAX_POINTS
 
 
+@given(st.integers(300, 400), st.integers(0, 99), st.floats(2, 14), st.floats(2, 14))
+def test_the_nearest_of_all_decide(count: int, seed: int, first: float, second: float) -> None:
+    inputs, _ = measured(count, seed)
+    errors = np.random.default_rng(seed).uniform(-1, 1, count)
+    place = np.array([first, second, 1], np.float32)
+    weights = np.array([1.0, 1.0, 0.7 if np.ptp(inputs[:, 2]) > 0 else 0.0])
+    points = (inputs * weights).astype(np.float16).astype(float)
+    distances = np.square(points - place * weights).sum(axis=1)
+    nearest = distances.argsort()[:8]
+    share = 1 / (distances[nearest] + 0.05)
+    expected = (share * errors.astype(np.float16)[nearest]).sum() / share.sum()
+    found = Neighbours.fit(inputs, errors, np.zeros(count, np.int64), 2)
+    assert found.look_up(place, 0)[0] == pytest.approx(expected, abs=0.02)
+
+
 @given(st.integers(1, 30), st.integers(0, 5))
 def test_it_survives_its_file(count: int, seed: int) -> None:
     inputs, errors = measured(count, seed)

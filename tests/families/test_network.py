@@ -52,6 +52,20 @@ def test_preparing_the_items_of_one_problem_changes_nothing(ensemble: Ensemble) 
     )
 
 
+def test_many_items_are_predicted_as_few(ensemble: Ensemble) -> None:
+    inputs, _ = _rows(700, 4)
+    problem = inputs.problem[0]
+    prepared = ensemble.prepare(inputs.number, inputs.item)
+    for first in (0, 200, 690):
+        part = slice(first, first + 10)
+        few = ensemble.prepare(inputs.number[part], inputs.item[part])
+        for rows, together in ((inputs.problem.T, inputs.problem[part].T), (problem, problem)):
+            for all_values, values in zip(
+                prepared.predict(rows, inputs.pair.T), few.predict(together, inputs.pair[part].T), strict=True
+            ):
+                np.testing.assert_allclose(all_values[part], values, rtol=1e-5, atol=1e-5)
+
+
 def test_an_input_that_never_varied_is_ignored(ensemble: Ensemble) -> None:
     inputs, _ = _rows(50, 3)
     other = inputs._replace(item=inputs.item + 1000)

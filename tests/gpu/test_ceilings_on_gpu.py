@@ -33,9 +33,7 @@ def test_every_kernel_computes_what_it_should_and_a_wrong_result_is_found(kernel
         for loop in loops:
             rounds = min(3, loop.max_rounds)
             loop.queue(rounds)
-            clock_mhz = kernels.clock_mhz()
             assert loop.fault(rounds) == "", (loop.ceiling, loop.method)
-            assert clock_mhz is None or 100 < clock_mhz < 5000
             seen.add(loop.ceiling)
     assert {"dram_read", "dram_copy", "l2_read", "l2_copy", "fma_float32", "fma_float64", "fma_float16"} <= seen
 

@@ -25,7 +25,7 @@ from autotile.core.model import Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.schema import RUNS, STUDIES, TRIALS
-from autotile.errors import InputError, UnknownKernelError
+from autotile.errors import InputError, ToolchainError, UnknownKernelError
 from autotile.report.live import DatabaseFollower
 from autotile.report.live_server import LivePage, LiveServer
 
@@ -67,7 +67,6 @@ def client(path: Path) -> Iterator[Client]:
     made = Client(path)
     yield made
     made.follower.close()
-    made.follower._disconnect()
 
 
 class Session:
@@ -172,7 +171,7 @@ class TestState:
         for kernels, count in ((("sgemm",), 1), (("other",), 0)):
             client = Client(path, kernels)
             assert len(client.state()["sessions"]) == count
-            client.follower._disconnect()
+            client.follower.close()
 
     def test_a_row_that_does_not_match_its_schema(self, client: Client, session: Session) -> None:
         session.add(2)
@@ -334,7 +333,7 @@ class TestDatabase:
         found = http.get(f"/{TOKEN}/state").json()
         assert [bool(one["message"]) for one in found["databases"]] == [False, True]
         assert [one["name"] for one in found["sessions"]] == [f"d0-{session.study}"]
-        followers[0]._disconnect()
+        followers[0].close()
 
 
 class TestServer:
@@ -346,6 +345,12 @@ class TestServer:
             assert server.url.startswith(f"http://127.0.0.1:{port}/")
             with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 cannot be used"):
                 LiveServer([path], port=port)
+
+    @pytest.mark.parametrize("missing", ["plotly", "starlette.applications", "uvicorn"])
+    def test_a_missing_package(self, path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+        monkeypatch.setitem(sys.modules, missing, None)
+        with pytest.raises(ToolchainError, match=r"pip install 'autotile\[report\]'"):
+            LiveServer([path])
 
     def test_tokens_differ(self, path: Path) -> None:
         servers = [LiveServer([path]) for _ in range(2)]

@@ -1,0 +1,280 @@
+"""Tuning on one and several GPUs: configurations a second, a family, and the quality after equal trials.
+
+    python benchmarks/scaling.py [--gpus 1 2 4] [--trials 300] [--points 24] [--output scaling.json]
+    python benchmarks/scaling.py --simulated 1 2 4 8 64 --seconds 0.15 [--output scaling_simulated.json]
+
+On GPUs, one problem is tuned with each number of them, in a database and a cubin cache of its own: once with a cold
+cache, where the compilers work as in a first session, and once with a warm one, where the GPUs and the parent are the
+limit. Then a family is tuned with each number. The quality is the time of each winner in one last race on the first
+GPU, over the best of all.
+
+Simulated GPUs replay a recording, each candidate taking ``--seconds``, with compilers that take no time; every 50th GPU
+is 3 % slower. They need no GPU and measure the parent: its own time for a trial, and the trials a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import count as count_up
+from pathlib import Path
+from typing import Any
+
+from provenance import provenance
+from rich.console import Console
+from rich.table import Table
+
+from autotile.core.model import Resources, config_key
+from autotile.cuda.compiler import CompiledFunction, CompileJob
+from autotile.cuda.cubin_cache import CachedCubin
+from autotile.cuda.driver import device_count
+from autotile.exchange.recording import Recording
+from autotile.families.family import parse_family
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import read_settings
+from autotile.tuning import replay, session_run
+from autotile.tuning.family_session import FamilyPlan, tune_family
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.result import TuneResult
+from autotile.tuning.session import tune
+from autotile.workers.compile_pool import Compiled
+
+KERNEL, SIZES = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}
+FAMILY = "M=256..4096 N=2048 K=2048"
+_BUSY = 0.8
+"""Share of the time from which the GPUs or the compilers are the limit."""
+
+
+def main() -> None:
+    """Run the benchmark, and show and write its results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", nargs="+", type=int, metavar="N", help="numbers of GPUs; all powers of 2 by default")
+    parser.add_argument("--trials", type=int, default=300)
+    parser.add_argument("--points", type=int, default=24, help="points of the family; 0 for no family")
+    parser.add_argument("--family-trials", type=int, default=60)
+    parser.add_argument("--simulated", nargs="+", type=int, metavar="N", help="numbers of simulated GPUs")
+    parser.add_argument("--seconds", type=float, default=0.15, help="time of a candidate on a simulated GPU")
+    parser.add_argument("--sampler", default="feasible", help="search on simulated GPUs")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = provenance() | {"kernel": KERNEL, "sizes": SIZES}
+    if arguments.simulated:
+        results["simulated"] = [
+            simulate(count, arguments.trials, arguments.seconds, arguments.sampler)
+            for count in sorted(arguments.simulated)
+        ]
+    else:
+        present = device_count()
+        counts = arguments.gpus or [count for count in (1, 2, 4, 8) if count <= present]
+        if not present or max(counts) > present:
+            sys.exit(f"this machine has {present} GPUs; name fewer with --gpus, or use --simulated")
+        results |= on_gpus(sorted(counts), arguments)
+    show(results)
+    if arguments.output:
+        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def on_gpus(counts: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of sessions and families on each number of GPUs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sessions, winners = [], []
+        for count in counts:
+            for state in ("cold", "warm"):
+                result = session(folder, count, state, arguments.trials)
+                sessions.append(figures(result, count) | {"cache": state})
+                winners.append(result)
+                print(json.dumps(sessions[-1]), file=sys.stderr, flush=True)
+        quality = race(folder, winners)
+        for entry, ratio in zip(sessions, quality, strict=True):
+            entry["loss"] = ratio
+        families = []
+        for count in counts if arguments.points else ():
+            families.append(family(folder, count, arguments.points, arguments.family_trials))
+            print(json.dumps(families[-1]), file=sys.stderr, flush=True)
+    return {"trials": arguments.trials, "sessions": sessions, "families": families}
+
+
+def options_for(count: int, folder: Path, **choices: Any) -> TuneOptions:
+    """Return the options of a session on the first so many GPUs."""
+    devices = tuple(range(count)) if count > 1 else ()
+    return TuneOptions(devices=devices, database=str(folder / "tuning.db"), transfer=False, **choices)
+
+
+def session(folder: Path, count: int, state: str, trials: int) -> TuneResult:
+    """Tune the problem on a study of its own; with a warm cache, after a session that has filled it."""
+    kernel = load_kernel(KERNEL)
+    own = folder / f"{count}-{state}"
+    own.mkdir()
+    cache = folder / f"cache-{count}"
+    settings = replace(read_settings(), cache=cache)
+    chosen = options_for(count, own, trials=trials, spend=True, sampler="feasible")
+    return tune(kernel, resolve_problem(kernel.spec, SIZES, None), settings, chosen)
+
+
+def figures(result: TuneResult, count: int) -> dict[str, Any]:
+    """Return the speed of a session's search, and what limits it."""
+    trials = sum(result.outcomes.values())
+    search_s = result.phases["search"]
+    load = result.load
+    gpu, compilers = (load.gpu_busy, load.compilers_busy) if load is not None else (0.0, 0.0)
+    bound = "GPUs" if gpu >= _BUSY else "cores" if compilers >= _BUSY else "parent"
+    return {
+        "gpus": count,
+        "trials": trials,
+        "search_s": search_s,
+        "per_s": round(trials / search_s, 2),
+        "gpu_busy": round(gpu, 3),
+        "compilers_busy": round(compilers, 3),
+        "bound": bound,
+        "winner": dict(result.winner.config) if result.winner is not None else None,
+        "winner_us": result.winner.time_us if result.winner is not None else None,
+        "scales": [use.scale for use in result.gpus],
+        "spread": result.confirmation.spread if result.confirmation is not None else None,
+    }
+
+
+def race(folder: Path, results: list[TuneResult]) -> list[float | None]:
+    """Race all winners on the first GPU; return the time of each over the best, less 1."""
+    kernel = load_kernel(KERNEL)
+    configs = {config_key(one.winner.config): one.winner.config for one in results if one.winner is not None}
+    own = folder / "race"
+    own.mkdir()
+    chosen = TuneOptions(
+        database=str(own / "tuning.db"),
+        sampler="brute-force",
+        only=tuple(configs.values()),
+        finals=len(configs) + 1,
+        discard=False,
+        transfer=False,
+    )
+    seen: dict[str, float] = {}
+    tune(kernel, resolve_problem(kernel.spec, SIZES, None), read_settings(), chosen)
+    from autotile.database.database import Database
+
+    with Database.open(own / "tuning.db") as database:
+        for study in database.studies():
+            for trial in database.trials(study.study_id, phase="final"):
+                if trial.time_us is not None:
+                    seen[config_key(trial.config)] = trial.time_us
+    best = min(seen.values())
+    times = [seen.get(config_key(one.winner.config)) if one.winner is not None else None for one in results]
+    return [round(time_us / best - 1.0, 5) if time_us is not None else None for time_us in times]
+
+
+def family(folder: Path, count: int, points: int, trials: int) -> dict[str, Any]:
+    """Tune a family, one problem a GPU at the same time."""
+    kernel = load_kernel(KERNEL)
+    own = folder / f"family-{count}"
+    own.mkdir()
+    settings = replace(read_settings(), cache=own / "cache")
+    chosen = options_for(count, own, trials=trials)
+    begun = time.monotonic()
+    parsed = parse_family(kernel.spec, FAMILY.split())
+    result = tune_family(kernel, parsed, "float32", settings, chosen, plan=FamilyPlan(points=points))
+    rule = result.rule
+    return {
+        "gpus": count,
+        "points": points,
+        "trials": trials,
+        "seconds": round(time.monotonic() - begun, 2),
+        "mean_loss": rule.mean_loss if rule is not None else None,
+    }
+
+
+class InstantCompilers:
+    """Compile pool whose compilations take no time, with resources that fit."""
+
+    def __init__(self, *arguments: Any, **choices: Any) -> None:
+        self.busy_s = 0.0
+        self.begun_at = time.perf_counter()
+        self._names = count_up(1)
+
+    def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+        """Return a compilation that has ended."""
+        self.begun_at = time.perf_counter()
+        functions = {KERNEL: CompiledFunction(KERNEL, Resources(64, 0, 0, 0, 0))}
+        done: Future[Compiled] = Future()
+        done.set_result(Compiled(CachedCubin(Path(__file__), f"{next(self._names)}", functions)))
+        return done
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def simulate(count: int, trials: int, seconds: float, sampler: str) -> dict[str, Any]:
+    """Tune a recorded problem on simulated GPUs, with compilers that take no time."""
+
+    class Simulated(replay.SimulatedGpu):
+        def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "simulated-0") -> None:
+            number = int(uuid.rpartition("-")[2])
+            super().__init__(recording, notice, uuid=uuid, seconds=seconds, slowness=1.03 if number % 50 == 49 else 1.0)
+
+    kernel = load_kernel(KERNEL)
+    known = replay.SimulatedGpu, replay.ReplayBackend, session_run.CompilePool
+    replay.SimulatedGpu = replay.ReplayBackend = Simulated  # type: ignore[assignment, misc]
+    session_run.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            chosen = TuneOptions(
+                replay="auto",
+                devices=tuple(range(count)) if count > 1 else (),
+                database=str(Path(folder) / "tuning.db"),
+                trials=trials,
+                sampler=sampler,
+                transfer=False,
+                spend=True,
+                discard=False,
+            )
+            problem = resolve_problem(kernel.spec, SIZES, None)
+            used = _cpu_s()
+            result = tune(kernel, problem, read_settings(), chosen)
+            cpu_s = _cpu_s() - used
+    finally:
+        replay.SimulatedGpu, replay.ReplayBackend, session_run.CompilePool = known  # type: ignore[misc]
+    found = figures(result, count)
+    found["parent_ms_per_trial"] = round(1e3 * cpu_s / found["trials"], 2)
+    print(json.dumps(found), file=sys.stderr, flush=True)
+    return found
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the tables."""
+    console = Console()
+    entries = results.get("simulated") or results["sessions"]
+    base = {entry.get("cache"): entry["per_s"] for entry in reversed(entries) if entry["gpus"] == entries[0]["gpus"]}
+    table = Table(
+        "GPUs", "cache", "trials", "search s", "a second", "times one", "GPUs busy", "cores busy", "bound", "loss"
+    )
+    for one in entries:
+        loss = f"{100 * one['loss']:.2f} %" if one.get("loss") is not None else ""
+        speed = f"{one['per_s'] / base[one.get('cache')]:.2f}"
+        row = [one["gpus"], one.get("cache", ""), one["trials"], one["search_s"], one["per_s"], speed]
+        busy = [f"{one['gpu_busy']:.0%}", f"{one['compilers_busy']:.0%}"]
+        table.add_row(*map(str, row), *busy, one["bound"], loss)
+    console.print(table)
+    families = results.get("families", [])
+    if families:
+        table = Table("GPUs", "points", "seconds", "times one", "mean loss")
+        for one in families:
+            loss = f"{100 * one['mean_loss']:.2f} %" if one["mean_loss"] is not None else ""
+            speed = f"{families[0]['seconds'] / one['seconds']:.2f}"
+            table.add_row(str(one["gpus"]), str(one["points"]), str(one["seconds"]), speed, loss)
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
