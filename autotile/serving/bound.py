@@ -261,18 +261,14 @@ class BoundKernel:
 
     def __repr__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        where = source_text(self.device.name, self.source)
-        return f"<BoundKernel {self.problem} on {where}: {self.tier}, {config}>"
+        return f"<BoundKernel {self.problem} on {source_text(self.device.name, self.source)}: {self.tier}, {config}>"
 
     def _repr_html_(self) -> str:
         """Return what is served and why as HTML, for a notebook; nothing is compiled for it."""
         return html(self)
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
-        """Return a Plotly figure of the number of blocks that each resource of an SM allows.
-
-        The kernel is compiled if its resources are not known. Parameters and errors are those of `TuneResult`'s charts.
-        """
+        """Return a Plotly figure of the blocks that each resource of an SM allows; see the charts of `TuneResult`."""
         from autotile.report.space_charts import block_limits_chart
         from autotile.report.theme import figure_of
 
