@@ -261,8 +261,7 @@ class BoundKernel:
 
     def __repr__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        where = source_text(self.device.name, self.source)
-        return f"<BoundKernel {self.problem} on {where}: {self.tier}, {config}>"
+        return f"<BoundKernel {self.problem} on {source_text(self.device.name, self.source)}: {self.tier}, {config}>"
 
     def _repr_html_(self) -> str:
         """Return what is served and why as HTML, for a notebook; nothing is compiled for it."""
