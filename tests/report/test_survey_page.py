@@ -79,5 +79,5 @@ class TestInABrowser:
                 plot,
             )
             assert browser.execute_script(drawn, plot) > 0
-        assert len(browser.find_elements("css selector", "#survey tbody tr")) == 12
+        assert len(browser.find_elements("css selector", "#survey-table tbody tr")) == 12
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
