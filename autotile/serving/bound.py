@@ -15,11 +15,11 @@ from autotile.core.text import source_text
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.packing import problem_scalars
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import InputError, ToolchainError
+from autotile.errors import ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Contender, Tier
-from autotile.serving.description import document, explain, html
+from autotile.serving.description import document, explain, html, limits_figure
 from autotile.serving.requests import Request
 from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
@@ -268,13 +268,8 @@ class BoundKernel:
         return html(self)
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
-        """Return a Plotly figure of the blocks that each resource of an SM allows; see the charts of `TuneResult`."""
-        from autotile.report.space_charts import block_limits_chart
-        from autotile.report.theme import figure_of
-
-        if self.occupancy is None:
-            raise InputError(f"the occupancy of {self!r} is not known; NVRTC is needed to compile it")
-        return figure_of(block_limits_chart(self.device, self.occupancy), dark=dark)
+        """Return a Plotly figure of the blocks that each resource of an SM allows, compiling if need be."""
+        return limits_figure(self, dark=dark)
 
     def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
         """Launch on arrays, asynchronously.
