@@ -27,7 +27,7 @@ from autotile.settings import child_environment, read_settings
 from autotile.tuning.result import Progress
 
 TRIALS = 12
-MOMENTS = (1, 7, TRIALS)
+MOMENTS = (1, TRIALS)
 """Numbers of trials after which the database is lost; after the last one only the finals are left."""
 
 
