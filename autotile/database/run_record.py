@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import shlex
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -143,28 +143,37 @@ class RunRecord:
     def claim(self, config: Config, room: int | None = None) -> Claimed:
         """Claim a configuration, so that no other session tries it; see `autotile.database.claims.StudyClaims.take`.
 
-        Without sharing, every configuration is this session's.
+        Without sharing, every configuration is this session's. Errors are those of `add`.
         """
         if self._claims is None:
             return Claimed(True, (), 0)
         if self._renewal is None:
             self._renewal = Renewal(self._database, self._claims)
-        with self._database.writing(self._held_connection()) as connection:
+        with self._claiming() as connection:
             return self._claims.take(connection, config_key(config), room)
 
     def inherit(self) -> tuple[list[str], Claimed]:
         """Take over what sessions that died were trying; return the keys of its configurations, and news."""
         if self._claims is None:
             return [], Claimed(True, (), 0)
-        with self._database.writing(self._held_connection()) as connection:
+        with self._claiming() as connection:
             keys = self._claims.inherit(connection)
             return keys, Claimed(True, self._claims.look(connection), self._claims.count_others(connection))
 
     def disclaim(self, key: str) -> None:
         """End the claim of a configuration that is not tried."""
         if self._claims is not None:
-            with self._database.writing(self._held_connection()) as connection:
+            with self._claiming() as connection:
                 self._claims.release(connection, key)
+
+    @contextmanager
+    def _claiming(self) -> Iterator[Connection]:
+        """Begin a transaction on claims; a database that fails in it has lost the run, as in `add`."""
+        try:
+            with self._database.writing(self._held_connection()) as connection:
+                yield connection
+        except DatabaseError as error:
+            raise self._rescued(error) from error
 
     def _held_connection(self) -> Connection | None:
         if self._connection is None and self._database.path is not None:
