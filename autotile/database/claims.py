@@ -34,6 +34,8 @@ _RENEWALS = 4
 """Renewals in that time."""
 _LATE_IDS = 256
 """Trials before the newest that are looked at again: on a server, transactions end in another order than they begin."""
+_LOCK_KIND = 0x636C6169
+"""First key of PostgreSQL's advisory locks on studies, the second is the study's id: "clai" in ASCII."""
 _INHERITED = 16
 """Claims that a session takes over at once, at most."""
 
@@ -74,6 +76,7 @@ class StudyClaims:
         self._first_id = newest_id
         self._newest_id = newest_id
         self._seen: set[int] = set()
+        self._undelivered: list[Trial] = []
         self._tried: set[str] = set()
         """Configurations that other sessions have tried since this one began."""
         self.owner = f"{run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
@@ -87,6 +90,7 @@ class StudyClaims:
             Number of trials that the study may still begin, by what this session knows; None for any number. What other
             sessions have stored since, and what they claimed before, counts against it.
         """
+        self._lock(connection)
         now = _now(connection)
         others = CLAIMS.c.owner != self.owner
         mine = {"owner": self.owner, "expires_at": now + LEASE_S}
@@ -115,7 +119,7 @@ class StudyClaims:
         return Claimed(is_ours, news, len(held_ids))
 
     def look(self, connection: Connection) -> list[Trial]:
-        """Return the trials that other sessions have stored since the last look."""
+        """Return the trials that other sessions have stored since the last `deliver`."""
         first = max(self._first_id, self._newest_id - _LATE_IDS)
         query = (
             select(TRIALS)
@@ -132,7 +136,12 @@ class StudyClaims:
             self._seen.add(one.trial_id)
             self._newest_id = max(self._newest_id, one.trial_id)
             self._tried.add(config_key(one.trial.config))
-        return [one.trial for one in found]
+        self._undelivered += [one.trial for one in found]
+        return list(self._undelivered)
+
+    def deliver(self) -> None:
+        """Note that the session has what the last `look` returned: its transaction has ended."""
+        self._undelivered.clear()
 
     def inherit(self, connection: Connection) -> list[str]:
         """Take over claims of sessions that died; return the keys of their configurations."""
@@ -162,8 +171,15 @@ class StudyClaims:
         own = delete(CLAIMS).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.owner == self.owner)
         return connection.execute(own if key is None else own.where(CLAIMS.c.config_key == key)).rowcount > 0
 
-    def is_taken_over(self, connection: Connection, key: str) -> bool:
-        """Return whether another session has claimed or tried a configuration that this one has lost."""
+    def settle(self, connection: Connection, key: str) -> bool:
+        """End the claim of a configuration that was tried; return whether its trial may be stored.
+
+        It may not if the claim was lost, and another session has claimed or tried the configuration since.
+        """
+        self._lock(connection)
+        return self.release(connection, key) or not self._is_taken_over(connection, key)
+
+    def _is_taken_over(self, connection: Connection, key: str) -> bool:
         held = select(CLAIMS.c.id).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.config_key == key)
         if connection.execute(held).first() is not None:
             return True
@@ -175,6 +191,15 @@ class StudyClaims:
             TRIALS.c.phase == "search",
         )
         return connection.execute(tried.limit(1)).first() is not None
+
+    def _lock(self, connection: Connection) -> None:
+        """Let one session at a time claim and store: a server's transactions do not see each other's rows before.
+
+        A writer of an SQLite file is alone anyway.
+        """
+        if connection.dialect.name == "postgresql":
+            lock = {"kind": _LOCK_KIND, "study": self._study_id}
+            connection.execute(text("SELECT pg_advisory_xact_lock(:kind, :study)"), lock)
 
 
 def forget_dead(connection: Connection, study_id: int) -> int:
