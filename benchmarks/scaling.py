@@ -8,8 +8,8 @@ cache, where the compilers work as in a first session, and once with a warm one,
 limit. Then a family is tuned with each number. The quality is the time of each winner in one last race on the first
 GPU, over the best of all.
 
-Simulated GPUs replay a recording, each candidate taking ``--seconds``; every 50th GPU is 3 % slower. They need no GPU
-and measure the parent: its own time for a trial, and the trials a second.
+Simulated GPUs replay a recording, each candidate taking ``--seconds``, with compilers that take no time; every 50th GPU
+is 3 % slower. They need no GPU and measure the parent: its own time for a trial, and the trials a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count as count_up
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +31,21 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
-from autotile.core.model import config_key
+from autotile.core.model import Resources, config_key
+from autotile.cuda.compiler import CompiledFunction, CompileJob
+from autotile.cuda.cubin_cache import CachedCubin
 from autotile.cuda.driver import device_count
 from autotile.exchange.recording import Recording
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
-from autotile.tuning import replay
+from autotile.tuning import replay, session_run
 from autotile.tuning.family_session import FamilyPlan, tune_family
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
+from autotile.workers.compile_pool import Compiled
 
 KERNEL, SIZES = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}
 FAMILY = "M=256..4096 N=2048 K=2048"
@@ -56,12 +62,14 @@ def main() -> None:
     parser.add_argument("--family-trials", type=int, default=60)
     parser.add_argument("--simulated", nargs="+", type=int, metavar="N", help="numbers of simulated GPUs")
     parser.add_argument("--seconds", type=float, default=0.15, help="time of a candidate on a simulated GPU")
+    parser.add_argument("--sampler", default="feasible", help="search on simulated GPUs")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     results: dict[str, Any] = provenance() | {"kernel": KERNEL, "sizes": SIZES}
     if arguments.simulated:
         results["simulated"] = [
-            simulate(count, arguments.trials, arguments.seconds) for count in sorted(arguments.simulated)
+            simulate(count, arguments.trials, arguments.seconds, arguments.sampler)
+            for count in sorted(arguments.simulated)
         ]
     else:
         present = device_count()
@@ -182,8 +190,28 @@ def family(folder: Path, count: int, points: int, trials: int) -> dict[str, Any]
     }
 
 
-def simulate(count: int, trials: int, seconds: float) -> dict[str, Any]:
-    """Tune a recorded problem on simulated GPUs, from a warm cubin cache."""
+class InstantCompilers:
+    """Compile pool whose compilations take no time, with resources that fit."""
+
+    def __init__(self, *arguments: Any, **choices: Any) -> None:
+        self.busy_s = 0.0
+        self.begun_at = time.perf_counter()
+        self._names = count_up(1)
+
+    def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+        """Return a compilation that has ended."""
+        self.begun_at = time.perf_counter()
+        functions = {KERNEL: CompiledFunction(KERNEL, Resources(64, 0, 0, 0, 0))}
+        done: Future[Compiled] = Future()
+        done.set_result(Compiled(CachedCubin(Path(__file__), f"{next(self._names)}", functions)))
+        return done
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def simulate(count: int, trials: int, seconds: float, sampler: str) -> dict[str, Any]:
+    """Tune a recorded problem on simulated GPUs, with compilers that take no time."""
 
     class Simulated(replay.SimulatedGpu):
         def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "simulated-0") -> None:
@@ -191,8 +219,9 @@ def simulate(count: int, trials: int, seconds: float) -> dict[str, Any]:
             super().__init__(recording, notice, uuid=uuid, seconds=seconds, slowness=1.03 if number % 50 == 49 else 1.0)
 
     kernel = load_kernel(KERNEL)
-    known = replay.SimulatedGpu, replay.ReplayBackend
+    known = replay.SimulatedGpu, replay.ReplayBackend, session_run.CompilePool
     replay.SimulatedGpu = replay.ReplayBackend = Simulated  # type: ignore[assignment, misc]
+    session_run.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
     try:
         with tempfile.TemporaryDirectory() as folder:
             chosen = TuneOptions(
@@ -200,7 +229,7 @@ def simulate(count: int, trials: int, seconds: float) -> dict[str, Any]:
                 devices=tuple(range(count)) if count > 1 else (),
                 database=str(Path(folder) / "tuning.db"),
                 trials=trials,
-                sampler="random",
+                sampler=sampler,
                 transfer=False,
                 spend=True,
                 discard=False,
@@ -210,7 +239,7 @@ def simulate(count: int, trials: int, seconds: float) -> dict[str, Any]:
             result = tune(kernel, problem, read_settings(), chosen)
             cpu_s = _cpu_s() - used
     finally:
-        replay.SimulatedGpu, replay.ReplayBackend = known  # type: ignore[misc]
+        replay.SimulatedGpu, replay.ReplayBackend, session_run.CompilePool = known  # type: ignore[misc]
     found = figures(result, count)
     found["parent_ms_per_trial"] = round(1e3 * cpu_s / found["trials"], 2)
     print(json.dumps(found), file=sys.stderr, flush=True)

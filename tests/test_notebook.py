@@ -43,7 +43,7 @@ def test_it_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert output.data["application/vnd.plotly.v1+json"]["data"], source
     (tuned,) = [outputs for source, outputs in shown.items() if source.startswith("import tempfile")]
     assert any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in tuned)
-    assert any("<b>sgemm_2d" in output.get("data", {}).get("text/html", "") for output in tuned)
+    assert any("<b>matmul_tiled" in output.get("data", {}).get("text/html", "") for output in tuned)
     guarded = [outputs for source, outputs in shown.items() if source.startswith(("gpus", "if gpus"))]
     assert [outputs[0].text.strip() for outputs in guarded] == [
         "This cell needs a CUDA device; `autotile doctor` says what is missing."

@@ -32,8 +32,9 @@ _MAX_ERROR = 4.0
 MAX_POINTS = 16_000
 """Maximum number of problems that are kept, so that a model stays small and quick to read."""
 _MAX_WIDTH = 256
-_WINDOW = 2.0
-"""Distance, in doublings, within which the nearest problems are sought first."""
+_WINDOW = 2.5
+"""Distance, in doublings, within which the nearest problems are sought along the input that varies most. Those beyond
+it would weigh little."""
 _SAMPLED = 32
 """One distance in this many is ordered first: the nearest of them bound those of all."""
 
@@ -172,13 +173,11 @@ class _Points:
         return cls(along, coordinates, np.float32(-2.0) * columns, np.square(columns).sum(axis=0), errors[order])
 
     def nearest(self, place: Matrix) -> list[tuple[float, float]]:
-        """Return the squared distance and the error of each of the nearest points, in any order."""
+        """Return the squared distance and the error of each of the nearest points within a window, in any order."""
         middle = float(place[self.along]) if place.size else 0.0
         first = bisect_left(self.coordinates, middle - _WINDOW)
         found = self._nearest(place, slice(first, bisect_right(self.coordinates, middle + _WINDOW)))
-        if len(found) < _NEAREST or max(found)[0] > _WINDOW**2:  # there may be nearer ones beyond
-            found = self._nearest(place, slice(None))
-        return found
+        return found if len(found) == _NEAREST else self._nearest(place, slice(None))
 
     def _nearest(self, place: Matrix, among: slice) -> list[tuple[float, float]]:
         distances = place @ self.columns[:, among]

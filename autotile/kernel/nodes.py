@@ -251,8 +251,8 @@ def compiled(node: Node) -> Callable[[Environment], Any]:
         case Conditional(condition, chosen, otherwise):
             holds, first_of, second_of = compiled(condition), compiled(chosen), compiled(otherwise)
             made = lambda env: first_of(env) if holds(env) else second_of(env)  # noqa: E731
-        case _:
-            raise TypeError(f"unknown node {node!r}")
+        case _:  # such as a rule that is a function in Python
+            made = lambda env: node.evaluate(env, True)  # noqa: E731
     return made
 
 

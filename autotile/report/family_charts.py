@@ -12,8 +12,10 @@ from autotile.families.rule import FamilyRule, Leaf, RulePoint, Tree
 from autotile.report.report_data import OperationData
 from autotile.report.theme import (
     ACCENT,
+    FAINT,
     INK,
     MUTED,
+    PAPER,
     TIME_AXIS,
     Chart,
     ChartTable,
@@ -22,6 +24,7 @@ from autotile.report.theme import (
     hover_text,
     label,
     load_plotly,
+    log_axis,
     measured_text,
     with_units,
 )
@@ -54,8 +57,8 @@ def family_loss_chart(stored: StoredRule) -> Chart:
     made = figure(
         traces,
         height=340,
-        x={"title": {"text": f"{label(across)} (logarithmic)"}, "type": "log"},
-        y={"title": {"text": "loss against the best known configuration, %"}, "rangemode": "tozero"},
+        x={"title": {"text": f"{label(across)} (logarithmic)"}, **log_axis(max(min(xs), 1), max(*xs, 10))},
+        y={"title": {"text": "loss against the best known, %"}, "rangemode": "tozero"},
         showlegend=True,
         margin={"t": 40},
     )
@@ -106,61 +109,39 @@ def rule_tree_chart(stored: StoredRule) -> Chart:
     rule, go = stored.rule, load_plotly()
     if isinstance(rule.tree, Leaf):
         return Chart("rule_tree", "The rule as a tree", None, "One configuration is served for the whole family.")
-    places: list[tuple[float, int, str, bool]] = []
-    lines: list[tuple[float, int, float, int, str]] = []
+    places: list[tuple[float, int, str, str]] = []
+    lines: list[tuple[int, float, float]] = []
     leaves = 0
 
-    def visit(node: Tree, depth: int) -> float:
+    def visit(node: Tree, depth: int, answer: str) -> float:
         nonlocal leaves
         if isinstance(node, Leaf):
             leaves += 1
-            places.append((leaves - 1.0, depth, f"#{node.order[0]}", True))
-            return leaves - 1.0
-        first, second = visit(node.then, depth + 1), visit(node.otherwise, depth + 1)
-        middle = (first + second) / 2
-        places.append((middle, depth, f"{node.feature} \N{LESS-THAN OR EQUAL TO} {node.at_most:,.4g}", False))
-        lines.extend(((middle, depth, first, depth + 1, "yes"), (middle, depth, second, depth + 1, "no")))
-        return middle
+            row, number = leaves - 1.0, node.order[0]
+            places.append((row, depth, f"{answer}#{number}", config_text(rule.configs[number].config)))
+            return row
+        first, second = visit(node.then, depth + 1, "yes: "), visit(node.otherwise, depth + 1, "no: ")
+        row = (first + second) / 2
+        places.append((row, depth, f"{answer}{node.feature} \N{LESS-THAN OR EQUAL TO} {node.at_most:,.4g}", ""))
+        lines.extend(((depth, row, first), (depth, row, second)))
+        return row
 
-    visit(rule.tree, 0)
+    visit(rule.tree, 0, "")
     depth = max(place[1] for place in places)
     edges = go.Scatter(
-        x=[x for line in lines for x in (line[1], line[3], None)],
-        y=[y for line in lines for y in (line[0], line[2], None)],
+        x=[x for above, _, _ in lines for x in (above + _BEND, above + _BEND, above + 1, None)],
+        y=[y for _, start, end in lines for y in (start, end, end, None)],
         mode="lines",
-        line={"color": MUTED, "width": 1},
+        line={"color": FAINT, "width": 1.5},
         hoverinfo="skip",
     )
-    branches = go.Scatter(
-        x=[line[1] + 0.82 for line in lines],
-        y=[line[0] + 0.82 * (line[2] - line[0]) for line in lines],
-        mode="text",
-        text=[line[4] for line in lines],
-        textfont={"color": MUTED, "size": 11},
-        hoverinfo="skip",
-    )
-    traces = [edges, branches]
-    for is_leaf, color in ((False, INK), (True, ACCENT)):
-        chosen = [place for place in places if place[3] is is_leaf]
-        traces.append(
-            go.Scatter(
-                x=[place[1] for place in chosen],
-                y=[place[0] for place in chosen],
-                mode="markers+text",
-                text=[label(place[2], 30) for place in chosen],
-                textposition="middle right" if is_leaf else "top center",
-                marker={"color": color, "size": 9, "symbol": "square" if is_leaf else "circle"},
-                textfont={"color": color, "size": 12},
-                hovertext=[_node_hover(rule, place[2], is_leaf=is_leaf) for place in chosen],
-                hoverinfo="text",
-            )
-        )
     hidden = {"visible": False}
     made = figure(
-        traces,
-        height=90 + 44 * leaves,
-        x={**hidden, "range": [-0.35, depth + 0.4]},
+        [edges],
+        height=60 + 40 * leaves,
+        x={**hidden, "range": [-0.05, depth + 0.6]},
         y={**hidden, "autorange": "reversed"},
+        annotations=[_node(row, column, text, config) for row, column, text, config in places],
     )
     rows = tuple((f"#{index}", config_text(one.config)) for index, one in enumerate(rule.configs))
     summary = f"{plural(leaves, 'leaf', 'leaves')} choose among {plural(len(rule.configs), 'configuration')}."
@@ -168,10 +149,23 @@ def rule_tree_chart(stored: StoredRule) -> Chart:
     return Chart("rule_tree", "The rule as a tree", made, summary, table)
 
 
-def _node_hover(rule: FamilyRule, text: str, *, is_leaf: bool) -> str:
-    if not is_leaf:
-        return hover_text(text)
-    return hover_text(text, config_text(rule.configs[int(text.removeprefix("#"))].config))
+_BEND = 0.12
+"""Where the line from a question to its answers bends, in steps of the depth."""
+
+
+def _node(row: float, column: int, text: str, config: str) -> dict[str, object]:
+    """Return the label of a question, or of the configuration that is served, which covers the lines behind it."""
+    return {
+        "x": column,
+        "y": row,
+        "xanchor": "left",
+        "showarrow": False,
+        "text": label(text, 40),
+        "font": {"color": ACCENT if config else INK, "size": 12},
+        "bgcolor": PAPER,
+        "borderpad": 2,
+        **({"hovertext": hover_text(config)} if config else {}),
+    }
 
 
 def operation_chart(operation: OperationData) -> Chart:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,9 +108,12 @@ class LivePage:
             from starlette.middleware import Middleware
             from starlette.middleware.trustedhost import TrustedHostMiddleware
             from starlette.routing import Route
-        except ImportError:
+
+            import_module("uvicorn")
+        except ImportError as error:
             raise ToolchainError(
-                "`autotile watch` needs Starlette and uvicorn; install them with `pip install 'autotile[report]'`"
+                f"`autotile watch` needs Starlette and uvicorn ({error}); install them with "
+                "`pip install 'autotile[report]'`"
             ) from None
         routes = [
             Route("/", self._page),

@@ -140,7 +140,7 @@ def occupancy_chart(
     made = figure(
         traces,
         height=300,
-        x={"title": {"text": f"{resource}, {unit}"}},
+        x={"title": {"text": resource if unit in resource else f"{resource}, {unit}"}},
         y={"title": {"text": "resident warps per SM"}, "range": [0, 1.15 * max_warps]},
     )
     changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]

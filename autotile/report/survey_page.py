@@ -16,7 +16,7 @@ from autotile.report.theme import INK, SOFT, Chart, ChartTable, figure, hover_te
 
 _MAX_ROWS = 20_000
 """Configurations in the table of the page: more take a browser long to open."""
-_SIZES_PX = (7, 30)
+_SIZES_PX = (7, 22)
 """Least and greatest diameter of a point, which grows with the number of configurations."""
 _TABLE = "survey"
 

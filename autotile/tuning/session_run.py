@@ -320,6 +320,7 @@ class Session:
         for trial in self._shared.take_news():
             self._pipeline.remember([trial])
             self._shortlist.add(trial)
+            self._time_left.add(self._clock.elapsed_s, trial)
             self._report("searching", trial)
         self._rules.running = self._pipeline.running + self._shared.others
 

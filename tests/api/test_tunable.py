@@ -372,11 +372,10 @@ class TestDisplay:
         assert doctest.testmod(module, extraglobs=names).failed == 0
 
 
-def make_folder(parent: Path) -> Path:
-    """An empty folder with a name that no other has."""
-    folder = parent / f"{len(list(parent.iterdir()))}"
-    folder.mkdir()
-    return folder
+def test_rules_that_are_functions_hold_for_one_configuration_too():
+    kernel = scale(rules=[lambda WORK: WORK < 4])
+    assert kernel.explain(THREADS=64, WORK=2, device="h200").fault == ""
+    assert kernel.explain(THREADS=64, WORK=4, device="h200").fault != ""
 
 
 def test_no_file_is_left_behind(tmp_path):

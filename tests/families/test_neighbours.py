@@ -45,7 +45,7 @@ def test_a_long_list_is_thinned_out() -> None:
     assert len(Neighbours.fit(inputs, errors, np.zeros(len(errors), np.int64), 2).points) <= MAX_POINTS
 
 
-@given(st.integers(1, 400), st.integers(0, 99), st.floats(-4, 20), st.floats(-4, 20))
+@given(st.integers(300, 400), st.integers(0, 99), st.floats(2, 14), st.floats(2, 14))
 def test_the_nearest_of_all_decide(count: int, seed: int, first: float, second: float) -> None:
     inputs, _ = measured(count, seed)
     errors = np.random.default_rng(seed).uniform(-1, 1, count)

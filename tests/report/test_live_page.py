@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,30 +19,6 @@ from autotile.report.live_server import LiveServer
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="Selenium is not installed")
-BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
-if BROWSER is None or DRIVER is None:
-    pytest.skip("Chromium and its driver are not installed", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--enable-unsafe-swiftshader",
-        "--window-size=1500,1200",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    opened.set_script_timeout(LIMIT_S)
-    yield opened
-    opened.quit()
-
 
 class Watching:
     """A server in a thread, and the browser on its page."""
@@ -54,8 +28,9 @@ class Watching:
         self.server = LiveServer(databases)
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
+        metrics = {"width": 1500, "height": 1200, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         browser.get_log("browser")
-        browser.get_log("performance")
         browser.get(self.server.url)
 
     def text(self, selector: str) -> str:
@@ -90,11 +65,9 @@ class Watching:
         """No error in the console, and no request to anywhere else."""
         severe = [one["message"] for one in self.browser.get_log("browser") if one["level"] == "SEVERE"]
         assert severe == []
-        for entry in self.browser.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                url = message["params"]["request"]["url"]
-                assert url.startswith((self.server.url, "data:", "blob:")), url
+        requests = "return performance.getEntriesByType('resource').map((one) => one.name)"
+        for url in self.browser.execute_script(requests):
+            assert url.startswith((self.server.url, "data:", "blob:")), url
 
     def end(self) -> None:
         self.server.stop()

@@ -25,7 +25,7 @@ from autotile.core.model import Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.schema import RUNS, STUDIES, TRIALS
-from autotile.errors import InputError, UnknownKernelError
+from autotile.errors import InputError, ToolchainError, UnknownKernelError
 from autotile.report.live import DatabaseFollower
 from autotile.report.live_server import LivePage, LiveServer
 
@@ -345,6 +345,12 @@ class TestServer:
             assert server.url.startswith(f"http://127.0.0.1:{port}/")
             with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 cannot be used"):
                 LiveServer([path], port=port)
+
+    @pytest.mark.parametrize("missing", ["plotly", "starlette.applications", "uvicorn"])
+    def test_a_missing_package(self, path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+        monkeypatch.setitem(sys.modules, missing, None)
+        with pytest.raises(ToolchainError, match=r"pip install 'autotile\[report\]'"):
+            LiveServer([path])
 
     def test_tokens_differ(self, path: Path) -> None:
         servers = [LiveServer([path]) for _ in range(2)]

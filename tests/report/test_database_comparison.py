@@ -417,3 +417,18 @@ def test_intervals_grow_with_the_number_of_problems(factor: float, level: int) -
     one, many = (_ratio_of_sessions(a, b, count, 0.002, None) for count in (1, level))
     assert many.low <= one.low < one.value == many.value < one.high <= many.high
     assert math.isclose(one.low, 9.8 * factor / 10.1 / 1.002)
+
+
+@pytest.mark.parametrize("level", [1, 20])
+def test_noise_alone_is_found_in_one_comparison_of_twenty_at_most(level: int) -> None:
+    from autotile.report.comparison import _ratio_of_sessions
+
+    def median_of(seed: int) -> Measurement:
+        found = median_interval(samples(10.0, seed, 9))
+        return Measurement(found.value, found.low, found.high)
+
+    alarms, comparisons = 0, 400 // level
+    for i in range(comparisons):
+        pairs = [(median_of(2 * (level * i + j)), median_of(2 * (level * i + j) + 1)) for j in range(level)]
+        alarms += any(not _ratio_of_sessions(a, b, level, 0.0, None).contains(1.0) for a, b in pairs)
+    assert alarms <= comparisons / 20

@@ -1,0 +1,79 @@
+"""``autotile report``: pages, and errors of one line that say what to do."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from report_studies import Session, store_session
+
+RECORDING = Path(__file__).parents[2] / "recordings" / "matmul_tiled-nvidia-h200-2048x2048x2048-float32.npz"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("command") / "session.db"
+    store_session(path, Session(trials=40))
+    return path
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_page_of_a_problem(run, stored, tmp_path):
+    page = tmp_path / "page.html"
+    answer = run("report", "sgemm_2d", "M=4096", f"--db={stored}", "-o", page, "--json")
+    assert answer.code == 0
+    assert answer.document["studies"] == 1
+    assert answer.document["trials"] == 40
+    assert answer.document["size_bytes"] == page.stat().st_size < 15_000_000
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_page_of_a_recording_in_a_folder(run, tmp_path):
+    answer = run("report", RECORDING, "-o", tmp_path)
+    assert answer.code == 0
+    assert str(tmp_path / "report.html") in answer.out.replace("\n", "")
+    assert "72 trials" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sgemm_3d"], "no kernel named 'sgemm_3d'; did you mean sgemm_2d"),
+        (["sgemm_2d", "M=7"], "has no trials of sgemm_2d M=7; it has sgemm_2d M=4096 N=4096 K=4096 float32"),
+        (["sgemm_2d", "Q=1"], "sgemm_2d has no size 'Q'; its sizes are M, N, K"),
+        (["sgemm_2d", "matmul_tiled"], "'matmul_tiled' is another"),
+        (["M=4096"], "stands before any kernel"),
+        (["sgemm_2d", "--fail-if-slower", "5%"], "give them as A.db B.db"),
+        (["missing.npz"], "there is no recording missing.npz"),
+        (["sgemm_2d", "-o", "/nonexistent/x.html"], "cannot write /nonexistent/x.html"),
+    ],
+)
+def test_what_cannot_be_shown_is_told_in_one_line(run, stored, empty_folder, words, message):
+    answer = run("report", *words, f"--db={stored}")
+    assert answer.code == 2
+    assert message in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_an_empty_database_and_a_damaged_one(run, tmp_path):
+    answer = run("report", "sgemm_2d", f"--db={tmp_path / 'none.db'}")
+    assert (answer.code, "there is no database" in answer.err) == (2, True)
+    (tmp_path / "damaged.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
+    answer = run("report", "sgemm_2d", f"--db={tmp_path / 'damaged.db'}")
+    assert answer.code == 2
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_without_plotly_the_extra_is_named(run, stored, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    answer = run("report", "sgemm_2d", f"--db={stored}", "-o", tmp_path / "x.html")
+    assert answer.code == 1
+    assert "pip install 'autotile[report]'" in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert not (tmp_path / "x.html").exists()
