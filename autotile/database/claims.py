@@ -34,6 +34,8 @@ _RENEWALS = 4
 """Renewals in that time."""
 _LATE_IDS = 256
 """Trials before the newest that are looked at again: on a server, transactions end in another order than they begin."""
+_LOCK_KIND = 0x636C6169
+"""First key of PostgreSQL's advisory locks on studies, the second is the study's id: "clai" in ASCII."""
 _INHERITED = 16
 """Claims that a session takes over at once, at most."""
 
@@ -55,6 +57,7 @@ _NEWS = text(  # the sum keeps the database from an index of all trials of the s
     "SELECT id FROM trials WHERE id > :first AND study_id + 0 = :study AND run_id <> :run AND phase = 'search' "
     "ORDER BY id"
 )
+_LOCK = text("SELECT pg_advisory_xact_lock(:kind, :study)")
 _SERVER_TIME = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 _RENEW = text("UPDATE claims SET expires_at = :until WHERE owner = :owner")
 _RELEASE_ALL = text("DELETE FROM claims WHERE study_id = :study AND owner = :owner")
@@ -97,6 +100,7 @@ class StudyClaims:
         self._first_id = newest_id
         self._newest_id = newest_id
         self._seen: set[int] = set()
+        self._undelivered: list[Trial] = []
         self._tried: set[str] = set()
         """Configurations that other sessions have tried since this one began."""
         self.owner = f"{run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
@@ -110,6 +114,7 @@ class StudyClaims:
             Number of trials that the study may still begin, by what this session knows; None for any number. What other
             sessions have stored since, and what they claimed before, counts against it.
         """
+        self._lock(connection)
         now = _now(connection)
         mine = {"study": self._study_id, "key": key, "owner": self.owner, "now": now, "until": now + LEASE_S}
         number = connection.execute(_CLAIM, mine).scalar_one_or_none()
@@ -130,22 +135,29 @@ class StudyClaims:
         return Claimed(is_ours, news, len(held_ids))
 
     def look(self, connection: Connection) -> list[Trial]:
-        """Return the trials that other sessions have stored since the last look."""
+        """Return the trials that other sessions have stored since the last `deliver`."""
         late = _LATE_IDS if connection.dialect.name == "postgresql" else 0
         first = max(self._first_id, self._newest_id - late)
         newest = connection.execute(_NEWEST).scalar() or 0
-        if newest <= first:
-            return []
-        where = {"first": first, "study": self._study_id, "run": self._run_id}
-        unseen = [number for number in connection.execute(_NEWS, where).scalars() if number not in self._seen]
-        self._newest_id = max(self._newest_id, newest)
+        if newest > first:
+            where = {"first": first, "study": self._study_id, "run": self._run_id}
+            unseen = [number for number in connection.execute(_NEWS, where).scalars() if number not in self._seen]
+            self._newest_id = max(self._newest_id, newest)
+            self._add_undelivered(connection, unseen)
+        return list(self._undelivered)
+
+    def _add_undelivered(self, connection: Connection, unseen: Sequence[int]) -> None:
         if not unseen:
-            return []
+            return
         query = select(TRIALS).where(TRIALS.c.id.in_(unseen)).order_by(TRIALS.c.id)
-        found = parsed_rows(connection, query, stored_trial)
+        found = [one.trial for one in parsed_rows(connection, query, stored_trial)]
         self._seen.update(unseen)
-        self._tried.update(config_key(one.trial.config) for one in found)
-        return [one.trial for one in found]
+        self._tried.update(config_key(trial.config) for trial in found)
+        self._undelivered += found
+
+    def deliver(self) -> None:
+        """Note that the session has what the last `look` returned: its transaction has ended."""
+        self._undelivered.clear()
 
     def inherit(self, connection: Connection) -> list[str]:
         """Take over claims of sessions that died; return the keys of their configurations."""
@@ -177,8 +189,15 @@ class StudyClaims:
         )
         return ended.rowcount > 0
 
-    def is_taken_over(self, connection: Connection, key: str) -> bool:
-        """Return whether another session has claimed or tried a configuration that this one has lost."""
+    def settle(self, connection: Connection, key: str) -> bool:
+        """End the claim of a configuration that was tried; return whether its trial may be stored.
+
+        It may not if the claim was lost, and another session has claimed or tried the configuration since.
+        """
+        self._lock(connection)
+        return self.release(connection, key) or not self._is_taken_over(connection, key)
+
+    def _is_taken_over(self, connection: Connection, key: str) -> bool:
         held = select(CLAIMS.c.id).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.config_key == key)
         if connection.execute(held).first() is not None:
             return True
@@ -190,6 +209,14 @@ class StudyClaims:
             TRIALS.c.phase == "search",
         )
         return connection.execute(tried.limit(1)).first() is not None
+
+    def _lock(self, connection: Connection) -> None:
+        """Let one session at a time claim and store: a server's transactions do not see each other's rows before.
+
+        A writer of an SQLite file is alone anyway.
+        """
+        if connection.dialect.name == "postgresql":
+            connection.execute(_LOCK, {"kind": _LOCK_KIND, "study": self._study_id})
 
 
 def forget_dead(connection: Connection, study_id: int) -> int:
