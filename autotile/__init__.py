@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from autotile.api.devices import DeviceList as DeviceList
     from autotile.api.devices import devices as devices
     from autotile.api.devices import measure_device as measure_device
+    from autotile.api.devices import worker as worker
     from autotile.api.doctor import HealthCheck as HealthCheck
     from autotile.api.doctor import HealthReport as HealthReport
     from autotile.api.doctor import doctor as doctor
@@ -219,6 +220,7 @@ _NAMES = {
         "DeviceList",
         "devices",
         "measure_device",
+        "worker",
     ),
     "api.doctor": (
         "HealthCheck",

@@ -4,7 +4,7 @@
 
 Sessions are made of replayed searches, which give the trials after which a search ends, and of simulated times: compile
 processes and a GPU in a pipeline, whose speed is steady or changes. Three real sessions are added, whose times were
-recorded on two cores that other programs used too (``results/time_left_sessions.json``). At nineteen points of each,
+recorded on two cores that other programs used too (``time_left_sessions.json``). At nineteen points of each,
 the estimate is compared with the time that the session then took. "Before" is the mean time of a trial since the start,
 times the trials up to the target.
 """
@@ -189,7 +189,7 @@ def all_errors(searches: Sequence[ReplayedSearch]) -> dict[str, list[tuple[float
         if one.until_at is not None:
             ended = errors(times, one.until_at, one.until_after, until=UNTIL, trials=400)
             found.setdefault("--until 1%", []).extend(ended)
-    for recorded in json.loads((RESULTS / "time_left_sessions.json").read_text()):
+    for recorded in json.loads(Path(__file__).with_name("time_left_sessions.json").read_text()):
         trial = Trial({"BM": 1}, Outcome.OK, source="replayed")
         times = Times(recorded["ends_s"], recorded["finals_s"], trial)
         found[f"recorded: {recorded['name']}"] = errors(times, len(times.ends_s), never, trials=recorded["target"])

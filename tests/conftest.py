@@ -123,8 +123,9 @@ def postgresql() -> Iterator[PostgresqlServer]:
 
 @pytest.fixture
 def server_url(request: pytest.FixtureRequest) -> str:
-    """URL of a database on the server that AUTOTILE_TEST_POSTGRESQL names, else on one of the tests' own."""
-    return os.environ.get("AUTOTILE_TEST_POSTGRESQL") or str(request.getfixturevalue("postgresql").url())
+    """URL of the database that AUTOTILE_TEST_POSTGRESQL names, else of an empty one on the tests' own server."""
+    given = os.environ.get("AUTOTILE_TEST_POSTGRESQL")
+    return given or str(request.getfixturevalue("postgresql").new_database())
 
 
 @pytest.fixture(autouse=True)

@@ -96,6 +96,12 @@ class PostgresqlServer:
             for statement in statements:
                 connection.execute(statement)  # type: ignore[call-overload]
 
+    def new_database(self) -> str:
+        """Create an empty database, and return its URL."""
+        name = f"test_{secrets.token_hex(6)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.url(database=name)
+
     def log(self) -> str:
         """Return the server's log."""
         return (self._folder / "log").read_text()

@@ -25,6 +25,7 @@ STATED = {
     },
     "docs/from-kernel-tuner.md": set(),
     "docs/guide.md": {
+        "95 %",  # the level of an interval
         "10 %",  # who takes part in a last race
         "1 %",  # options, and the share of the time that counting misses may take
         "12 %",  # an example of a sentence that `tune` prints

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotile.api.targets import local_gpus, resolve_gpu
+from autotile.api.targets import local_gpus, resolve_gpu, resolve_gpus, simulated_gpus
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.text import Displayed, bandwidth_text, bytes_text, flops_text, plural
 from autotile.database.ceiling_store import read_ceilings, save_ceilings
 from autotile.database.database import Database, database_location, open_for_reading
+from autotile.errors import InputError
 from autotile.settings import read_settings
 
 
@@ -118,3 +119,49 @@ def measure_device(device: int | str | None = None, *, database: str | Path | No
         measured = request_ceilings(CeilingRequest(str(settings.cache), settings.cache_limit_bytes, index))
         save_ceilings(opened, measured)
     return measured
+
+
+def worker(
+    scheduler: str,
+    *,
+    devices: str = "all",
+    insecure: bool = False,
+    replay: Path | None = None,
+    replay_seconds: float = 0.0,
+    observe: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Offer GPUs of this machine to the sessions of a scheduler of Dask, until Ctrl-C or SIGTERM.
+
+    Parameters
+    ----------
+    scheduler
+        Address of the scheduler, such as ``tls://host:8786``.
+    devices
+        ``"all"`` or indices such as ``"0,2"``; in replay, numbers of the simulated GPUs.
+    insecure
+        Whether the connection may leave the machine without TLS.
+    replay
+        Recording that simulated GPUs replay; None to offer the machine's own.
+    replay_seconds
+        Time that a simulated GPU takes for a candidate, in seconds.
+    observe
+        Called with one line for the user when a GPU joins or loses the scheduler.
+
+    Raises
+    ------
+    InputError
+        The address is not allowed, certificates are missing, or this machine has no such GPU.
+    ToolchainError
+        Dask is not installed.
+    """
+    from autotile.tuning import cluster_worker
+
+    cluster_worker.check_scheduler(scheduler, insecure=insecure)
+    if replay is not None:
+        numbers = simulated_gpus("0" if devices == "all" else devices)
+        gpus = cluster_worker.simulated_gpus(replay, numbers, replay_seconds)
+    elif replay_seconds:
+        raise InputError("--replay-seconds is of simulated GPUs; name their recording with --replay")
+    else:
+        gpus = cluster_worker.live_gpus(resolve_gpus(devices))
+    cluster_worker.offer(scheduler, gpus, observe, insecure=insecure)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.api.progress import OperationObserver, operation_observer, sweep_observer
-from autotile.api.targets import check_device_index
+from autotile.api.targets import check_device_index, models_of
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import split_objectives
@@ -208,3 +208,8 @@ def check_gpu(options: TuneOptions) -> None:
     for index in (options.device_index, *options.devices) if options.replay is None else ():
         if index > 0:
             check_device_index(index)
+    if options.replay is None and len(options.devices) > 1 and len(models := models_of(options.devices)) > 1:
+        raise InputError(
+            f"the GPUs are of {len(models)} models, whose times are studies of their own; name those of one, such as "
+            f"{','.join(map(str, models[0]))}, or use a plan, which tunes for each"
+        )

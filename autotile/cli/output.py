@@ -151,6 +151,8 @@ def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: b
     if file == STANDARD_OUTPUT:
         if as_parquet:
             raise InputError("Parquet is not written to standard output; name a file")
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not have every character
         with _answering():
             columns.write_csv(sys.stdout)
             sys.stdout.flush()

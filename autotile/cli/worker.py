@@ -9,7 +9,6 @@ import typer
 
 from autotile.cli.arguments import InsecureOption
 from autotile.cli.output import examples, notice
-from autotile.errors import InputError
 
 
 def worker(
@@ -32,18 +31,9 @@ def worker(
     A process for each GPU joins the scheduler, which `dask scheduler` starts, and is replaced when it dies. Whoever may
     connect to the scheduler can run programs here: use TLS.
     """
-    from autotile.api.targets import resolve_gpus
-    from autotile.api.targets import simulated_gpus as simulated_numbers
-    from autotile.tuning.cluster_worker import check_scheduler, live_gpus, offer, simulated_gpus
+    from autotile.api.devices import worker as offer
 
-    check_scheduler(scheduler, insecure=insecure)
-    if replay is None:
-        if replay_seconds:
-            raise InputError("--replay-seconds is of simulated GPUs; name their recording with --replay")
-        gpus = live_gpus(resolve_gpus(devices))
-    else:
-        gpus = simulated_gpus(replay, simulated_numbers("0" if devices == "all" else devices), replay_seconds)
-    offer(scheduler, gpus, notice, insecure=insecure)
+    offer(scheduler, devices=devices, insecure=insecure, replay=replay, replay_seconds=replay_seconds, observe=notice)
 
 
 def register(app: typer.Typer) -> None:

@@ -18,11 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, Connection, delete, func, literal, or_, select, text, update
+from sqlalchemy import Connection, delete, func, select, text, update
 
 from autotile.core.model import Trial, config_key
 from autotile.database.rows import parsed_rows, stored_trial
-from autotile.database.schema import CLAIMS, TRIALS, insert_for
+from autotile.database.schema import CLAIMS, TRIALS
 from autotile.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -34,8 +34,34 @@ _RENEWALS = 4
 """Renewals in that time."""
 _LATE_IDS = 256
 """Trials before the newest that are looked at again: on a server, transactions end in another order than they begin."""
+_LOCK_KIND = 0x636C6169
+"""First key of PostgreSQL's advisory locks on studies, the second is the study's id: "clai" in ASCII."""
 _INHERITED = 16
 """Claims that a session takes over at once, at most."""
+
+
+# The statements of each trial are text, which takes a fraction of the time that expressions do.
+_CLAIM = text(
+    "INSERT INTO claims (study_id, config_key, owner, expires_at) VALUES (:study, :key, :owner, :until) "
+    "ON CONFLICT (study_id, config_key) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at "
+    "WHERE claims.expires_at < :now OR claims.owner = :owner RETURNING id"
+)
+_HOLDER = text("SELECT owner FROM claims WHERE study_id = :study AND config_key = :key")
+_TAKE_OVER = text(
+    "UPDATE claims SET owner = :owner, expires_at = :until "
+    "WHERE study_id = :study AND config_key = :key AND owner = :holder RETURNING id"
+)
+_OTHERS = text("SELECT id FROM claims WHERE study_id = :study AND owner <> :owner AND expires_at >= :now")
+_NEWEST = text("SELECT max(id) FROM trials")
+_NEWS = text(  # the sum keeps the database from an index of all trials of the study; those of the newest ids are few
+    "SELECT id FROM trials WHERE id > :first AND study_id + 0 = :study AND run_id <> :run AND phase = 'search' "
+    "ORDER BY id"
+)
+_LOCK = text("SELECT pg_advisory_xact_lock(:kind, :study)")
+_SERVER_TIME = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
+_RENEW = text("UPDATE claims SET expires_at = :until WHERE owner = :owner")
+_RELEASE_ALL = text("DELETE FROM claims WHERE study_id = :study AND owner = :owner")
+_RELEASE = text("DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = :key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +100,7 @@ class StudyClaims:
         self._first_id = newest_id
         self._newest_id = newest_id
         self._seen: set[int] = set()
+        self._undelivered: list[Trial] = []
         self._tried: set[str] = set()
         """Configurations that other sessions have tried since this one began."""
         self.owner = f"{run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
@@ -87,25 +114,18 @@ class StudyClaims:
             Number of trials that the study may still begin, by what this session knows; None for any number. What other
             sessions have stored since, and what they claimed before, counts against it.
         """
+        self._lock(connection)
         now = _now(connection)
-        others = CLAIMS.c.owner != self.owner
-        mine = {"owner": self.owner, "expires_at": now + LEASE_S}
-        claim = insert_for(connection, CLAIMS).values(study_id=self._study_id, config_key=key, **mine)
-        claim = claim.on_conflict_do_update(
-            index_elements=["study_id", "config_key"],
-            set_={"owner": claim.excluded.owner, "expires_at": claim.excluded.expires_at},
-            where=or_(CLAIMS.c.expires_at < now, CLAIMS.c.owner == self.owner),
-        )
-        number = connection.execute(claim.returning(CLAIMS.c.id)).scalar_one_or_none()
+        mine = {"study": self._study_id, "key": key, "owner": self.owner, "now": now, "until": now + LEASE_S}
+        number = connection.execute(_CLAIM, mine).scalar_one_or_none()
         if number is None:
-            held = (CLAIMS.c.study_id == self._study_id, CLAIMS.c.config_key == key)
-            holder = connection.execute(select(CLAIMS.c.owner).where(*held)).scalar_one_or_none()
+            holder = connection.execute(_HOLDER, {"study": self._study_id, "key": key}).scalar_one_or_none()
             if holder is not None and is_gone(holder):
-                free = update(CLAIMS).where(*held, CLAIMS.c.owner == holder).values(**mine)
-                number = connection.execute(free.returning(CLAIMS.c.id)).scalar_one_or_none()
+                number = connection.execute(_TAKE_OVER, {**mine, "holder": holder}).scalar_one_or_none()
         news = self.look(connection)  # after the claim: a trial that was stored until then is seen
-        query = select(CLAIMS.c.id).where(CLAIMS.c.study_id == self._study_id, others, CLAIMS.c.expires_at >= now)
-        held_ids = connection.execute(query).scalars().all()
+        held_ids = (
+            connection.execute(_OTHERS, {"study": self._study_id, "owner": self.owner, "now": now}).scalars().all()
+        )
         is_ours = number is not None
         if number is not None:
             earlier = sum(held_id < number for held_id in held_ids)
@@ -115,24 +135,29 @@ class StudyClaims:
         return Claimed(is_ours, news, len(held_ids))
 
     def look(self, connection: Connection) -> list[Trial]:
-        """Return the trials that other sessions have stored since the last look."""
-        first = max(self._first_id, self._newest_id - _LATE_IDS)
-        query = (
-            select(TRIALS)
-            .where(
-                TRIALS.c.id > first,
-                TRIALS.c.study_id + 0 == self._study_id,  # the newest ids of all studies are fewer than the study's
-                TRIALS.c.run_id != self._run_id,
-                TRIALS.c.phase == "search",
-            )
-            .order_by(TRIALS.c.id)
-        )
-        found = [one for one in parsed_rows(connection, query, stored_trial) if one.trial_id not in self._seen]
-        for one in found:
-            self._seen.add(one.trial_id)
-            self._newest_id = max(self._newest_id, one.trial_id)
-            self._tried.add(config_key(one.trial.config))
-        return [one.trial for one in found]
+        """Return the trials that other sessions have stored since the last `deliver`."""
+        late = _LATE_IDS if connection.dialect.name == "postgresql" else 0
+        first = max(self._first_id, self._newest_id - late)
+        newest = connection.execute(_NEWEST).scalar() or 0
+        if newest > first:
+            where = {"first": first, "study": self._study_id, "run": self._run_id}
+            unseen = [number for number in connection.execute(_NEWS, where).scalars() if number not in self._seen]
+            self._newest_id = max(self._newest_id, newest)
+            self._add_undelivered(connection, unseen)
+        return list(self._undelivered)
+
+    def _add_undelivered(self, connection: Connection, unseen: Sequence[int]) -> None:
+        if not unseen:
+            return
+        query = select(TRIALS).where(TRIALS.c.id.in_(unseen)).order_by(TRIALS.c.id)
+        found = [one.trial for one in parsed_rows(connection, query, stored_trial)]
+        self._seen.update(unseen)
+        self._tried.update(config_key(trial.config) for trial in found)
+        self._undelivered += found
+
+    def deliver(self) -> None:
+        """Note that the session has what the last `look` returned: its transaction has ended."""
+        self._undelivered.clear()
 
     def inherit(self, connection: Connection) -> list[str]:
         """Take over claims of sessions that died; return the keys of their configurations."""
@@ -154,16 +179,25 @@ class StudyClaims:
 
     def renew(self, connection: Connection) -> None:
         """Renew the session's leases."""
-        until = _now(connection) + LEASE_S
-        connection.execute(update(CLAIMS).where(CLAIMS.c.owner == self.owner).values(expires_at=until))
+        connection.execute(_RENEW, {"until": _now(connection) + LEASE_S, "owner": self.owner})
 
     def release(self, connection: Connection, key: str | None = None) -> bool:
         """End the claim of a configuration, or all of the session's; return whether there was one."""
-        own = delete(CLAIMS).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.owner == self.owner)
-        return connection.execute(own if key is None else own.where(CLAIMS.c.config_key == key)).rowcount > 0
+        own = {"study": self._study_id, "owner": self.owner}
+        ended = (
+            connection.execute(_RELEASE_ALL, own) if key is None else connection.execute(_RELEASE, {**own, "key": key})
+        )
+        return ended.rowcount > 0
 
-    def is_taken_over(self, connection: Connection, key: str) -> bool:
-        """Return whether another session has claimed or tried a configuration that this one has lost."""
+    def settle(self, connection: Connection, key: str) -> bool:
+        """End the claim of a configuration that was tried; return whether its trial may be stored.
+
+        It may not if the claim was lost, and another session has claimed or tried the configuration since.
+        """
+        self._lock(connection)
+        return self.release(connection, key) or not self._is_taken_over(connection, key)
+
+    def _is_taken_over(self, connection: Connection, key: str) -> bool:
         held = select(CLAIMS.c.id).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.config_key == key)
         if connection.execute(held).first() is not None:
             return True
@@ -175,6 +209,14 @@ class StudyClaims:
             TRIALS.c.phase == "search",
         )
         return connection.execute(tried.limit(1)).first() is not None
+
+    def _lock(self, connection: Connection) -> None:
+        """Let one session at a time claim and store: a server's transactions do not see each other's rows before.
+
+        A writer of an SQLite file is alone anyway.
+        """
+        if connection.dialect.name == "postgresql":
+            connection.execute(_LOCK, {"kind": _LOCK_KIND, "study": self._study_id})
 
 
 def forget_dead(connection: Connection, study_id: int) -> int:
@@ -216,12 +258,11 @@ def is_gone(owner: str) -> bool:
     return _start_time(int(words[1])) != words[2]
 
 
-def _now(connection: Connection) -> ColumnElement[float]:
+def _now(connection: Connection) -> float:
     """Return the time in seconds since 1970: a server's own, so that clocks of its clients do not matter."""
     if connection.dialect.name == "postgresql":
-        now = connection.execute(text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)"))
-        return literal(float(now.scalar_one()))
-    return literal(time.time())
+        return float(connection.execute(_SERVER_TIME).scalar_one())
+    return time.time()
 
 
 def _start_time(pid: int) -> str:

@@ -7,15 +7,15 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, quote_plus
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from autotile.core.documents import encode_json, json_cell, storable
 from autotile.database.paths import (
@@ -36,6 +36,9 @@ LOCK_TIMEOUT_S = 30.0
 """Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond.
 
 On a server it is also the timeout of connecting and of each statement."""
+
+RESTART_S = 60.0
+"""Time for which a session waits for a server that restarts, in seconds."""
 
 _MIN_CONNECT_TIMEOUT_S = 2
 """The shortest that libpq takes."""
@@ -71,6 +74,8 @@ _REMEDIES = {
 }
 """Remedies for errors, by SQLite's error name (a prefix), PostgreSQL's error code or the name of psycopg's error."""
 
+_LOST = ("08", "57P0", "53300")
+"""PostgreSQL's error codes of lost connections, a server that stops or starts, and one with too many connections."""
 
 _JSON_CODEC: Mapping[str, Any] = {
     "json_serializer": lambda value: storable(encode_json(value, compact=True)),
@@ -81,6 +86,31 @@ _JSON_CODEC: Mapping[str, Any] = {
 
 class DamagedDatabaseError(DatabaseError):
     """The file is a damaged SQLite database, rather than a locked, full or inaccessible one."""
+
+
+class LostServerError(DatabaseError):
+    """The connection to a server was lost, or a server that restarts takes none yet."""
+
+
+Result = TypeVar("Result")
+
+
+def across_restarts(attempt: Callable[[], Result]) -> Result:
+    """Call a function, again while it raises `LostServerError`, for up to `RESTART_S`.
+
+    Whether a transaction was committed is unknown if the connection was lost at its end: the function must allow for
+    that.
+    """
+    deadline = pause_s = 0.0
+    while True:
+        try:
+            return attempt()
+        except LostServerError:
+            deadline = deadline or time.monotonic() + RESTART_S
+            if time.monotonic() > deadline:
+                raise
+        pause_s = min(1.0, 2 * pause_s or 0.05)
+        time.sleep(pause_s)
 
 
 class ServerLocation:
@@ -257,7 +287,7 @@ def translated_errors(location: Location) -> Iterator[None]:
         code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", "") or kind_of_error
         remedy = _remedy(code, location)
         reason = str(error.orig).strip() or kind_of_error
-        kind = DamagedDatabaseError if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) else DatabaseError
+        kind = _kind(error, code, location)
         shown = _masked(reason, location)
         cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either
         raise kind(f"database {location}: {shown}" + (f": {remedy}" if remedy else "")) from cause
@@ -266,6 +296,16 @@ def translated_errors(location: Location) -> Iterator[None]:
     except SQLAlchemyError as error:
         shown = _masked(str(error), location)
         raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)
+
+
+def _kind(error: DBAPIError, code: str, location: Location) -> type[DatabaseError]:
+    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return DamagedDatabaseError
+    if isinstance(location, Path):
+        return DatabaseError
+    has_code = bool(getattr(error.orig, "sqlstate", ""))
+    is_lost = error.connection_invalidated or code.startswith(_LOST)
+    return LostServerError if is_lost or (isinstance(error, OperationalError) and not has_code) else DatabaseError
 
 
 def _masked(text: str, location: Location) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,7 +20,7 @@ from autotile.core.model import Config, Trial, config_key, config_text
 from autotile.core.text import plural, time_text
 from autotile.database.claims import Claimed, Renewal, StudyClaims, forget_dead
 from autotile.database.database import Database
-from autotile.database.engine import DamagedDatabaseError
+from autotile.database.engine import DamagedDatabaseError, LostServerError, across_restarts
 from autotile.database.keys import TuningKey
 from autotile.database.merging import copy_missing_rows
 from autotile.database.rows import Phase, append_trial, insert_trials, trial_row
@@ -30,6 +30,8 @@ from autotile.errors import AutotileError, DatabaseError, RescuedRunError
 
 _COMPARED = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")
 """Columns of a trial that are compared when a run is read back."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +151,42 @@ class RunRecord:
             return Claimed(True, (), 0)
         if self._renewal is None:
             self._renewal = Renewal(self._database, self._claims)
-        with self._database.writing(self._held_connection()) as connection:
-            return self._claims.take(connection, config_key(config), room)
+        claims = self._claims
+        claimed = self._write(lambda connection: claims.take(connection, config_key(config), room))
+        claims.deliver()
+        return claimed
 
     def inherit(self) -> tuple[list[str], Claimed]:
         """Take over what sessions that died were trying; return the keys of its configurations, and news."""
-        if self._claims is None:
+        claims = self._claims
+        if claims is None:
             return [], Claimed(True, (), 0)
-        with self._database.writing(self._held_connection()) as connection:
-            keys = self._claims.inherit(connection)
-            return keys, Claimed(True, self._claims.look(connection), self._claims.count_others(connection))
+
+        def take_over(connection: Connection) -> tuple[list[str], Claimed]:
+            keys = claims.inherit(connection)
+            return keys, Claimed(True, claims.look(connection), claims.count_others(connection))
+
+        found = self._write(take_over)
+        claims.deliver()
+        return found
 
     def disclaim(self, key: str) -> None:
         """End the claim of a configuration that is not tried."""
-        if self._claims is not None:
+        claims = self._claims
+        if claims is not None:
+            self._write(lambda connection: claims.release(connection, key))
+
+    def _write(self, action: Callable[[Connection], Result]) -> Result:
+        """Run a transaction, again if a server restarts meanwhile; an error rescues the run."""
+
+        def attempt() -> Result:
             with self._database.writing(self._held_connection()) as connection:
-                self._claims.release(connection, key)
+                return action(connection)
+
+        try:
+            return across_restarts(attempt)
+        except DatabaseError as error:
+            raise self._rescued(error) from error
 
     def _held_connection(self) -> Connection | None:
         if self._connection is None and self._database.path is not None:
@@ -183,28 +205,35 @@ class RunRecord:
         """
         entry = _Entry(trial, phase, rank, now_text())
         self._entries.append(entry)
+        if not self._write(lambda connection: self._append(connection, entry)):
+            self._entries.pop()
         try:
-            with self._database.writing(self._held_connection()) as connection:
-                if self._is_ours(connection, trial, phase):
-                    append_trial(connection, entry.row(self.study_id, self._run_id))
-                else:
-                    self._entries.pop()
             self._database.check_in_place()
         except DatabaseError as error:
             raise self._rescued(error) from error
 
-    def _is_ours(self, connection: Connection, trial: Trial, phase: Phase) -> bool:
-        if self._claims is None or phase != "search":
-            return True
-        key = config_key(trial.config)
-        return self._claims.release(connection, key) or not self._claims.is_taken_over(connection, key)
+    def _append(self, connection: Connection, entry: _Entry) -> bool:
+        """Store a trial and end its claim; return whether it is stored."""
+        row = entry.row(self.study_id, self._run_id)
+        if self._database.path is None:  # the connection may have been lost after the commit
+            same = (TRIALS.c[name] == row[name] for name in ("run_id", "phase", "config_key", "created_at"))
+            if connection.execute(select(TRIALS.c.id).where(*same)).first() is not None:
+                return True
+        if (
+            self._claims is not None
+            and entry.phase == "search"
+            and not self._claims.settle(connection, row["config_key"])
+        ):
+            return False
+        append_trial(connection, row)
+        return True
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Record the end of the run; the winner of its finals becomes the study's best. Errors as for `add`."""
         self._summary = summary
         self._release()
         try:
-            self._database.end_run(self._run_id, summary)
+            across_restarts(lambda: self._database.end_run(self._run_id, summary))
         except DatabaseError as error:
             raise self._rescued(error) from error
 
@@ -219,7 +248,10 @@ class RunRecord:
         if isinstance(error, RescuedRunError):
             return
         try:
-            self._read_back()
+            if isinstance(error, LostServerError):  # it was waited for already
+                self._read_back()
+            else:
+                across_restarts(self._read_back)
         except DatabaseError as fault:
             raise self._rescued(fault, error) from fault
 

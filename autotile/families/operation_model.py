@@ -11,9 +11,8 @@ where the model is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -285,8 +284,8 @@ class Ranking(NamedTuple):
         The candidates.
     libraries
         Number of libraries among them.
-    estimates
-        Logarithm of each one's expected time, in doublings, and the spread between networks.
+    log2_us, spread
+        Logarithm of each one's expected time, and the spread between networks, shape (candidates,).
     doubts, added_doubt
         Doubt by kernel and library, and that of the sizes.
     order
@@ -295,7 +294,8 @@ class Ranking(NamedTuple):
 
     candidates: tuple[ModelCandidate, ...]
     libraries: int
-    estimates: Sequence[tuple[float, float]]
+    log2_us: Vector
+    spread: Vector
     doubts: Mapping[str, Doubt]
     added_doubt: float
     order: list[int]
@@ -303,9 +303,9 @@ class Ranking(NamedTuple):
     def expected(self, number: int) -> Expected:
         """Return the candidate at a position with its time."""
         candidate = self.candidates[number]
-        log2_us, spread = self.estimates[number]
         constant, per_spread = self.doubts[candidate.kernel]
-        return Expected(candidate, 2.0**log2_us, math.hypot(constant, per_spread * spread) + self.added_doubt)
+        doubt = math.hypot(constant, per_spread * float(self.spread[number])) + self.added_doubt
+        return Expected(candidate, 2.0 ** float(self.log2_us[number]), doubt)
 
     def unrivalled_library(self, confidence: float) -> Expected | None:
         """Return the fastest library if no configuration, valid or not, is expected to be faster with confidence."""
@@ -386,23 +386,24 @@ class _Ready:
         """Return the candidates for a problem."""
         problem = self.layout.problem_inputs(sizes, kernels)
         own, others = self.parts
-        estimates: list[tuple[float, float]] = []
+        parts = []
         if own is not None:
-            mean, spread = own.predict(problem, self.layout.pair_inputs(kernels))
-            estimates += zip(mean.tolist(), spread.tolist(), strict=True)
+            parts.append(own.predict(problem, self.layout.pair_inputs(kernels)))
         if others is not None:
-            mean, spread = others.predict(problem, self.no_pairs)
-            estimates += map(self._corrected, repeat(problem), self.listed, mean.tolist(), spread.tolist())
-        scores = [log2_us + SPREAD_COST * spread for log2_us, spread in estimates]
-        order = sorted(range(len(scores)), key=scores.__getitem__)
-        return Ranking(self.candidates, self.libraries, estimates, self.doubts, added_doubt, order)
+            parts.append(self._corrected(problem, *others.predict(problem, self.no_pairs)))
+        if not parts:
+            nothing = np.zeros(0, np.float32)
+            return Ranking((), 0, nothing, nothing, self.doubts, added_doubt, [])
+        log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+        order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
+        return Ranking(self.candidates, self.libraries, log2_us, spread, self.doubts, added_doubt, order)
 
-    def _corrected(self, problem: Vector, number: int, log2_us: float, spread: float) -> tuple[float, float]:
-        """Return the time of a library, and its spread, after the correction by the nearest measured problems."""
+    def _corrected(self, problem: Vector, log2_us: Vector, spread: Vector) -> tuple[Vector, Vector]:
+        """Return the times of libraries, and their spread, after the correction by the nearest measured problems."""
         if self.errors is None:
             return log2_us, spread
-        error, deviation = self.errors.look_up(problem, number)
-        return log2_us + error, deviation
+        found = np.array([self.errors.look_up(problem, number) for number in self.listed], np.float32)
+        return log2_us + found[:, 0], found[:, 1]
 
 
 class _ModelDocument(msgspec.Struct):

@@ -141,9 +141,9 @@ class Page:
         wide
             Whether a narrow screen scrolls it sideways.
         table
-            Name of a table of data that a selection in the chart filters.
+            Id of a table of data that a selection in the chart filters, see `data_table`.
         """
-        name = f"{prefix}{chart.name}"
+        name = f"{prefix}{chart.name}-chart"
         heading = tag("h3", chart.title, id=f"{name}-title")
         if chart.figure is None:
             return tag("div", heading, tag("p", chart.summary, class_="empty"), class_="chart")
@@ -171,8 +171,8 @@ class Page:
         )
 
     def data_table(self, table: DataTable, prefix: str = "") -> Markup:
-        """Return a table of data with its search field, its export and its pages."""
-        name = f"{prefix}{table.name}"
+        """Return a table of data with its search field, its export and its pages; its id is its name and ``-table``."""
+        name = f"{prefix}{table.name}-table"
         columns = [[column.name, column.unit, column.is_number] for column in table.columns]
         document = encode_json({"file": table.name, "columns": columns, "rows": table.rows}, compact=True)
         self.size_bytes += len(document)

@@ -239,10 +239,17 @@ _SHOWN = 3
 def _problems(
     operation: Operation, sizes: Mapping[str, int], dtype: str | None, listed: Sequence[StudySummary]
 ) -> list[Problem]:
-    """Return the problem that is asked for, or those that libraries were raced at."""
-    if sizes:
-        return [operation.resolve(sizes, dtype)]
-    raced = [study.key for study in listed if study.key.kernel.startswith(f"{operation.name}:")]
+    """Return the problem that is asked for, of each element type, or those that libraries were raced at."""
+    needed = [name for name in operation.sizes if not operation.is_optional(name)]
+    if sizes and all(name in sizes for name in needed):
+        return [operation.resolve(sizes, each) for each in ((dtype,) if dtype else operation.dtypes)]
+    if unknown := [name for name in sizes if name not in operation.sizes]:
+        raise ProblemError(f"{operation.name} has no size {unknown[0]!r}; its sizes are {', '.join(operation.sizes)}")
+    raced = [
+        study.key
+        for study in listed
+        if study.key.kernel.startswith(f"{operation.name}:") and _matches(study, sizes, dtype, None)
+    ]
     found = {}
     for key in raced:
         try:

@@ -136,7 +136,7 @@ def study_sections(page: Page, study: StudyData, prefix: str = "", *, linked: bo
 
     effects = study_effects(study)
     order = effects.order(study.parameters)[:_MAX_PARAMETERS]
-    trials = f"{prefix}{_TABLE}"
+    trials = f"{prefix}{_TABLE}-table"
     found = [
         section("answer", "The answer", "Answer", answer(study)),
         section("finals", "Finals", "Finals", chart(finals_chart(study))),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from autotile.core.model import Outcome, Value, config_text
 from autotile.core.text import Displayed, duration_text, outcomes_text, percent_text, shown_text, time_text
+from autotile.errors import ToolchainError
 from autotile.report.parameter_charts import study_effects, timed_trials, values_of
 from autotile.report.report_data import study_title
 from autotile.report.study_data import StudyData
@@ -190,8 +191,10 @@ def _same(a: Value, b: Value) -> bool:
 
 def _canvas(plot: StudyPlot, drawn: NDArray[np.bool_], width: int) -> list[str]:
     """Return the lines of a plot of points, and of a line that falls in steps."""
-    import plotille
-
+    try:
+        import plotille
+    except ImportError:
+        raise ToolchainError("plots need plotille; install it with `pip install plotille`") from None
     positions, scores, best = plot.positions, plot.scores, plot.best_so_far
     low, high = float(np.nanmin(scores[drawn])), float(np.quantile(scores[drawn], 0.98))
     log = high > _LOG_RATIO * low

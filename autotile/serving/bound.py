@@ -15,11 +15,11 @@ from autotile.core.text import source_text
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.packing import problem_scalars
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import InputError, ToolchainError
+from autotile.errors import ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Contender, Tier
-from autotile.serving.description import document, explain, html
+from autotile.serving.description import document, explain, html, limits_figure
 from autotile.serving.requests import Request
 from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
@@ -261,24 +261,15 @@ class BoundKernel:
 
     def __repr__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        where = source_text(self.device.name, self.source)
-        return f"<BoundKernel {self.problem} on {where}: {self.tier}, {config}>"
+        return f"<BoundKernel {self.problem} on {source_text(self.device.name, self.source)}: {self.tier}, {config}>"
 
     def _repr_html_(self) -> str:
         """Return what is served and why as HTML, for a notebook; nothing is compiled for it."""
         return html(self)
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
-        """Return a Plotly figure of the number of blocks that each resource of an SM allows.
-
-        The kernel is compiled if its resources are not known. Parameters and errors are those of `TuneResult`'s charts.
-        """
-        from autotile.report.space_charts import block_limits_chart
-        from autotile.report.theme import figure_of
-
-        if self.occupancy is None:
-            raise InputError(f"the occupancy of {self!r} is not known; NVRTC is needed to compile it")
-        return figure_of(block_limits_chart(self.device, self.occupancy), dark=dark)
+        """Return a Plotly figure of the blocks that each resource of an SM allows, compiling if need be."""
+        return limits_figure(self, dark=dark)
 
     def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
         """Launch on arrays, asynchronously.

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Occupancy, Problem, Resources, config_text
+from autotile.errors import InputError
 from autotile.serving.choice import Choice, Contender
 from autotile.serving.untuned import Estimated
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
     from autotile.serving.bound import BoundKernel
 
 _NAMES = {
@@ -168,6 +171,24 @@ def html(kernel: BoundKernel) -> str:
         facts.append(("launch", f"{grid} blocks of {block} threads, {geometry.dynamic_smem_bytes:,} B dynamic smem"))
     facts.append(("reason", kernel.explain()))
     return html_of(f"{kernel.kernel}: {kernel.problem} on {kernel.device.name}", facts)
+
+
+def limits_figure(kernel: BoundKernel, *, dark: bool | None) -> go.Figure:
+    """Return a Plotly figure of the number of blocks that each resource of an SM allows; see `BoundKernel.plot_limits`.
+
+    Raises
+    ------
+    InputError
+        The occupancy is not known: the kernel cannot be compiled, or is a library.
+    ToolchainError
+        Plotly is not installed.
+    """
+    from autotile.report.space_charts import block_limits_chart
+    from autotile.report.theme import figure_of
+
+    if kernel.occupancy is None:
+        raise InputError(f"the occupancy of {kernel!r} is not known: it was not compiled, or is a library")
+    return figure_of(block_limits_chart(kernel.device, kernel.occupancy), dark=dark)
 
 
 def resources_document(

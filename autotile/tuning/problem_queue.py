@@ -44,9 +44,11 @@ class Lane:
         if not self.devices:
             return options
         several = self.devices if len(self.devices) > 1 else ()
-        workers = max(1, round(self.share * worker_count(options.workers)))
+        workers = options.workers
+        if self.share < 1:
+            workers = max(1, round(self.share * worker_count(options.workers)))
         index = options.device_index if options.replay is not None else self.devices[0]
-        return replace(options, devices=several, device_index=index, workers=workers if self.share < 1 else None)
+        return replace(options, devices=several, device_index=index, workers=workers)
 
 
 @dataclass(frozen=True, slots=True)

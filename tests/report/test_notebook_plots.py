@@ -146,6 +146,7 @@ class TestHtml:
         shown = served._repr_html_()
         assert "<th>BM</th>" in shown
         assert "<th>reason</th>" in shown
+        assert served.plot_limits().data
 
     def test_a_kernel_shows_its_space(self) -> None:
         shown = load_kernel("sgemm_2d").spec._repr_html_()

@@ -135,19 +135,19 @@ def test_brushing_selects_lines_and_rows(browser: Any, pages: dict[str, str]) ->
 
     opened(browser, pages["plain"])
     browser.execute_async_script(DRAW_ALL)
-    browser.execute_script("document.getElementById('parallel').scrollIntoView({ block: 'center' })")
-    canvas = browser.find_element("css selector", "#parallel canvas")
+    browser.execute_script("document.getElementById('parallel-chart').scrollIntoView({ block: 'center' })")
+    canvas = browser.find_element("css selector", "#parallel-chart canvas")
     left, bottom = -canvas.size["width"] // 2 + 46, canvas.size["height"] // 2 - 22
     drag = ActionChains(browser).move_to_element_with_offset(canvas, left, bottom + 6).click_and_hold()
     drag.move_to_element_with_offset(canvas, left, bottom - 40).release().perform()
     assert "lines are selected" in browser.execute_script(
-        "return document.querySelector('#parallel .note').textContent"
+        "return document.querySelector('#parallel-chart .note').textContent"
     )
     assert {row[9] for row in rows(browser)} == {"32"}  # the lowest value of the first parameter
-    browser.execute_script("document.querySelector('#parallel .brushes button').click()")
+    browser.execute_script("document.querySelector('#parallel-chart .brushes button').click()")
     assert "120 rows" in count(browser)
     browser.execute_script(
-        "const s = document.querySelectorAll('#parallel select')[1]; s.selectedIndex = 1;"
+        "const s = document.querySelectorAll('#parallel-chart select')[1]; s.selectedIndex = 1;"
         "s.dispatchEvent(new Event('change'))"
     )
     assert {row[10] for row in rows(browser)} == {"32"}

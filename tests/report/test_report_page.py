@@ -129,7 +129,7 @@ def test_hostile_names_are_text(hostile_page: str) -> None:
     assert kinds == ["application/json"] * 3 + [None, None]
     blocks = re.findall(r'<script type="application/json" id="data-(\w+)">(.*?)</script>', hostile_page, re.DOTALL)
     documents = {name: json.loads(text) for name, text in blocks}
-    assert documents["tables"]["trials"]["columns"][-2][0] == SCRIPT
+    assert documents["tables"]["trials-table"]["columns"][-2][0] == SCRIPT
     texts = json.dumps([values_of(figure) for figure in documents["figures"].values()])
     assert "<script" not in texts
     assert "<img" not in texts

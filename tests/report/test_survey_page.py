@@ -30,8 +30,8 @@ class TestPage:
             assert f'id="{anchor}"' in text
         (data,) = re.findall(r'<script type="application/json" id="data-tables">(.*?)</script>', text, re.DOTALL)
         tables = json.loads(data)
-        assert len(tables["survey"]["rows"]) == 12
-        headings = [name for name, _, _ in tables["survey"]["columns"]]
+        assert len(tables["survey-table"]["rows"]) == 12
+        headings = [name for name, _, _ in tables["survey-table"]["columns"]]
         assert {"THREADS", "WORK", "outcome", "registers_per_thread", "waves"} < set(headings)
 
     def test_the_words_of_the_compiler_are_harmless(self, failing_toml):
@@ -70,7 +70,7 @@ class TestInABrowser:
         path.write_text(survey_page(survey(failing_toml, device="h200", n=4096)))
         browser.get(path.as_uri())
         for name in ("registers", "blocks", "limits", "failures"):
-            plot = browser.find_element("id", name)
+            plot = browser.find_element("id", f"{name}-chart")
             browser.execute_script("arguments[0].scrollIntoView()", plot)
             drawn = "return arguments[0].querySelectorAll('.main-svg').length"
             browser.execute_async_script(
@@ -79,5 +79,5 @@ class TestInABrowser:
                 plot,
             )
             assert browser.execute_script(drawn, plot) > 0
-        assert len(browser.find_elements("css selector", "#survey tbody tr")) == 12
+        assert len(browser.find_elements("css selector", "#survey-table tbody tr")) == 12
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []

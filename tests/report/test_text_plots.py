@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from report_studies import Session, store_session
 
 from autotile.database.database import Database
+from autotile.errors import ToolchainError
 from autotile.report.report_data import read_report
 from autotile.report.text_plots import StudyPlot, _nice, _tick_text, plots_of
 
@@ -49,6 +51,12 @@ class TestStudyPlot:
         text = plot_of(tmp_path / "a.db", Session(trials=30, hostile=True)).text(80)
         assert "\x1b" not in text
         assert all(line.isprintable() for line in text.splitlines())
+
+    def test_without_plotille_the_error_says_what_to_install(self, tmp_path, monkeypatch):
+        plot = plot_of(tmp_path / "a.db", Session(trials=5, finals=False))
+        monkeypatch.setitem(sys.modules, "plotille", None)
+        with pytest.raises(ToolchainError, match="pip install plotille"):
+            plot.text(80)
 
     def test_one_trial_and_none(self, tmp_path):
         assert "Best so far" in plot_of(tmp_path / "a.db", Session(trials=1, finals=False)).text(80)

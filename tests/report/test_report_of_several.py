@@ -1,0 +1,120 @@
+"""Reports of several problems: an overview, families with their rules, operations with libraries, measured ceilings."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from report_studies import Session, read_one, recording_of, store_session
+from test_report_page import Reader
+
+from autotile.core.ceilings import Ceiling, DeviceCeilings
+from autotile.core.model import Measurement, Outcome, Trial
+from autotile.database.ceiling_store import save_ceilings
+from autotile.database.database import Database
+from autotile.database.keys import library_key
+from autotile.database.learned_store import FamilyState, FamilyStore
+from autotile.exchange.shipped import shipped_rules
+from autotile.kernel.operation import load_operation
+from autotile.report.charts import roofline_chart
+from autotile.report.family_charts import rule_tree_chart, tree_lines
+from autotile.report.report_data import ReportData, read_operation_report, read_report
+from autotile.report.sections import report_page
+
+KILO = "sgemm-nvidia-h200-1024x1024x1024-float32"
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two problems, the rule of a family, and the time of a library."""
+    path = tmp_path_factory.mktemp("several") / "a.db"
+    store_session(path, Session(trials=40))
+    store_session(path, Session(trials=40), KILO)
+    (rule, *_) = shipped_rules("sgemm", "float32")
+    header = recording_of(KILO).header
+    operation = load_operation("matmul")
+    problem = operation.resolve({"M": 1024, "N": 1024, "K": 1024}, "float32")
+    assert header.device is not None
+    key = library_key(operation, problem, header.device, "cublas", "13.1", nvrtc_version="13.0")
+    library = Trial({}, Outcome.OK, measurement=Measurement(55.0, 54.5, 55.6))
+    with Database.open(path) as database:
+        store = FamilyStore(database)
+        store.save_state(rule.key, rule.rule.family, rule.device, FamilyState(plan={}))
+        store.save_rule(rule.key, rule.device, rule.rule)
+        study_id = database.study(key, header.device)
+        run_id = database.start_run(study_id, sampler="contest")
+        database.add_trial(study_id, run_id, library, phase="final", rank=1)
+        database.end_run(run_id, {"operation": "matmul"})
+    return path
+
+
+def report_of(path: Path, kernel: str | None = None) -> ReportData:
+    opened = Database.open_readonly(path)
+    assert opened is not None
+    with opened:
+        return read_report(opened, kernel)
+
+
+def test_the_overview_lists_every_problem_and_leads_to_it(several: Path) -> None:
+    found = report_of(several)
+    assert [study.key.kernel for study in found.studies] == ["sgemm", "sgemm_2d"]
+    page = Reader(report_page(found))
+    targets = {attributes.get("id") for _, attributes in page.elements}
+    links = [(attributes["href"] or "")[1:] for attributes in page.named("a")]
+    assert set(links) <= targets
+    assert {"s1", "s2"} <= set(links)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_family_has_its_losses_and_its_rule_as_a_tree(several: Path) -> None:
+    found = report_of(several, "sgemm")
+    (family,) = found.families
+    page = Reader(report_page(found))
+    assert "Loss by size" in page.text
+    lines = tree_lines(family.rule.tree)
+    leaves = [text for _, text in lines if "configuration #" in text]
+    assert len(leaves) == sum("?" in text for _, text in lines) + 1
+    for _, text in lines:
+        assert text in page.text
+    labels = [one.text for one in rule_tree_chart(family).figure.layout.annotations]
+    assert len(labels) == len(lines)
+
+
+def test_an_operation_has_its_kernels_and_its_libraries(several: Path) -> None:
+    opened = Database.open_readonly(several)
+    assert opened is not None
+    with opened:
+        found = read_operation_report(opened, load_operation("matmul"), {"M": 1024, "N": 1024, "K": 1024})
+    (operation,) = found.operations
+    assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]
+    assert [study.key.kernel for study in found.studies] == ["sgemm"]
+    assert "cublas is the fastest" in Reader(report_page(found)).text
+
+
+def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40))
+    rates = {"dram_read": 4.1e12, "dram_copy": 4.0e12, "fma_float32": 5.8e13, "tensor_tf32": 4.0e14}
+    measured = DeviceCeilings(
+        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
+        gpu_name="NVIDIA H200",
+        compute_capability="9.0",
+        driver="13.0",
+        measured_at=datetime.now(UTC),
+        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
+    )
+    with Database.open(tmp_path / "a.db") as database:
+        save_ceilings(database, measured)
+    study = read_one(tmp_path / "a.db")
+    bound = study.bound(study.winner)
+    assert bound is not None
+    assert (bound.roof.label, bound.roof.rate) == ("fp32 FMA", 5.8e13)
+    chart = roofline_chart([study])
+    names = [trace.name for trace in chart.figure.data]
+    assert "DRAM, read 4,100 GB/s" in names
+    assert "tf32 tensor cores 400 TFLOP/s" in names
+    assert "measured on NVIDIA H200" in chart.note
+    faster = replace(study.winner, measurement=Measurement(1000.0, 999.0, 1001.0)) if study.winner else None
+    above = study.bound(faster)
+    assert above is not None
+    assert above.roof.label == "tf32 tensor cores"  # faster than FMA allows
