@@ -154,14 +154,14 @@ def worker(
     ToolchainError
         Dask is not installed.
     """
-    from autotile.tuning import cluster_worker
+    from autotile.tuning.cluster_worker import check_scheduler, live_gpus, offer, replayed_gpus
 
-    cluster_worker.check_scheduler(scheduler, insecure=insecure)
+    check_scheduler(scheduler, insecure=insecure)
     if replay is not None:
         numbers = simulated_gpus("0" if devices == "all" else devices)
-        gpus = cluster_worker.simulated_gpus(replay, numbers, replay_seconds)
+        gpus = replayed_gpus(replay, numbers, replay_seconds)
     elif replay_seconds:
         raise InputError("--replay-seconds is of simulated GPUs; name their recording with --replay")
     else:
-        gpus = cluster_worker.live_gpus(resolve_gpus(devices))
-    cluster_worker.offer(scheduler, gpus, observe, insecure=insecure)
+        gpus = live_gpus(resolve_gpus(devices))
+    offer(scheduler, gpus, observe, insecure=insecure)

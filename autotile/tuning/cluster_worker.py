@@ -304,7 +304,7 @@ def live_gpus(indices: Sequence[int]) -> list[OfferedGpu]:
     return [OfferedGpu(device_uuid(index), live_device(index), index) for index in indices]
 
 
-def simulated_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> list[OfferedGpu]:
+def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> list[OfferedGpu]:
     """Return GPUs that replay a recording; each takes so many seconds for a candidate."""
     path = str(recording.absolute())
     device = SimulatedGpu(read_recording(recording)).device
