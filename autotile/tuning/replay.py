@@ -106,7 +106,8 @@ class ReplayBackend:
         return [[] for _ in candidates]
 
     def close(self) -> None:
-        """Do nothing: no resource is held."""
+        """Forget the results that were not returned; no resource is held."""
+        self._finished.clear()
 
     def _evaluation(self, candidate: Candidate, best_us: float | None) -> Evaluation:
         result = self._recording.lookup(candidate.config)

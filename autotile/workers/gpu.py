@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert
 from autotile.core.model import Outcome
-from autotile.errors import DataError, InputError, ToolchainError, WorkerError, WorkerTimeoutError
+from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child, WorkerPool
 from autotile.workers.protocol import (
     Candidate,
@@ -36,6 +36,9 @@ _MAX_OPEN_ATTEMPTS = 3
 _OPEN_RETRY_S = 1.0
 """A device may refuse a new context for a moment after a kernel was killed."""
 _MAX_CONSECUTIVE_DEATHS = 5
+_MAX_KILLED_RUNS, _MAX_KILLED_OPENS = 3, 10
+"""Attempts at a candidate, and at setting up the problem, where another process kills the worker: neither the candidate
+nor the GPU is at fault. Setting up takes most of a worker's first seconds."""
 _T = TypeVar("_T")
 
 
@@ -74,6 +77,7 @@ class Gpu:
         self._deadline_s = deadline_s
         self._module = module
         self._worker_pool = worker_pool
+        self._is_closed = False
         self._consecutive_deaths = 0
         self._last_reason = ""
         self._queue: deque[Mapping[str, Any]] = deque()
@@ -265,11 +269,12 @@ class Gpu:
         return self._request(request, self._deadline_s, lambda reply: convert(reply, DriverOccupancy).blocks_per_sm)
 
     def close(self) -> None:
-        """Release the worker to the pool, or end it."""
+        """Release the worker to the pool, or end it; a call that waits for it in another thread raises an error."""
+        self._is_closed = True
         child, self._child = self._child, None
         if child is None:
             return
-        if self._sent:
+        if self._sent or self._device is None:
             child.kill()
         elif self._worker_pool is not None and self._device is not None:  # without a device, `open` may be pending
             self._worker_pool.release(child)
@@ -286,12 +291,18 @@ class Gpu:
         return evaluation
 
     def _run(self, request: Mapping[str, Any]) -> Evaluation:
-        """Run one candidate; the worker's death is an outcome."""
+        """Run one candidate; the worker's death is an outcome, unless another process has killed it."""
         try:
-            evaluation = self._request(request, self._deadline_s, _evaluation)
-            if evaluation is None:  # the worker's data were overwritten, by this candidate or an earlier one
-                evaluation = self._request(request, self._deadline_s, _certain_evaluation)
-            return evaluation
+            for left in reversed(range(_MAX_KILLED_RUNS)):
+                try:
+                    evaluation = self._request(request, self._deadline_s, _evaluation)
+                    if evaluation is None:  # the worker's data were overwritten, by this candidate or an earlier one
+                        evaluation = self._request(request, self._deadline_s, _certain_evaluation)
+                    return evaluation
+                except WorkerCrashError as error:
+                    if not (error.killed and left) or self._is_closed:
+                        raise
+            raise AssertionError
         except WorkerTimeoutError as error:
             return Evaluation(Outcome.TIMED_OUT, f"{error} while in stage {error.stage or 'start'}", error.stage)
         except WorkerError as error:
@@ -334,6 +345,8 @@ class Gpu:
 
     def _start(self, *, reuse: bool = True) -> Child:
         """Start a worker, or reuse an idle one of the same device, and send it the problem."""
+        if self._is_closed:
+            raise ToolchainError("the GPU worker was closed")
         place = str(self._workload.device_index)
         idle = self._worker_pool.acquire_idle(self._module, place) if reuse and self._worker_pool is not None else None
         self._is_reused = idle is not None
@@ -346,16 +359,20 @@ class Gpu:
 
     def _wait_until_open(self) -> DeviceProperties:
         """Wait for the worker to set up the problem; drop it if it fails."""
-        if self._child is None:
-            self._child = self._start()
-        try:
-            reply = self._child.receive(_OPEN_DEADLINE_S)
-            return parsed_reply(reply, lambda reply: convert(reply, Opened).device)
-        except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
-            self._drop_child()
-            if isinstance(error, WorkerError):
-                raise _cannot_start(error) from None
-            raise
+        for left in reversed(range(_MAX_KILLED_OPENS)):
+            if self._child is None:
+                self._child = self._start()
+            try:
+                reply = self._child.receive(_OPEN_DEADLINE_S)
+                return parsed_reply(reply, lambda reply: convert(reply, Opened).device)
+            except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
+                self._drop_child()
+                if isinstance(error, WorkerCrashError) and error.killed and left and not self._is_closed:
+                    continue
+                if isinstance(error, WorkerError):
+                    raise _cannot_start(error) from None
+                raise
+        raise AssertionError
 
     def _reopen(self) -> None:
         """Replace a worker that died; as the problem was set up before, a failure is tried again."""

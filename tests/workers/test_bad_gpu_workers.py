@@ -11,7 +11,7 @@ import pytest
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome
-from autotile.errors import InputError, ToolchainError, WorkerError
+from autotile.errors import InputError, ToolchainError, WorkerCrashError, WorkerError
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 
@@ -88,7 +88,25 @@ def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
     good = run(gpu, "ok")
     assert good.outcome is Outcome.OK
     assert good.measurement is not None
-    assert openings(tmp_path) == 2
+    assert openings(tmp_path) == (4 if "SIGKILL" in bad.reason else 2)  # what another process kills is tried again
+
+
+def test_a_worker_that_is_killed_once_costs_no_candidate(
+    start: Callable[..., Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = start()
+    request, calls = gpu._request, []
+
+    def killed_once(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 1:
+            gpu._drop_child()
+            raise WorkerCrashError("the worker died with signal SIGKILL", "measure", killed=True)
+        return request(*given)
+
+    monkeypatch.setattr(gpu, "_request", killed_once)
+    assert run(gpu, "ok").outcome is Outcome.OK
+    assert len(calls) == 2
 
 
 def test_an_uncertain_result_is_repeated_in_a_new_worker(start: Callable[..., Gpu], tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_child_released_to_a_closed_pool_is_ended(started: list[Child]) -> Non
     assert not child.is_running()
 
 
-@pytest.mark.parametrize("deed", ["die_in_verify", "spent", "sleep"])
+@pytest.mark.parametrize("deed", ["fault_in_verify", "spent", "sleep"])
 def test_a_worker_that_a_candidate_broke_is_not_kept(gpu: Callable[..., Gpu], started: list[Child], deed: str) -> None:
     first = gpu()
     evaluate(first, deed)
