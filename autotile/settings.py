@@ -285,6 +285,11 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
+def worker_environment() -> dict[str, str]:
+    """Return the environment of a worker: a child's without what may hold a password, as no worker needs a database."""
+    return {name: value for name, value in child_environment().items() if name not in ("AUTOTILE_DB", "PGPASSWORD")}
+
+
 def overrides_float32() -> bool:
     """Return whether the environment may replace the float32 arithmetic of NVIDIA's libraries by a less exact one."""
     variables = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION")

@@ -57,6 +57,11 @@ _DISK_FULL = (
     "or name a database on another disk"
 )
 
+_NO_RIGHT = (
+    "the role may not do this: reading needs SELECT, tuning also INSERT, UPDATE and DELETE, and the first use of a new "
+    "database or of a newer autotile the owner of the tables; the guide has the SQL for each role"
+)
+
 _SLOW_SERVER = "the server is overloaded, or another process has held a lock for too long; try again later"
 
 _REMEDIES = {
@@ -68,6 +73,8 @@ _REMEDIES = {
     "SQLITE_READONLY": "it cannot be written; change its permissions and its folder's, or name another database",
     "SQLITE_CANTOPEN": "it cannot be opened; check that its folder exists and is writable",
     "SQLITE_IOERR": "reading from or writing to the disk failed; check the disk, or name a database on another one",
+    "42501": _NO_RIGHT,
+    "25006": _NO_RIGHT,
     "57014": _SLOW_SERVER,
     "55P03": _SLOW_SERVER,
     "ConnectionTimeout": "the server does not answer; check that it is running and that its address is right",

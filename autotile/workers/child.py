@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 from autotile.core.documents import decode_json, encode_json
 from autotile.errors import InputError, WorkerCrashError, WorkerError, WorkerTimeoutError
-from autotile.settings import child_environment
+from autotile.settings import worker_environment
 from autotile.workers.protocol import Answer
 
 _CHUNK_BYTES = 1 << 16
@@ -167,7 +167,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 bufsize=0,
-                env=child_environment(),
+                env=worker_environment(),
                 start_new_session=True,
             )
         except OSError as error:

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 
 from autotile.core.documents import encode_json
 from autotile.errors import ToolchainError
-from autotile.settings import child_environment, toolkit_folders
+from autotile.settings import toolkit_folders, worker_environment
 from autotile.workers.protocol import Candidate, Workload
 
 _TOOL_PREFIX = "========="
@@ -264,7 +264,7 @@ class Sanitizer:
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
-                    env={**child_environment(), "TMPDIR": str(folder)},
+                    env={**worker_environment(), "TMPDIR": str(folder)},
                     start_new_session=True,
                 )
         except OSError as error:
