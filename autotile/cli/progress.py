@@ -30,7 +30,24 @@ _REFRESHES_PER_S = 4
 _BAR_WIDTH = 24
 
 
-class TuneProgress:
+class _LivePicture:
+    """A picture that is redrawn on a terminal within its context; elsewhere nothing is drawn by itself."""
+
+    _live: Live | None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class TuneProgress(_LivePicture):
     """Observer of a session; a context manager, which shows it.
 
     Parameters
@@ -52,17 +69,6 @@ class TuneProgress:
         self._printed_s = float("-inf")
         self._phase = ""
         self._live = _live(console, self._picture)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def __call__(self, progress: Progress) -> None:
         """Show a state of the session, at first with its notices."""
@@ -221,7 +227,7 @@ class Counted(Protocol):
         """Seconds since the first began."""
 
 
-class CountProgress:
+class CountProgress(_LivePicture):
     """Observer of something that is done one by one; a context manager, which shows it with the time that is left.
 
     Parameters
@@ -242,17 +248,6 @@ class CountProgress:
         self._latest: Counted | None = None
         self._received_s = self._printed_s = time.monotonic()
         self._live = _live(console, self._picture)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def __call__(self, state: Counted) -> None:
         """Show a state."""
