@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -130,6 +131,8 @@ class FeasibleGPSampler(RankingSampler):
         self._refits: dict[tuple[bool, ExpectedSpeeds | None], Refits] = {}
         self._models: dict[tuple[bool, ExpectedSpeeds | None], Surrogate] = {}
         """Model by whether it has resources as features, and by the prior that it uses."""
+        self._selections: dict[bool, _Selection] = {}
+        """The newest selection among compiled rows, by whether it follows the prior."""
         self._rankings: dict[bool, tuple[tuple[int, int], _Ranking]] = {}
         """Gains of the rows as of the last proposal, by whether it followed the prior, after the numbers of trials that
         they depend on: those that had begun and ended."""
@@ -167,11 +170,25 @@ class FeasibleGPSampler(RankingSampler):
             history = self._trials(guided)
             if _is_starting(history) or len(rows) == 1:
                 return rows[0]
-            model = self._model(study, guided=guided, compiled=True)
-            model.set_rows(np.array(rows))
-            free = np.ones(len(rows), np.bool_)
-            ranking = _Ranking(model, model.predict(history, _weights(study, self._draws(ended))), free)
-            return self._best(ranking, free, turn=ended)
+            selection = self._selections.get(guided)
+            if selection is None or selection.ended != ended or len(study.directions) > 1 or not selection.holds(rows):
+                model = self._model(study, guided=guided, compiled=True)
+                model.set_rows(np.array(rows))
+                prediction = model.predict(history, _weights(study, self._draws(ended)))
+                ranking = _Ranking(model, prediction, np.ones(len(rows), np.bool_))
+                selection = self._selections[guided] = _Selection(ended, ranking)
+            return self._best_of_compiled(selection, rows)
+
+    def _best_of_compiled(self, selection: _Selection, rows: Sequence[int]) -> int:
+        """Choose another row of a selection."""
+        ranking = selection.ranking
+        free = np.ones(len(ranking.rows), np.bool_)
+        if ranking.chosen is not None:
+            ranking.expect(ranking.chosen)
+            free = np.isin(ranking.rows, rows)
+        ranking.chosen = self._best(ranking, free, selection.ended + selection.count)
+        selection.count += 1
+        return ranking.chosen
 
     def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
         """Return the sources that the prior ignores, as the results of the study contradict them."""
@@ -484,6 +501,24 @@ class _Ranking:
         unexplained = np.maximum(1 - self._posterior.explained_by(index), _MIN_UNEXPLAINED)
         self._deviation = self._deviation * np.sqrt(unexplained)
         self.gain = log_expected_improvement(self.mean, self._deviation, self._best) + self._success
+
+
+@dataclass(slots=True)
+class _Selection:
+    """Rows that are chosen among the same compiled ones, without a result in between: as many as GPUs are free.
+
+    The model is updated once for all of them. What has compiled since is left for the next result.
+    """
+
+    ended: int
+    """Number of trials that had ended."""
+    ranking: _Ranking
+    count: int = 0
+    """Number of rows that were chosen."""
+
+    def holds(self, rows: Sequence[int]) -> bool:
+        """Return whether one of these rows is among the ranked ones."""
+        return bool(np.isin(self.ranking.rows, rows).any())
 
 
 def _best_of(*merits: Floats) -> NDArray[np.int64]:

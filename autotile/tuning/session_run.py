@@ -53,9 +53,13 @@ if TYPE_CHECKING:
 
 
 Observer = Callable[[Progress], None]
+Ended = tuple[CompiledCandidate, Trial]
+"""A candidate whose trial has ended."""
 
 _WAIT_S = 0.1
 """Interval at which a session looks for the results of others that it waits for, in seconds."""
+_CLAIMED_AT_ONCE = 16
+"""Candidates that are claimed together at most: they are chosen before any of them runs."""
 _TRIALS_AT_ONCE = 16
 """Trials of independent steps between two looks at the stopping rules, which keeps the compilers busy."""
 
@@ -180,8 +184,8 @@ class Session:
                     for trial in self._trials_of(self._options.tries):
                         self._shortlist.add(trial)
                     is_complete = self._tune_steps_apart()
-                    for candidate, trial in self._trials() if not is_complete else ():
-                        self._store(candidate, trial)  # -> database
+                    for ended in self._trials() if not is_complete else ():
+                        self._store(ended)  # -> database
                     self._combine_steps()
                 with self._phase("finals"):
                     finals = self._hold_finals()
@@ -269,32 +273,55 @@ class Session:
             for trial in self._trials_of(self._step_times.best_configs(self.trials)):
                 self._shortlist.add(trial)
 
-    def _trials(self) -> Iterator[tuple[CompiledCandidate, Trial]]:
-        """Yield the trials as they end, until a stopping rule holds or every configuration was tried."""
-        while (stopped := self._rules.stopped) is None:
-            if inherited := self._shared.inherit():
+    def _trials(self) -> Iterator[list[Ended]]:
+        """Yield the trials as they end, until a stopping rule holds or every configuration was tried.
+
+        Those of several GPUs that end at the same time come together, and as many are claimed together.
+        """
+        chosen: list[CompiledCandidate] = []
+        while (stopped := self._rules.stopped) is None or chosen:
+            if not chosen and (inherited := self._shared.inherit()):
                 while self._pipeline.running:
-                    yield self._end_next()
+                    yield self._end_running()
                 self._try_inherited(inherited)
-            candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
-            if candidate is not None and not self._shared.claim(candidate.trial.config, self._room):
-                self._shortlist.leave(candidate.row)
-            elif candidate is not None:
-                trial = self._pipeline.begin(candidate, self._limit_us(candidate))  # -> load -> verify -> measure
-                if trial is not None:
-                    yield candidate, trial
-            elif self._pipeline.running:
-                yield self._end_next()
-            else:
+            candidate = None
+            if stopped is None:
+                candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
+            if candidate is not None:
+                chosen.append(candidate)
+                self._count_running(len(chosen))
+            if chosen and (candidate is None or self._begins_at_once(chosen)):
+                if ended := self._begin(chosen):  # -> load -> verify -> measure
+                    yield ended
+                chosen = []
+            elif candidate is None and self._pipeline.running:
+                yield self._end_running()
+            elif candidate is None:
                 stopped = Stopped("space")
                 break
-            self._take_news()
+            self._take_news(len(chosen))
             self._compile_ahead()
         self._stopped = stopped
         while self._pipeline.running:
-            yield self._end_next()
+            yield self._end_running()
         if stopped.rule in ("trials", "space"):
             self._await_others()
+
+    def _begins_at_once(self, chosen: Sequence[CompiledCandidate]) -> bool:
+        """Return whether chosen candidates are claimed now: one GPU waits for the first, and a failure is a result."""
+        last = chosen[-1].trial
+        return self._backend.gpu_count == 1 or len(chosen) >= _CLAIMED_AT_ONCE or last.outcome is not Outcome.OK
+
+    def _begin(self, chosen: Sequence[CompiledCandidate]) -> list[Ended]:
+        """Claim candidates and submit them to the device; return those that need not be measured, with their trials."""
+        ended: list[Ended] = []
+        ours = self._shared.claim(*(candidate.trial.config for candidate in chosen), room=self._room)
+        for candidate, is_ours in zip(chosen, ours, strict=True):
+            if not is_ours:
+                self._shortlist.leave(candidate.row)
+            elif (trial := self._pipeline.begin(candidate, self._limit_us(candidate))) is not None:
+                ended.append((candidate, trial))
+        return ended
 
     @property
     def _room(self) -> int | None:
@@ -315,38 +342,48 @@ class Session:
         for trial in self._trials_of(configs):
             self._shortlist.add(trial)
 
-    def _take_news(self) -> None:
-        """Learn from what other sessions have found."""
+    def _take_news(self, chosen: int = 0) -> None:
+        """Learn from what other sessions have found, while so many candidates are chosen and not submitted yet."""
         for trial in self._shared.take_news():
             self._pipeline.remember([trial])
             self._shortlist.add(trial)
             self._time_left.add(self._clock.elapsed_s, trial)
             self._report("searching", trial)
-        self._rules.running = self._pipeline.running + self._shared.others
+        self._count_running(chosen)
 
-    def _end_next(self) -> tuple[CompiledCandidate, Trial]:
-        """Wait for a trial that runs."""
-        ended = self._pipeline.end_next()
-        self._rules.running = self._pipeline.running + self._shared.others
+    def _count_running(self, chosen: int = 0) -> None:
+        """Let the stopping rules count what runs, of which so many candidates were chosen and not submitted yet."""
+        self._rules.running = self._pipeline.running + chosen + self._shared.others
+
+    def _end_running(self) -> list[Ended]:
+        """Wait for a trial that runs; of several GPUs, take all that have ended."""
+        ended = [self._pipeline.end_next()]
+        while self._backend.gpu_count > 1 and self._backend.has_result:
+            ended.append(self._pipeline.end_next())
+        self._count_running()
         return ended
 
     def _limit_us(self, candidate: CompiledCandidate) -> float | None:
         """Return the time at which a candidate would be as good as the best so far; None if none is pruned."""
         return self._scorer.time_limit_us(candidate.trial, self._log.best) if self._options.drops_slow else None
 
-    def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
-        """Commit a trial, and pass it on to the log, the search and the observer."""
-        self._keep(trial)
-        with self._timeline.span("session", "tell"):
-            self._shortlist.tell(candidate.row, trial)
-        self._report("searching", trial)
-        check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
+    def _store(self, ended: Sequence[Ended]) -> None:
+        """Commit trials, and pass each on to the log, the search and the observer."""
+        self._commit([trial for _, trial in ended])
+        for candidate, trial in ended:
+            self._count(trial)
+            with self._timeline.span("session", "tell"):
+                self._shortlist.tell(candidate.row, trial)
+            self._report("searching", trial)
+            check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
 
-    def _keep(self, trial: Trial) -> None:
+    def _commit(self, trials: Sequence[Trial]) -> None:
         if self._stop.aborted:
             raise KeyboardInterrupt
         with self._timeline.span("database", "store"):
-            self._record.add(trial)
+            self._record.add(*trials)
+
+    def _count(self, trial: Trial) -> None:
         self._log.add(trial)
         self._load.add(trial)
         self._time_left.add(self._clock.elapsed_s, trial)
@@ -364,7 +401,7 @@ class Session:
             candidate = self._pipeline.next_candidate(given)
             if candidate is None:
                 candidate, trial = self._pipeline.end_next()
-            elif not self._shared.claim(candidate.trial.config):
+            elif not all(self._shared.claim(candidate.trial.config)):
                 given.end(candidate.row)
                 elsewhere.append(candidate.trial.config)
                 continue
@@ -373,12 +410,13 @@ class Session:
             else:
                 trial = begun
             given.end(candidate.row)
-            self._keep(trial)
+            self._commit([trial])
+            self._count(trial)
             self._report("searching", trial)
             yield trial
         for config in elsewhere:
             while (found := self._log.find(config)) is None and not self._stop.requested:
-                if self._shared.claim(config):
+                if all(self._shared.claim(config)):
                     yield from self._trials_of([config])
                     break
                 time.sleep(_WAIT_S)
