@@ -22,20 +22,16 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from itertools import count as count_up
 from pathlib import Path
 from typing import Any
 
+from instant_compilers import InstantCompilers
 from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
-from autotile.core.model import Resources, config_key
-from autotile.cuda.compiler import CompiledFunction, CompileJob
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.core.model import config_key
 from autotile.cuda.driver import device_count
 from autotile.exchange.recording import Recording
 from autotile.families.family import parse_family
@@ -47,7 +43,6 @@ from autotile.tuning.family_session import FamilyPlan, tune_family
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
-from autotile.workers.compile_pool import Compiled
 
 KERNEL, SIZES = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}
 PROBLEMS = {"large": {"M": 8192, "N": 8192, "K": 8192}, "small": SIZES}
@@ -193,26 +188,6 @@ def family(folder: Path, count: int, points: int, trials: int) -> dict[str, Any]
         "seconds": round(time.monotonic() - begun, 2),
         "mean_loss": rule.mean_loss if rule is not None else None,
     }
-
-
-class InstantCompilers:
-    """Compile pool whose compilations take no time, with resources that fit."""
-
-    def __init__(self, *arguments: Any, **choices: Any) -> None:
-        self.busy_s = 0.0
-        self.begun_at = time.perf_counter()
-        self._names = count_up(1)
-
-    def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
-        """Return a compilation that has ended."""
-        self.begun_at = time.perf_counter()
-        functions = {KERNEL: CompiledFunction(KERNEL, Resources(64, 0, 0, 0, 0))}
-        done: Future[Compiled] = Future()
-        done.set_result(Compiled(CachedCubin(Path(__file__), f"{next(self._names)}", functions)))
-        return done
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def simulate(count: int, trials: int, seconds: float, sampler: str) -> dict[str, Any]:

@@ -184,6 +184,11 @@ class Child:
         """Process id."""
         return self._process.pid
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has no reply, which another thread may wait for."""
+        return bool(self._outstanding)
+
     def request(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         """Send a request and wait for its reply.
 
@@ -231,7 +236,7 @@ class Child:
         """
         stage, line = "", b""
         with self._lock:
-            sent = self._outstanding.popleft()
+            sent = self._outstanding[0]
             try:
                 if sent.error is not None:
                     raise sent.error
@@ -242,6 +247,7 @@ class Child:
                     if answer.id != sent.number or (answer.reply is None) == (answer.stage is None):
                         raise ValueError("not a reply to this request")
                     if answer.reply is not None:
+                        self._outstanding.popleft()
                         self._replied_at = time.monotonic()
                         return answer.reply
                     stage, line = answer.stage or "", b""
