@@ -229,7 +229,7 @@ class RunRecord:
                 self._entries.remove(entry)
         self._rescuing(self._database.check_in_place)
 
-    def _append(self, transaction: Transaction, entries: Sequence[_Entry], *, is_again: bool) -> Sequence[_Entry]:
+    def _append(self, transaction: Transaction, entries: Sequence[_Entry], *, is_again: bool) -> list[_Entry]:
         """Store trials and end their claims; return those that are stored."""
         rows = [one.row(self.study_id, self._run_id) for one in entries]
         if is_again and (

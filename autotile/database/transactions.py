@@ -28,16 +28,11 @@ _INSERT = f"INSERT INTO trials ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{na
 
 
 class Transaction(Protocol):
-    """A transaction that has begun.
-
-    Attributes
-    ----------
-    is_server
-        Whether the database is on a server, where others write at the same time, and each statement is a round trip.
-    """
+    """A transaction that has begun."""
 
     @property
-    def is_server(self) -> bool: ...
+    def is_server(self) -> bool:
+        """Whether the database is on a server, where others write too, and each statement is a round trip."""
 
     def execute(self, statement: str, values: Values) -> Sequence[tuple[Any, ...]]:
         """Run a statement with values by their names, ``:name``; return its rows, none of one without ``RETURNING``."""
@@ -122,11 +117,11 @@ def short_transaction(database: Database, held: Connection | None) -> Iterator[T
         The database cannot be written.
     """
     driver = held.connection.driver_connection if held is not None else None
-    if not isinstance(driver, sqlite3.Connection):
+    if database.path is None or not isinstance(driver, sqlite3.Connection):
         with database.writing(held) as connection:
             yield EngineTransaction(connection)
         return
-    with translated_errors(database.path or database.location):
+    with translated_errors(database.path):
         driver.execute("BEGIN IMMEDIATE")
         try:
             yield FileTransaction(database, driver)

@@ -120,7 +120,6 @@ class GpuGroup:
         self._queue: deque[_Task] = deque()
         """Candidates that no GPU holds, the next first."""
         self._finished: deque[Finished] = deque()
-        self._outstanding = 0
         self._waiting = 0
         """Number of GPUs without a candidate."""
         self._reference: Candidate | None = None
@@ -189,7 +188,6 @@ class GpuGroup:
         """Put a candidate into the queue of the GPUs."""
         with self._changed:
             self._queue.append(_Task(candidate, best_us))
-            self._outstanding += 1
             self._work.notify()
 
     def result(self) -> Finished:
@@ -205,7 +203,6 @@ class GpuGroup:
                 self._abandon_silent()
                 self._raise_if_lost()
                 self._changed.wait(_CHECK_S)
-            self._outstanding -= 1
             return self._finished.popleft()
 
     def withdraw(self) -> None:
@@ -215,7 +212,6 @@ class GpuGroup:
                 task.is_done = True
             self._queue.clear()
             self._finished.clear()
-            self._outstanding = 0
 
     def race(
         self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import encode_json
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.paths import atomic_write
-from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate
 from autotile.settings import Settings
@@ -31,18 +28,11 @@ from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
-from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front
+from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front, write_trace
 from autotile.tuning.scoring import Scorer, session_objective
 from autotile.tuning.shared_study import SharedStudy
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
-from autotile.tuning.stopping import (
-    Clock,
-    Stopped,
-    StoppingRules,
-    StopRequest,
-    TrialLog,
-    check_kernel_failure,
-)
+from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, TrialLog, check_kernel_failure
 from autotile.tuning.time_left import TimeLeft
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
@@ -60,8 +50,6 @@ _WAIT_S = 0.1
 """Interval at which a session looks for the results of others that it waits for, in seconds."""
 _CLAIMED_AT_ONCE = 16
 """Candidates that are claimed together at most: they are chosen before any of them runs."""
-_TRIALS_AT_ONCE = 16
-"""Trials of independent steps between two looks at the stopping rules, which keeps the compilers busy."""
 
 
 class Session:
@@ -120,6 +108,8 @@ class Session:
             worker_pool=worker_pool,
             timeline=self._timeline,
         )
+        self._chosen: list[CompiledCandidate] = []
+        """Candidates that are about to be claimed and submitted to the device."""
         self._load = LoadMeter(self._compile_pool, workers, backend.gpu_count)
         self._pipeline = Pipeline(
             kernel,
@@ -181,8 +171,7 @@ class Session:
                     self._start_search()
                     self._backend.wait()
                 with self._phase("search"):
-                    for trial in self._trials_of(self._options.tries):
-                        self._shortlist.add(trial)
+                    self._try_all(self._options.tries)
                     is_complete = self._tune_steps_apart()
                     for ended in self._trials() if not is_complete else ():
                         self._store(ended)  # -> database
@@ -207,15 +196,8 @@ class Session:
             yield
 
     def _write_trace(self) -> None:
-        """Write the timeline; a failure is a notice, as the results do not depend on it."""
-        path = self._options.trace
-        if path is None:
-            return
-        try:
-            with atomic_write(Path(path)) as stream:
-                stream.write(encode_json(self._timeline.to_json()).encode())
-        except (OSError, InputError) as error:
-            self._notices += (f"the timeline could not be written to {path}: {error}",)
+        if self._options.trace is not None:
+            self._notices += write_trace(self._timeline, Path(self._options.trace))
 
     def _start_run(self) -> None:
         others = self._record.start(
@@ -254,14 +236,10 @@ class Session:
         if room is not None and times.count > room:
             return False  # the search tries the better ones
         before = len(self._log)
-        for configs in (times.first_configs, lambda: times.untimed_configs(self.trials)):
-            waiting = list(configs())
-            while waiting:
-                if self._rules.stopped is not None:
-                    return False
-                chunk, waiting = waiting[:_TRIALS_AT_ONCE], waiting[_TRIALS_AT_ONCE:]
-                for trial in self._trials_of(chunk):
-                    self._shortlist.add(trial)
+        for configs in times.chunks(lambda: self.trials):
+            if self._rules.stopped is not None:
+                return False
+            self._try_all(configs)
         if len(self._log) > before:
             self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
         self._stopped = Stopped("space")
@@ -270,36 +248,32 @@ class Session:
     def _combine_steps(self) -> None:
         """Try the best settings of independent steps together."""
         if self._step_times is not None and not self._stop.requested:
-            for trial in self._trials_of(self._step_times.best_configs(self.trials)):
-                self._shortlist.add(trial)
+            self._try_all(self._step_times.best_configs(self.trials))
 
     def _trials(self) -> Iterator[list[Ended]]:
         """Yield the trials as they end, until a stopping rule holds or every configuration was tried.
 
         Those of several GPUs that end at the same time come together, and as many are claimed together.
         """
-        chosen: list[CompiledCandidate] = []
+        chosen = self._chosen
         while (stopped := self._rules.stopped) is None or chosen:
             if not chosen and (inherited := self._shared.inherit()):
                 while self._pipeline.running:
                     yield self._end_running()
-                self._try_inherited(inherited)
-            candidate = None
-            if stopped is None:
-                candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
+                self._try_all(inherited)
+            # Config -> cubin -> resources, occupancy
+            candidate = self._pipeline.next_candidate(self._shortlist) if stopped is None else None
             if candidate is not None:
                 chosen.append(candidate)
-                self._count_running(len(chosen))
             if chosen and (candidate is None or self._begins_at_once(chosen)):
-                if ended := self._begin(chosen):  # -> load -> verify -> measure
+                if ended := self._begin_chosen():  # -> load -> verify -> measure
                     yield ended
-                chosen = []
             elif candidate is None and self._pipeline.running:
                 yield self._end_running()
             elif candidate is None:
                 stopped = Stopped("space")
                 break
-            self._take_news(len(chosen))
+            self._take_news()
             self._compile_ahead()
         self._stopped = stopped
         while self._pipeline.running:
@@ -312,15 +286,16 @@ class Session:
         last = chosen[-1].trial
         return self._backend.gpu_count == 1 or len(chosen) >= _CLAIMED_AT_ONCE or last.outcome is not Outcome.OK
 
-    def _begin(self, chosen: Sequence[CompiledCandidate]) -> list[Ended]:
+    def _begin_chosen(self) -> list[Ended]:
         """Claim candidates and submit them to the device; return those that need not be measured, with their trials."""
         ended: list[Ended] = []
-        ours = self._shared.claim(*(candidate.trial.config for candidate in chosen), room=self._room)
-        for candidate, is_ours in zip(chosen, ours, strict=True):
+        ours = self._shared.claim(*(candidate.trial.config for candidate in self._chosen), room=self._room)
+        for candidate, is_ours in zip(self._chosen, ours, strict=True):
             if not is_ours:
                 self._shortlist.leave(candidate.row)
             elif (trial := self._pipeline.begin(candidate, self._limit_us(candidate))) is not None:
                 ended.append((candidate, trial))
+        self._chosen.clear()
         return ended
 
     @property
@@ -332,28 +307,29 @@ class Session:
     def _await_others(self) -> None:
         """Wait for what other sessions are trying, and try what they died with."""
         while not self._stop.requested and not self._rules.is_out_of_time:
-            self._try_inherited(self._shared.inherit(now=True))
+            self._try_all(self._shared.inherit(now=True))
             self._take_news()
             if not self._shared.others:
                 return
             time.sleep(_WAIT_S)
 
-    def _try_inherited(self, configs: Sequence[Config]) -> None:
+    def _try_all(self, configs: Sequence[Config]) -> None:
+        """Try configurations that the search has not chosen, and let it learn from them."""
         for trial in self._trials_of(configs):
             self._shortlist.add(trial)
 
-    def _take_news(self, chosen: int = 0) -> None:
-        """Learn from what other sessions have found, while so many candidates are chosen and not submitted yet."""
+    def _take_news(self) -> None:
+        """Learn from what other sessions have found."""
         for trial in self._shared.take_news():
             self._pipeline.remember([trial])
             self._shortlist.add(trial)
             self._time_left.add(self._clock.elapsed_s, trial)
             self._report("searching", trial)
-        self._count_running(chosen)
+        self._count_running()
 
-    def _count_running(self, chosen: int = 0) -> None:
-        """Let the stopping rules count what runs, of which so many candidates were chosen and not submitted yet."""
-        self._rules.running = self._pipeline.running + chosen + self._shared.others
+    def _count_running(self) -> None:
+        """Let the stopping rules count what runs or is about to."""
+        self._rules.running = self._pipeline.running + len(self._chosen) + self._shared.others
 
     def _end_running(self) -> list[Ended]:
         """Wait for a trial that runs; of several GPUs, take all that have ended."""
