@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -96,7 +96,7 @@ class _Waiting:
 
 
 class CompilePool:
-    """Compile workers, one per core; each thread of the pool owns one child process.
+    """Compile workers, one per core; each thread of the pool owns one child process while it compiles.
 
     A job whose cubin is in the cache needs no worker, so a pool over a warm cache starts none. What finds no free core
     here goes to the farm.
@@ -116,7 +116,8 @@ class CompilePool:
     module
         Module that a worker runs.
     worker_pool
-        Pool from which workers are acquired and to which idle ones are released; None to start and end them here.
+        Pool from which a worker is acquired for each compilation, when it has a slot for it; None to start workers
+        here, and to end them in `close`.
     timeline
         Records each compilation.
     farm
@@ -222,30 +223,26 @@ class CompilePool:
             child.kill()
         self._threads.shutdown(wait=True)
         for child in self._children:
-            if self._worker_pool is not None:
-                self._worker_pool.release(child)
-            else:
-                child.kill()
+            child.kill()
         self._children.clear()
 
     def _begin_waiting(self) -> None:
         """Begin the compilations for which there is a core, on this machine before the others."""
         while True:
+            has_farm = self._farm is not None and self._farm.room > 0
             with self._lock:
                 if self._closing:
                     return
-                if self._here < self._workers:
-                    one = self._next(lambda _: True)
+                is_crowded = has_farm and self._worker_pool is not None and not self._worker_pool.has_compile_slot()
+                going = self._next(self._may_go) if has_farm and (is_crowded or self._here == self._workers) else None
+                if going is None:
+                    one = self._next(lambda _: True) if self._here < self._workers else None
                     if one is None:
                         return
                     self._here += 1
                     self._threads.submit(self._compile_here, one)
-                    continue
-                farm = self._farm
-                one = self._next(self._may_go) if farm is not None and farm.room > 0 else None
-            if one is None:
-                return
-            self._compile_elsewhere(one)
+            if going is not None:
+                self._compile_elsewhere(going)
 
     def _next(self, is_wanted: Callable[[_Waiting], bool]) -> _Waiting | None:
         """Take the first compilation that may begin at a place and was not cancelled."""
@@ -306,13 +303,14 @@ class CompilePool:
         return Compiled(cubin, seconds, found.outcome, found.reason)
 
     def _compile(self, one: _Waiting) -> Compiled:
-        start = self.begun_at = time.perf_counter()
-        self._update_busy(+1)
-        try:
-            compiled = self._request(one)
-            return replace(compiled, seconds=self._record(_track(), "compile", start, one.job))
-        finally:
-            self._update_busy(-1)
+        with self._worker_pool.compile_slots if self._worker_pool is not None else nullcontext():
+            start = self.begun_at = time.perf_counter()
+            self._update_busy(+1)
+            try:
+                compiled = self._request(one)
+                return replace(compiled, seconds=self._record(_track(), "compile", start, one.job))
+            finally:
+                self._update_busy(-1)
 
     def _record(self, track: str, name: str, start: float, job: CompileJob) -> float:
         """Add a span that ends now to the timeline; return its duration in seconds."""
@@ -348,7 +346,9 @@ class CompilePool:
         child = self._child()  # outside the try block: a worker that does not start is not the candidate's failure
         try:
             with self._registered(child):
-                return _compiled(child.request(message, deadline_s))
+                compiled = _compiled(child.request(message, deadline_s))
+            self._release(child)
+            return compiled
         except WorkerTimeoutError:
             self._drop_child()
             reason = f"the compiler was stopped after {deadline_s:g} s"
@@ -388,6 +388,14 @@ class CompilePool:
             with self._lock:
                 self._children.add(child)
         return child
+
+    def _release(self, child: Child) -> None:
+        """Return an idle child to the shared pool; without one, it waits for the next compilation of this thread."""
+        if self._worker_pool is not None:
+            self._thread_data.child = None
+            with self._lock:
+                self._children.discard(child)
+            self._worker_pool.release(child)
 
     @contextmanager
     def _registered(self, child: Child) -> Iterator[None]:
