@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,7 +25,14 @@ from autotile.database.engine import (
     sqlite_engine,
     translated_errors,
 )
-from autotile.database.fast_access import CHANGES_SQL, DIGESTED_SQL, Changes
+from autotile.database.fast_access import (
+    CHANGES_SQL,
+    DIGESTED_SQL,
+    WINNER_SQL,
+    WINNERS_SQL,
+    Changes,
+    parsed_winner,
+)
 from autotile.database.keys import TuningKey
 from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
@@ -61,8 +68,8 @@ from autotile.database.upgrade import (
     schema_revision,
     set_aside,
 )
-from autotile.database.winners import JSON_COLUMNS, Check
-from autotile.errors import DatabaseError
+from autotile.database.winners import JSON_COLUMNS, Check, Winner
+from autotile.errors import DatabaseError, DataError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.settings import read_settings
 
@@ -90,8 +97,11 @@ class Database:
         self._location = location = location.absolute() if isinstance(location, Path) else location
         self._identity = file_identity(location) if isinstance(location, Path) else None
         self._readonly = readonly
-        self._engine = engine.execution_options(**{LOCATION_OPTION: self.location})
-        self._writer = self._engine.execution_options(**WRITE_OPTIONS)
+        options = {LOCATION_OPTION: self.location}
+        # On a server a transaction that reads sees each commit anyway, and costs two round trips.
+        reads = {"isolation_level": "AUTOCOMMIT"} if isinstance(location, ServerLocation) else {}
+        self._engine = engine.execution_options(**options, **reads)
+        self._writer = engine.execution_options(**options, **WRITE_OPTIONS)
         self._process = os.getpid()
 
     @classmethod
@@ -343,6 +353,23 @@ class Database:
         with self.reading() as connection:
             return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
 
+    def winners(self, kernel: str, dtype: str) -> list[Winner]:
+        """Return the winner of each study of a kernel, newest first, without reading the rest of its trial and run."""
+        with self.reading() as connection:
+            rows = connection.execute(text(WINNERS_SQL), {"kernel": kernel, "dtype": dtype}).mappings()
+            with suppress(DataError):
+                return [parsed_winner(row) for row in rows]
+        return [best.winner for best in self.best(kernel, dtype=dtype)]  # names the bad row, and takes the next best
+
+    def winner(self, key: TuningKey) -> Winner | None:
+        """Return the winner of the study of a key; None if there is none."""
+        with self.reading() as connection:
+            rows = connection.execute(text(WINNER_SQL), {"digest": key.digest}).mappings().all()
+            with suppress(DataError):
+                return next(map(parsed_winner, rows), None)
+            study_id = find_study(connection, key)
+        return next((best.winner for best in self.best(study_id=study_id)), None)
+
     def checks(self, kernel: str, dtype: str) -> list[Check]:
         """Return the verdicts of finals and verifications on configurations that are not ranked, oldest first."""
         with self.reading() as connection:
@@ -416,7 +443,7 @@ class Database:
 def _engine(location: Location, *, readonly: bool, server_timeout_s: float) -> Engine:
     if isinstance(location, Path):
         return sqlite_engine(location, readonly=readonly)
-    return server_engine(location, server_timeout_s)
+    return server_engine(location, server_timeout_s, readonly=readonly)
 
 
 Row = TypeVar("Row")
