@@ -60,6 +60,7 @@ from autotile.database.studies import (
     read_runs,
 )
 from autotile.database.upgrade import (
+    UPGRADE_TIMEOUT_S,
     DatabaseCheck,
     check_database,
     check_integrity,
@@ -201,7 +202,8 @@ class Database:
         engine = _engine(location, readonly=False, server_timeout_s=server_timeout_s)
         try:
             with translated_errors(location):
-                ensure_schema(engine, location)
+                is_session = server_timeout_s >= LOCK_TIMEOUT_S  # a program that is served does not wait for an upgrade
+                ensure_schema(engine, location, UPGRADE_TIMEOUT_S if is_session else server_timeout_s)
                 if isinstance(location, Path):
                     check_integrity(engine, location)
         except BaseException:
