@@ -53,9 +53,10 @@ class PostgresqlServer:
         with closing(socket.create_server(("127.0.0.1", 0))) as listening:
             self.port = listening.getsockname()[1]
 
-    def url(self, role: str = "owner", database: str = "postgres", password: str = "") -> str:
+    def url(self, role: str = "owner", database: str = "postgres", *, has_password: bool = True) -> str:
         """Return the URL of a database for a role; all roles of the tests have the same password."""
-        return f"postgresql://{role}:{password or self.password}@127.0.0.1:{self.port}/{database}"
+        password = f":{self.password}" if has_password else ""
+        return f"postgresql://{role}{password}@127.0.0.1:{self.port}/{database}"
 
     def create(self) -> None:
         """Create the server's data."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,14 +25,7 @@ from autotile.database.engine import (
     sqlite_engine,
     translated_errors,
 )
-from autotile.database.fast_access import (
-    CHANGES_SQL,
-    DIGESTED_SQL,
-    WINNER_SQL,
-    WINNERS_SQL,
-    Changes,
-    parsed_winner,
-)
+from autotile.database.fast_access import CHANGES_SQL, DIGESTED_SQL, Changes
 from autotile.database.keys import TuningKey
 from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
@@ -58,6 +51,8 @@ from autotile.database.studies import (
     read_best,
     read_checks,
     read_runs,
+    read_winner,
+    read_winners,
 )
 from autotile.database.upgrade import (
     UPGRADE_TIMEOUT_S,
@@ -70,7 +65,7 @@ from autotile.database.upgrade import (
     set_aside,
 )
 from autotile.database.winners import JSON_COLUMNS, Check, Winner
-from autotile.errors import DatabaseError, DataError
+from autotile.errors import DatabaseError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.settings import read_settings
 
@@ -229,6 +224,11 @@ class Database:
         """Path of the SQLite file; None for a database on a server."""
         return self._location if isinstance(self._location, Path) else None
 
+    @property
+    def argument(self) -> str:
+        """The path, or the URL without any secret, for a command line."""
+        return self._location.argument() if isinstance(self._location, ServerLocation) else self.location
+
     def check_in_place(self) -> None:
         """Raise unless the path still leads to the file that was opened.
 
@@ -358,19 +358,12 @@ class Database:
     def winners(self, kernel: str, dtype: str) -> list[Winner]:
         """Return the winner of each study of a kernel, newest first, without reading the rest of its trial and run."""
         with self.reading() as connection:
-            rows = connection.execute(text(WINNERS_SQL), {"kernel": kernel, "dtype": dtype}).mappings()
-            with suppress(DataError):
-                return [parsed_winner(row) for row in rows]
-        return [best.winner for best in self.best(kernel, dtype=dtype)]  # names the bad row, and takes the next best
+            return read_winners(connection, kernel, dtype)
 
     def winner(self, key: TuningKey) -> Winner | None:
         """Return the winner of the study of a key; None if there is none."""
         with self.reading() as connection:
-            rows = connection.execute(text(WINNER_SQL), {"digest": key.digest}).mappings().all()
-            with suppress(DataError):
-                return next(map(parsed_winner, rows), None)
-            study_id = find_study(connection, key)
-        return next((best.winner for best in self.best(study_id=study_id)), None)
+            return read_winner(connection, key)
 
     def checks(self, kernel: str, dtype: str) -> list[Check]:
         """Return the verdicts of finals and verifications on configurations that are not ranked, oldest first."""

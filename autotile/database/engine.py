@@ -135,6 +135,11 @@ class ServerLocation:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
+    def argument(self) -> str:
+        """Return the URL without its secrets, for a command line, which takes none."""
+        query = {key: value for key, value in self._url.query.items() if not is_secret(key)}
+        return self._url.set(password=None, query=query).render_as_string()
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ServerLocation) and self._url == other._url
 

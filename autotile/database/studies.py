@@ -19,6 +19,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    text,
     update,
 )
 
@@ -26,6 +27,7 @@ from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, Name, TimeUs, Whole, convert
 from autotile.core.model import Config, Outcome, Trial, config_key
+from autotile.database.fast_access import WINNER_SQL, WINNERS_SQL, parsed_winner
 from autotile.database.keys import TuningKey
 from autotile.database.rows import (
     BadRow,
@@ -253,7 +255,7 @@ def best_query(*selected: ColumnElement[Any] | Table) -> Select[Any]:
 
 def read_best(
     connection: Connection,
-    kernel: str | None,
+    kernel: str | None = None,
     *,
     dtype: str | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -272,6 +274,25 @@ def read_best(
     found = [best for row in connection.execute(query).all() if (best := _best(connection, row, bad))]
     warn_of(connection, bad)
     return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
+
+
+def read_winners(connection: Connection, kernel: str, dtype: str) -> list[Winner]:
+    """Return the winner of each study of a kernel, newest first."""
+    rows = connection.execute(text(WINNERS_SQL), {"kernel": kernel, "dtype": dtype}).mappings()
+    try:
+        return [parsed_winner(dict(row)) for row in rows]
+    except DataError:  # `read_best` names the bad row, and takes the next best
+        return [best.winner for best in read_best(connection, kernel, dtype=dtype)]
+
+
+def read_winner(connection: Connection, key: TuningKey) -> Winner | None:
+    """Return the winner of the study of a key; None if there is none."""
+    rows = connection.execute(text(WINNER_SQL), {"digest": key.digest}).mappings().all()
+    try:
+        return parsed_winner(dict(rows[0])) if rows else None
+    except DataError:
+        study_id = find_study(connection, key)
+        return next((best.winner for best in read_best(connection, study_id=study_id)), None)
 
 
 def _selection(columns: Mapping[str, tuple[str, ...]]) -> tuple[ColumnElement[Any], ...]:

@@ -81,7 +81,7 @@ def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
         assert [best.trial.config for best in older.best(study_id=study)] == [{"BM": 2}]
         monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0007")
         for open_database in (Database.open, Database.open_readonly):
-            with pytest.raises(DatabaseError, match="written by a newer autotile.*pip install --upgrade autotile"):
+            with pytest.raises(DatabaseError, match=r"written by a newer autotile.*pip install --upgrade autotile"):
                 open_database(location)
 
 
