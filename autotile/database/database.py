@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, text
 
@@ -66,7 +66,6 @@ from autotile.database.upgrade import (
 )
 from autotile.database.winners import JSON_COLUMNS, Check, Winner
 from autotile.errors import DatabaseError
-from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.settings import read_settings
 
 _MAX_RETRIES = 5
@@ -441,9 +440,6 @@ def _engine(location: Location, *, readonly: bool, server_timeout_s: float) -> E
     return server_engine(location, server_timeout_s, readonly=readonly)
 
 
-Row = TypeVar("Row")
-
-
 def database_location(database: str | Path | None) -> str | Path:
     """Return the given path or URL, or the location of the user's own database if it is None."""
     return database if database is not None else read_settings().database
@@ -492,25 +488,3 @@ def open_existing(database: str | Path) -> Database:
         fault = f"there is no database {location}" if missing else f"{location} holds no tuning results and no tables"
         raise DatabaseError(f"{fault}; check its {'path' if isinstance(location, Path) else 'URL'}")
     return opened
-
-
-def rows_of_kernel(read: Callable[[str | None], Sequence[Row]], kernel: KernelName | None) -> Sequence[Row]:
-    """Return what a query finds for a kernel, even if the kernel's files have been deleted since.
-
-    Parameters
-    ----------
-    read
-        Query by the kernel's name; None selects all kernels.
-    kernel
-        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
-
-    Raises
-    ------
-    InputError
-        The query finds nothing under this name, and there is no such kernel either.
-    """
-    if kernel is None:
-        return read(None)
-    if held := held_kernel(kernel):
-        return read(held.name)
-    return read(str(kernel)) or read(load_kernel(kernel).name)

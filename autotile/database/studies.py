@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -34,6 +34,7 @@ from autotile.database.rows import (
     BadRowError,
     Row,
     StoredTrial,
+    Value,
     bad_row,
     parse_row,
     parsed_rows,
@@ -43,6 +44,7 @@ from autotile.database.rows import (
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.winners import CHECK_COLUMNS, WINNER_COLUMNS, Check, Winner
 from autotile.errors import DataError
+from autotile.kernel.library import KernelName, held_kernel, load_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,3 +386,25 @@ def _rows_of_tables(row: Sequence[Any], tables: Sequence[Table]) -> Iterator[dic
         names = [str(name) for name in table.c.keys()]  # noqa: SIM118 - plain strings, which a schema needs
         yield dict(zip(names, row[start : start + len(names)], strict=True))
         start += len(names)
+
+
+def rows_of_kernel(read: Callable[[str | None], Sequence[Value]], kernel: KernelName | None) -> Sequence[Value]:
+    """Return what a query finds for a kernel, even if the kernel's files have been deleted since.
+
+    Parameters
+    ----------
+    read
+        Query by the kernel's name; None selects all kernels.
+    kernel
+        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
+
+    Raises
+    ------
+    InputError
+        The query finds nothing under this name, and there is no such kernel either.
+    """
+    if kernel is None:
+        return read(None)
+    if held := held_kernel(kernel):
+        return read(held.name)
+    return read(str(kernel)) or read(load_kernel(kernel).name)
