@@ -21,6 +21,7 @@ from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished
 from autotile.tuning.gpu_comparison import GpuUse, scaled
+from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
 from autotile.workers.sanitizer import Finding
 
@@ -104,16 +105,16 @@ class GpuGroup:
         Those of the first GPU.
     """
 
+    farm: CompileFarm | None = None
+
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]
-        self.device = first.device
-        self.source = first.source
-        self.notice = first.notice
+        self.device, self.source, self.notice = first.device, first.source, first.notice
         self._deadline_s = deadline_s
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         """Notified of results, and of what happens to a GPU."""
-        self._work = threading.Condition(lock)
+        self._queued = threading.Condition(lock)
         """Notified of candidates for GPUs that wait; of a new one, a single GPU: all would contend for it."""
         self._members: list[_Member] = []
         self._lost = 0
@@ -188,7 +189,7 @@ class GpuGroup:
         """Put a candidate into the queue of the GPUs."""
         with self._changed:
             self._queue.append(_Task(candidate, best_us))
-            self._work.notify()
+            self._queued.notify()
 
     def result(self) -> Finished:
         """Wait for any candidate that was submitted, and return its evaluation.
@@ -298,7 +299,7 @@ class GpuGroup:
                     taken = self._taken(member)
                     if taken or member.tasks:
                         break
-                    self._work.wait()
+                    self._queued.wait()
             finally:
                 self._waiting -= 1
             member.sign_at = time.monotonic()
@@ -432,7 +433,7 @@ class GpuGroup:
 
     def _wake_all(self) -> None:
         self._changed.notify_all()
-        self._work.notify_all()
+        self._queued.notify_all()
 
     def _lose(self, member: _Member, error: AutotileError) -> None:
         """Give a GPU up; its candidates go to the others, except one with which two GPUs were lost."""

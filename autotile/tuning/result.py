@@ -21,7 +21,7 @@ from autotile.tuning.finals import Finals
 from autotile.tuning.gpu_comparison import Confirmation, GpuUse
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
-from autotile.tuning.stopping import Stopped
+from autotile.tuning.stopping import Stopped, TrialLog
 
 if TYPE_CHECKING:
     from autotile.report.study_data import StudyData
@@ -382,3 +382,10 @@ def write_trace(timeline: Timeline, path: Path) -> tuple[str, ...]:
     except (OSError, InputError) as error:
         return (f"the timeline could not be written to {path}: {error}",)
     return ()
+
+
+def newest_trials(configs: Iterable[Config], log: TrialLog, finals: Finals | None) -> tuple[Trial, ...]:
+    """Return the newest trial of each configuration, those of the finals included; none of one without a trial."""
+    raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
+    found = [raced.get(config_key(config)) or log.find(config) for config in configs]
+    return tuple(trial for trial in found if trial is not None)

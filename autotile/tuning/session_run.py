@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Trial
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
@@ -28,7 +28,7 @@ from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
-from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front, write_trace
+from autotile.tuning.result import Progress, TuneResult, measure_drift, newest_trials, pareto_front, write_trace
 from autotile.tuning.scoring import Scorer, session_objective
 from autotile.tuning.shared_study import SharedStudy
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
@@ -99,7 +99,8 @@ class Session:
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
             self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
-        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=workers)
+        cores = workers + (backend.farm.slots if backend.farm is not None else 0)
+        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=cores)
         self._compile_pool = CompilePool(
             settings.cache,
             settings.cache_limit_bytes,
@@ -107,10 +108,11 @@ class Session:
             options.compile_deadline_s,
             worker_pool=worker_pool,
             timeline=self._timeline,
+            farm=backend.farm,
         )
         self._chosen: list[CompiledCandidate] = []
         """Candidates that are about to be claimed and submitted to the device."""
-        self._load = LoadMeter(self._compile_pool, workers, backend.gpu_count)
+        self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = Pipeline(
             kernel,
             problem,
@@ -138,6 +140,12 @@ class Session:
     def trials(self) -> list[Trial]:
         """Newest trial of each configuration, including those of earlier sessions."""
         return self._log.trials
+
+    @property
+    def _all_notices(self) -> tuple[str, ...]:
+        """Remarks for the user, those about machines that came and went included."""
+        farm = self._backend.farm
+        return (*self._notices, *(farm.notices if farm is not None else ()), *gpu_notices(self._backend.uses))
 
     def share_stop(self, stop: StopRequest) -> None:
         """Take the user's interrupt from the main thread, before `run`."""
@@ -255,17 +263,15 @@ class Session:
 
         Those of several GPUs that end at the same time come together, and as many are claimed together.
         """
-        chosen = self._chosen
-        while (stopped := self._rules.stopped) is None or chosen:
-            if not chosen and (inherited := self._shared.inherit()):
+        while (stopped := self._rules.stopped) is None or self._chosen:
+            if not self._chosen and (inherited := self._shared.inherit()):
                 while self._pipeline.running:
                     yield self._end_running()
                 self._try_all(inherited)
-            # Config -> cubin -> resources, occupancy
-            candidate = self._pipeline.next_candidate(self._shortlist) if stopped is None else None
+            candidate = self._pipeline.next_candidate(self._shortlist) if stopped is None else None  # -> cubin
             if candidate is not None:
-                chosen.append(candidate)
-            if chosen and (candidate is None or self._begins_at_once(chosen)):
+                self._chosen.append(candidate)
+            if self._chosen and (candidate is None or self._begins_at_once(candidate)):
                 if ended := self._begin_chosen():  # -> load -> verify -> measure
                     yield ended
             elif candidate is None and self._pipeline.running:
@@ -281,10 +287,10 @@ class Session:
         if stopped.rule in ("trials", "space"):
             self._await_others()
 
-    def _begins_at_once(self, chosen: Sequence[CompiledCandidate]) -> bool:
-        """Return whether chosen candidates are claimed now: one GPU waits for the first, and a failure is a result."""
-        last = chosen[-1].trial
-        return self._backend.gpu_count == 1 or len(chosen) >= _CLAIMED_AT_ONCE or last.outcome is not Outcome.OK
+    def _begins_at_once(self, last: CompiledCandidate) -> bool:
+        """Return whether the chosen ones are claimed now: one GPU waits for the first, and a failure is a result."""
+        several = self._backend.gpu_count > 1 and len(self._chosen) < _CLAIMED_AT_ONCE
+        return not several or last.trial.outcome is not Outcome.OK
 
     def _begin_chosen(self) -> list[Ended]:
         """Claim candidates and submit them to the device; return those that need not be measured, with their trials."""
@@ -345,7 +351,7 @@ class Session:
 
     def _store(self, ended: Sequence[Ended]) -> None:
         """Commit trials, and pass each on to the log, the search and the observer."""
-        self._commit([trial for _, trial in ended])
+        self._commit(*(trial for _, trial in ended))
         for candidate, trial in ended:
             self._count(trial)
             with self._timeline.span("session", "tell"):
@@ -353,7 +359,7 @@ class Session:
             self._report("searching", trial)
             check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
 
-    def _commit(self, trials: Sequence[Trial]) -> None:
+    def _commit(self, *trials: Trial) -> None:
         if self._stop.aborted:
             raise KeyboardInterrupt
         with self._timeline.span("database", "store"):
@@ -386,7 +392,7 @@ class Session:
             else:
                 trial = begun
             given.end(candidate.row)
-            self._commit([trial])
+            self._commit(trial)
             self._count(trial)
             self._report("searching", trial)
             yield trial
@@ -463,19 +469,13 @@ class Session:
             database=self._database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
-            notices=(*self._notices, *gpu_notices(self._backend.uses)),
-            tried=self._tried(finals),
+            notices=self._all_notices,
+            tried=newest_trials(self._options.tries, log, finals),
             learnt_from=self._plan.learnt_from,
             not_learnt_from=self._plan.misleading_sources,
             gpus=self._backend.uses,
             confirmation=self._confirmation,
         )
-
-    def _tried(self, finals: Finals | None) -> tuple[Trial, ...]:
-        """Return the newest trial of each configuration that the user named."""
-        raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
-        found = [raced.get(config_key(config)) or self._log.find(config) for config in self._options.tries]
-        return tuple(trial for trial in found if trial is not None)
 
     def _report(self, phase: str, last: Trial | None = None) -> None:
         log, elapsed_s = self._log, self._clock.elapsed_s
@@ -495,6 +495,6 @@ class Session:
                 gates=log.gates,
                 best=log.best,
                 last=last,
-                notices=(*self._notices, *gpu_notices(self._backend.uses)),
+                notices=self._all_notices,
             )
         )

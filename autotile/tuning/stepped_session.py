@@ -138,7 +138,7 @@ class SteppedSession(Session):
         """Store the trials that an interrupted evaluation left running."""
         while self._pipeline.running:
             _, trial = self._pipeline.end_next()
-            self._commit([trial])
+            self._commit(trial)
             self._count(trial)
             self._learn(trial)
 
