@@ -37,8 +37,9 @@ from autotile.database.claims import StudyClaims
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.retention import Criteria, clean_database
-from autotile.database.rows import append_trial, trial_row
+from autotile.database.rows import trial_row
 from autotile.database.schema import RUNS, STUDIES, TRIALS, now_text
+from autotile.database.transactions import short_transaction
 
 # the server is part of the tests; replace this script's folder, which comes first in the path
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
@@ -193,21 +194,24 @@ def write(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, 
     assert study is not None
     run = database.start_run(study, sampler="random")
     claims = StudyClaims(study, run, _newest_trial(database))
+    held = database.connect() if database.path is not None else None
     fresh = [trial(STUDY_TRIALS + number) for number in range(2 * repeats + 2)]
 
     def claim(number: int) -> None:
         one = fresh[repeats + number + 1]
-        with database.writing() as connection:
-            assert claims.take(connection, config_key(one.config)).is_ours
+        with short_transaction(database, held) as transaction:
+            assert claims.take(transaction, [config_key(one.config)]).is_ours
         position = {"study_id": study, "run_id": run, "phase": "search", "rank": None, "created_at": now_text()}
-        with database.writing() as connection:
-            assert claims.settle(connection, config_key(one.config))
-            append_trial(connection, position | trial_row(one))
+        with short_transaction(database, held) as transaction:
+            assert claims.settle(transaction, [config_key(one.config)])
+            transaction.insert([position | trial_row(one)])
 
     found: dict[str, Any] = {
         "store": timed(lambda number: database.add_trial(study, run, fresh[number + 1]), repeats),
         "claim": timed(claim, repeats),
     }
+    if held is not None:
+        held.close()
     database.end_run(run)
     start = time.perf_counter()
     pruned = clean_database(database, keys[-1].kernel, Criteria(before=datetime.now(UTC)), dry_run=False)

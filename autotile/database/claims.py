@@ -65,6 +65,8 @@ _CLAIM_AND_LOOK = (  # on a server, where each statement is a round trip, during
     f"({_NEWEST}), ARRAY({_NEWS}), ARRAY({_OTHERS})"
 )
 _LOCK = "SELECT pg_advisory_xact_lock(:kind, :study), CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+_LOCK_UNFLUSHED = _LOCK + ", set_config('synchronous_commit', 'off', true)"
+"""The commit waits for no disk: a crash of the server may undo claims, and a trial is not stored twice for that."""
 _SERVER_TIME = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 _RENEW = text("UPDATE claims SET expires_at = :until WHERE owner = :owner")
 _RELEASE_ALL = text("DELETE FROM claims WHERE study_id = :study AND owner = :owner")
@@ -134,7 +136,7 @@ class StudyClaims:
             Number of trials that the study may still begin, by what this session knows; None for any number. What other
             sessions have stored since, and what they claimed before, counts against it.
         """
-        now = self._lock(transaction)
+        now = self._lock(transaction, _LOCK_UNFLUSHED)
         mine = {"study": self._study_id, "owner": self.owner, "now": now, "until": now + LEASE_S}
         if transaction.is_server:
             where = {**mine, "keys": list(keys), "run": self._run_id, "first": self._looked_at(transaction)}
@@ -243,13 +245,13 @@ class StudyClaims:
         where = {"study": self._study_id, "key": key, "first": self._first_id, "run": self._run_id}
         return bool(transaction.execute(_HOLDER, where) or transaction.execute(_TRIED, where))
 
-    def _lock(self, transaction: Transaction) -> float:
+    def _lock(self, transaction: Transaction, statement: str = _LOCK) -> float:
         """Let one session at a time claim and store; return the time in seconds since 1970, as `_now` does.
 
         A server's transactions do not see each other's rows before they end. A writer of an SQLite file is alone.
         """
         if transaction.is_server:
-            return float(transaction.execute(_LOCK, {"kind": _LOCK_KIND, "study": self._study_id})[0][1])
+            return float(transaction.execute(statement, {"kind": _LOCK_KIND, "study": self._study_id})[0][1])
         return time.time()
 
 
