@@ -154,7 +154,8 @@ def worker(
     ToolchainError
         Dask is not installed.
     """
-    from autotile.tuning.cluster_worker import check_scheduler, live_gpus, offer, replayed_gpus
+    from autotile.tuning.cluster_worker import live_gpus, offer, replayed_gpus
+    from autotile.tuning.scheduler import check_scheduler
 
     check_scheduler(scheduler, insecure=insecure)
     if replay is not None:

@@ -14,10 +14,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, cast
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,16 +29,9 @@ from autotile.exchange.recording import read_recording
 from autotile.settings import read_settings
 from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.replay import SimulatedGpu
+from autotile.tuning.scheduler import WorkerPlugin, check_scheduler, distributed
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
-
-try:
-    import distributed
-    from distributed.diagnostics.plugin import WorkerPlugin
-except ImportError:
-    raise ToolchainError(
-        "clusters need Dask, which is not installed; install it with `pip install 'autotile[cluster]'`"
-    ) from None
 
 SIMULATED = "simulated-"
 """Prefix of the names of GPUs that replay a recording."""
@@ -251,52 +242,6 @@ def answer(text: str, cubins: Mapping[str, bytes]) -> str:
         kind = next((name for one, name in kinds.items() if isinstance(error, one)), "")
         reply = Reply(error=str(error), kind=kind)
     return encode_json(msgspec.to_builtins(reply))
-
-
-def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
-    """Return the certificates for the connection to a scheduler, from Dask's configuration.
-
-    Raises
-    ------
-    InputError
-        The address cannot be read; it leaves the machine without TLS although ``insecure`` is not set; or no
-        certificates are configured.
-    """
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if host is None or port is None or parts.scheme not in ("tls", "tcp"):
-        raise InputError(
-            f"the scheduler {address!r} cannot be read; expected tls://HOST:PORT, or tcp:// on this machine"
-        )
-    if parts.scheme == "tcp":
-        if not (insecure or _is_loopback(host)):
-            raise InputError(
-                f"{address} is not encrypted, and whoever reaches a scheduler runs programs on its machines; "
-                "use tls://, or --insecure in a network that you trust"
-            )
-        return distributed.Security(require_encryption=False)
-    security = distributed.Security(require_encryption=True)
-    lacking = [name for name in ("ca_file", "client_cert", "worker_cert") if not getattr(security, f"tls_{name}")]
-    if lacking:
-        keys = " and ".join(
-            f"distributed.comm.tls.{name.replace('_cert', '.cert').replace('_', '-')}" for name in lacking
-        )
-        raise InputError(f"{address} needs certificates; name them in Dask's configuration as {keys}")
-    files = [security.tls_ca_file, security.tls_client_cert, security.tls_worker_cert]
-    for file in files:
-        if "\n" not in file and not Path(file).is_file():
-            raise InputError(f"the certificate {file} of Dask's configuration does not exist")
-    return security
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def live_gpus(indices: Sequence[int]) -> list[OfferedGpu]:
