@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
@@ -348,9 +349,18 @@ class WorkerPool:
     A worker must not depend on its earlier requests: a GPU worker sets up each new problem from scratch, and the same
     problem too if its data were corrupted; a compile worker keeps its cubin cache only. Both keep the memory limit of
     their first request.
+
+    Parameters
+    ----------
+    compilers
+        Compilations at the same time of all sessions that share the pool; None for no limit but their own. Each of them
+        may so use all cores while the others start, measure or end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compilers: int | None = None) -> None:
+        self.compile_slots: AbstractContextManager[object] = (
+            threading.BoundedSemaphore(compilers) if compilers is not None else nullcontext()
+        )
         self._idle: dict[tuple[str, str], list[Child]] = {}
         self._lock = threading.Lock()
         self._closed = False

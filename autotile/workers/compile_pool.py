@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Compiled:
 
 
 class CompilePool:
-    """Compile workers, one per core; each thread of the pool owns one child process.
+    """Compile workers, one per core; each thread of the pool owns one child process while it compiles.
 
     A job whose cubin is in the cache needs no worker, so a pool over a warm cache starts none.
 
@@ -67,7 +67,8 @@ class CompilePool:
     module
         Module that a worker runs.
     worker_pool
-        Pool from which workers are acquired and to which idle ones are released; None to start and end them here.
+        Pool from which a worker is acquired for each compilation, when it has a slot for it; None to start workers
+        here, and to end them in `close`.
     timeline
         Records each compilation.
     """
@@ -145,20 +146,18 @@ class CompilePool:
             child.kill()
         self._threads.shutdown(wait=True)
         for child in self._children:
-            if self._worker_pool is not None:
-                self._worker_pool.release(child)
-            else:
-                child.kill()
+            child.kill()
         self._children.clear()
 
     def _compile(self, job: CompileJob) -> Compiled:
-        start = self.begun_at = time.perf_counter()
-        self._update_busy(+1)
-        try:
-            compiled = self._request(job)
-            return replace(compiled, seconds=self._record(_track(), "compile", start, job))
-        finally:
-            self._update_busy(-1)
+        with self._worker_pool.compile_slots if self._worker_pool is not None else nullcontext():
+            start = self.begun_at = time.perf_counter()
+            self._update_busy(+1)
+            try:
+                compiled = self._request(job)
+                return replace(compiled, seconds=self._record(_track(), "compile", start, job))
+            finally:
+                self._update_busy(-1)
 
     def _record(self, track: str, name: str, start: float, job: CompileJob) -> float:
         """Add a span that ends now to the timeline; return its duration in seconds."""
@@ -194,7 +193,9 @@ class CompilePool:
         child = self._child()  # outside the try block: a worker that does not start is not the candidate's failure
         try:
             with self._registered(child):
-                return _compiled(child.request(message, self._deadline_s))
+                compiled = _compiled(child.request(message, self._deadline_s))
+            self._release(child)
+            return compiled
         except WorkerTimeoutError:
             self._drop_child()
             reason = f"the compiler was stopped after {self._deadline_s:g} s"
@@ -234,6 +235,14 @@ class CompilePool:
             with self._lock:
                 self._children.add(child)
         return child
+
+    def _release(self, child: Child) -> None:
+        """Return an idle child to the shared pool; without one, it waits for the next compilation of this thread."""
+        if self._worker_pool is not None:
+            self._thread_data.child = None
+            with self._lock:
+                self._children.discard(child)
+            self._worker_pool.release(child)
 
     @contextmanager
     def _registered(self, child: Child) -> Iterator[None]:
