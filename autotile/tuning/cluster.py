@@ -12,7 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished, workload_of
+from autotile.tuning.cluster_compilers import ClusterCompilers
 from autotile.tuning.cluster_worker import SIMULATED, Operation, Reply, answer
 from autotile.tuning.connection import Connection
 from autotile.tuning.gpu_comparison import GpuUse
@@ -35,6 +36,7 @@ from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
 from autotile.tuning.scheduler import distributed
+from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 from autotile.workers.sanitizer import Finding
 
@@ -53,8 +55,30 @@ _RETURN_S = 300.0
 _GPU_PREFIXES = ("GPU-", "MIG-")
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteWork:
+    """What all requests of a session have in common.
+
+    Attributes
+    ----------
+    kernel
+        Name of the kernel.
+    workload
+        The session's problem.
+    deadline_s
+        Time after which the worker of a candidate is killed, in seconds.
+    session
+        Identity of the session, for which a GPU works until it is closed.
+    """
+
+    kernel: str
+    workload: Workload
+    deadline_s: float
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
 class Cluster:
-    """The GPUs of a scheduler, as one session uses them.
+    """The GPUs and compilers of a scheduler, which sessions may share.
 
     A request waits for its GPU and for the scheduler: if the connection was lost, it is sent again.
 
@@ -66,7 +90,7 @@ class Cluster:
 
     def __init__(self, address: str, *, insecure: bool) -> None:
         self._connection = Connection(address, insecure=insecure)
-        self._session = uuid.uuid4().hex
+        self.compilers = ClusterCompilers(self._connection)
 
     @property
     def is_lost(self) -> bool:
@@ -77,17 +101,15 @@ class Cluster:
         """Return the UUIDs of the GPUs that are present."""
         return sorted({name for resources in self._connection.offers() for name in resources if _is_gpu(name)})
 
-    def send(
-        self, gpu: str, op: Operation, candidates: Sequence[Candidate], *, workload: Workload, **fields: Any
-    ) -> Sent:
+    def send(self, gpu: str, op: Operation, candidates: Sequence[Candidate], work: RemoteWork, **fields: Any) -> Sent:
         """Send a request with its cubins to a GPU; other fields are those of `Request`.
 
         A GPU answers one at a time, in the order in which they were sent.
         """
         cubins: dict[str, bytes] = {}
         packed = [_packed(one, cubins) for one in candidates]
-        session = {"version": __version__, "session": self._session, "workload": workload.to_json()}
-        sent = Sent(gpu, encode_json({"op": op, **session, "candidates": packed, **fields}), cubins)
+        common = {"version": __version__, **asdict(work)}
+        sent = Sent(gpu, encode_json({"op": op, **common, "candidates": packed, **fields}), cubins)
         self._submit(sent)
         return sent
 
@@ -148,6 +170,7 @@ class Cluster:
 
     def close(self) -> None:
         """Disconnect; the scheduler drops what is not done."""
+        self.compilers.close()
         self._connection.close()
 
 
@@ -196,15 +219,14 @@ class RemoteGpu:
         Its UUID.
     device
         Its properties.
-    workload
+    work
         The session's problem.
-    deadline_s
-        Time after which the worker of a candidate is killed, in seconds.
     recorded
         What simulated GPUs replay; None for real ones.
     """
 
     source: Literal["cuda", "replayed"]
+    farm: CompileFarm | None = None
     gpu_count = 1
     has_result = False
     uses: tuple[GpuUse, ...] = ()
@@ -214,8 +236,7 @@ class RemoteGpu:
         cluster: Cluster,
         gpu: str,
         device: DeviceProperties,
-        workload: Workload,
-        deadline_s: float,
+        work: RemoteWork,
         *,
         recorded: ReplayBackend | None = None,
     ) -> None:
@@ -226,8 +247,7 @@ class RemoteGpu:
         self.is_dead = False
         self.is_closed = False
         self._cluster = cluster
-        self._workload = workload
-        self._deadline_s = deadline_s
+        self._work = work
         self._recorded = recorded
         self.was_absent = False
         self._submitted: deque[tuple[Candidate, Sent]] = deque()
@@ -268,11 +288,12 @@ class RemoteGpu:
 
     def draw_second_inputs(self, seed: int) -> None:
         """Draw a second set of inputs in the worker, and in its successors."""
-        former, self._workload = self._workload, replace(self._workload, verify_seed=seed)
+        former = self._work
+        self._work = replace(former, workload=replace(former.workload, verify_seed=seed))
         try:
             self._request("evaluate", ())
         except (InputError, ToolchainError):
-            self._workload = former
+            self._work = former
             raise
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
@@ -314,8 +335,7 @@ class RemoteGpu:
             raise
 
     def _send(self, op: Operation, candidates: Sequence[Candidate], **fields: Any) -> Sent:
-        given = {"workload": self._workload, "deadline_s": self._deadline_s, **fields}
-        return self._cluster.send(self.uuid, op, candidates, **given)
+        return self._cluster.send(self.uuid, op, candidates, self._work, **fields)
 
 
 def _packed(candidate: Candidate, cubins: dict[str, bytes]) -> dict[str, Any]:
@@ -344,7 +364,7 @@ class ClusterGpus(GpuGroup):
     ----------
     cluster
         Connection to the scheduler, closed with this.
-    workload, deadline_s, recorded
+    work, recorded
         As for `RemoteGpu`.
 
     Raises
@@ -353,20 +373,18 @@ class ClusterGpus(GpuGroup):
         No GPU is offered, or all work for other sessions.
     """
 
-    def __init__(
-        self, cluster: Cluster, workload: Workload, deadline_s: float, recorded: ReplayBackend | None = None
-    ) -> None:
+    def __init__(self, cluster: Cluster, work: RemoteWork, recorded: ReplayBackend | None = None) -> None:
         self._cluster = cluster
-        self._workload = workload
+        self.farm = cluster.compilers
+        self._work = work
         self._recorded = recorded
-        self._limit_s = deadline_s
         self._joined: dict[str, list[RemoteGpu]] = {}
         self._refused: set[str] = set()
         """GPUs of other models."""
         self._ending = threading.Event()
         self._alone_at = math.inf
         """Time since which no GPU is left, by `time.monotonic`."""
-        super().__init__(self._first(), deadline_s)
+        super().__init__(self._first(), work.deadline_s)
         self._watch = threading.Thread(target=self._let_join, name="cluster", daemon=True)
         self._watch.start()
 
@@ -409,15 +427,14 @@ class ClusterGpus(GpuGroup):
             if (reply.device.name, reply.device.compute_capability) != (model.name, model.compute_capability):
                 self._refused.add(gpu)
                 continue
-            one = RemoteGpu(self._cluster, gpu, reply.device, self._workload, self._limit_s, recorded=self._recorded)
+            one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded)
             known.append(one)
             yield one
 
     def _description(self, gpu: str) -> Reply | None:
         """Return what a GPU says of itself; None if it says nothing."""
-        asked = self._cluster.send(gpu, "describe", (), workload=self._workload, deadline_s=self._limit_s)
         try:
-            return self._cluster.result(asked, _DESCRIBE_S)
+            return self._cluster.result(self._cluster.send(gpu, "describe", (), self._work), _DESCRIBE_S)
         except WorkerError:
             return None
 
@@ -459,10 +476,10 @@ def cluster_backend(kernel: Kernel, problem: Problem, settings: Settings, option
     if options.replay is not None:
         recording = open_recording(kernel, problem, options, settings.recording_folders)
         recorded = ReplayBackend(recording, replay_notice(recording, options))
-    workload = workload_of(kernel, problem, settings, options)
+    work = RemoteWork(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
     cluster = Cluster(options.scheduler, insecure=options.insecure)
     try:
-        return ClusterGpus(cluster, workload, options.run_deadline_s, recorded)
+        return ClusterGpus(cluster, work, recorded)
     except BaseException:
         cluster.close()
         raise

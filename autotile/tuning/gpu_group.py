@@ -21,6 +21,7 @@ from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished
 from autotile.tuning.gpu_comparison import GpuUse, scaled
+from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
 from autotile.workers.sanitizer import Finding
 
@@ -103,6 +104,8 @@ class GpuGroup:
     device, source, notice
         Those of the first GPU.
     """
+
+    farm: CompileFarm | None = None
 
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]

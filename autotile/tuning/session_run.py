@@ -107,7 +107,8 @@ class Session:
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
             self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
-        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=workers)
+        cores = workers + (backend.farm.slots if backend.farm is not None else 0)
+        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=cores)
         self._compile_pool = CompilePool(
             settings.cache,
             settings.cache_limit_bytes,
@@ -115,8 +116,9 @@ class Session:
             options.compile_deadline_s,
             worker_pool=worker_pool,
             timeline=self._timeline,
+            farm=backend.farm,
         )
-        self._load = LoadMeter(self._compile_pool, workers, backend.gpu_count)
+        self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = Pipeline(
             kernel,
             problem,
@@ -144,6 +146,12 @@ class Session:
     def trials(self) -> list[Trial]:
         """Newest trial of each configuration, including those of earlier sessions."""
         return self._log.trials
+
+    @property
+    def _all_notices(self) -> tuple[str, ...]:
+        """Remarks for the user, those about machines that came and went included."""
+        farm = self._backend.farm
+        return (*self._notices, *(farm.notices if farm is not None else ()), *gpu_notices(self._backend.uses))
 
     def share_stop(self, stop: StopRequest) -> None:
         """Take the user's interrupt from the main thread, before `run`."""
@@ -449,7 +457,7 @@ class Session:
             database=self._database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
-            notices=(*self._notices, *gpu_notices(self._backend.uses)),
+            notices=self._all_notices,
             tried=self._tried(finals),
             learnt_from=self._plan.learnt_from,
             not_learnt_from=self._plan.misleading_sources,
@@ -481,6 +489,6 @@ class Session:
                 gates=log.gates,
                 best=log.best,
                 last=last,
-                notices=(*self._notices, *gpu_notices(self._backend.uses)),
+                notices=self._all_notices,
             )
         )
