@@ -400,6 +400,7 @@ class ClusterGpus(GpuGroup):
         end = time.monotonic() + _FIRST_GPU_S
         while time.monotonic() < end:
             if found := list(self._arriving(None)):
+                self._cluster.compilers.look()
                 return found
             time.sleep(_POLL_S)
         present = self._cluster.look()
