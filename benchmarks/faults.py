@@ -1,11 +1,17 @@
 """Handling of failing kernels: autotile and, optionally, Kernel Tuner on the same fault kit.
 
     python benchmarks/faults.py [--only NAME ...] [--kernel-tuner] [--output faults.json]
+    python benchmarks/faults.py --gpus 2 4 [--random-kills 50] [--seed 0] [--output faults_gpus.json]
+    python benchmarks/faults.py --gpus 2 --simulated-seconds 0.1 [--random-kills 50]
 
 Each fault has its own session with four healthy configurations and one that fails. The table lists the outcome of the
 faulty configuration, whether the healthy ones and the winner are correct, and how many seconds longer the session took
 than one without a fault. Kernel Tuner runs the same five configurations with its CuPy backend in a separate process,
 which is killed after 15 seconds. Results already in the output file are kept.
+
+With ``--gpus``, sessions on several GPUs are disturbed instead: a GPU worker is killed, one GPU hangs for good, workers
+are killed at random, and kernels hang. Each is compared with the undisturbed session: one trial of each configuration,
+no trial lost, the same winner within 1 %. Simulated GPUs, whose workers replay a recording, run no hanging kernels.
 """
 
 from __future__ import annotations
@@ -18,10 +24,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fault_runs import show_runs
+from gpu_faults import run_gpu_faults
 from provenance import provenance
 from rich.console import Console
 from rich.markup import escape
@@ -36,6 +45,8 @@ from faults.fault_kit import HEALTHY, Fault, fault_kernel, read_faults  # noqa: 
 from faults.fault_session import tune_faults  # noqa: E402
 
 _LIMIT_S = 15.0
+_HANGING = ("infinite_loop", "hangs_later")
+"""Faults of the kit that several GPUs are tried with."""
 _STYLES = {"survived": "green", "as expected": "green"}
 
 
@@ -45,11 +56,19 @@ def main() -> None:
     known = {fault.name: fault for fault in read_faults()}
     parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", default=list(known))
     parser.add_argument("--kernel-tuner", action="store_true", help="compare with Kernel Tuner")
+    parser.add_argument("--gpus", nargs="+", type=int, metavar="N", help="numbers of GPUs of a session")
+    parser.add_argument("--trials", type=int, default=400, help="configurations that it tries")
+    parser.add_argument("--random-kills", type=int, default=50, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random kills")
+    parser.add_argument("--simulated-seconds", type=float, metavar="S", help="simulate the GPUs; time of a candidate")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--child", choices=[HEALTHY, *known], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(run_kernel_tuner(arguments.child)))
+        return
+    if arguments.gpus:
+        on_several(arguments, known)
         return
     earlier = json.loads(arguments.output.read_text()) if arguments.output and arguments.output.exists() else {}
     measured = {entry["fault"]: entry for entry in earlier.get("faults", [])}
@@ -67,6 +86,50 @@ def main() -> None:
             results = {"undisturbed_s": undisturbed_s, "faults": entries}
             arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
     show(entries, undisturbed_s)
+
+
+def on_several(arguments: argparse.Namespace, known: Mapping[str, Fault]) -> None:
+    """Run the faults of sessions on several GPUs; exit with 1 if something was lost."""
+    entries = []
+    for entry in faults_on_several(arguments, known):
+        entries.append(entry)
+        print(f"{entry['fault']}: {entry['verdict']}, {entry['seconds']} s", file=sys.stderr, flush=True)
+        if arguments.output:
+            arguments.output.write_text(json.dumps({**provenance(), "runs": entries}, indent=1) + "\n")
+    show_runs(entries)
+    sys.exit(any(entry["verdict"] != "nothing lost" for entry in entries))
+
+
+def faults_on_several(arguments: argparse.Namespace, known: Mapping[str, Fault]) -> Iterator[dict[str, Any]]:
+    """Yield the comparison of each run with the undisturbed one, as it ends."""
+    for count in arguments.gpus:
+        if arguments.simulated_seconds is None:
+            yield run_hanging(count, [known[name] for name in _HANGING])
+        yield from run_gpu_faults(
+            count,
+            trials=arguments.trials,
+            kills=arguments.random_kills,
+            seed=arguments.seed,
+            seconds=arguments.simulated_seconds,
+        )
+
+
+def run_hanging(count: int, faults: list[Fault]) -> dict[str, Any]:
+    """Run the kit's healthy kernels on several GPUs, with some that hang."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = tune_faults(Path(folder), *(fault.name for fault in faults), devices=tuple(range(count)))
+    complaints = [*filter(None, (fault.complaint(found.trial_of(fault.name)) for fault in faults)), *found.damage()]
+    return {
+        "gpus": count,
+        "fault": "kernels hang",
+        "injected": len(faults),
+        "trials": len(found.trials),
+        "candidates_without_a_trial": 4 + len(faults) - len(found.trials),
+        "gpus_given_up": sum(bool(use.lost) for use in found.result.gpus),
+        "seconds": round(found.seconds, 2),
+        "verdict": "; ".join(complaints) or "nothing lost",
+        "faults": [f"{fault.name}: {found.trial_of(fault.name)}" for fault in faults],
+    }
 
 
 def run_undisturbed() -> float:

@@ -1,12 +1,14 @@
 """Tuning on one and several GPUs: configurations a second, a family, and the quality after equal trials.
 
-    python benchmarks/scaling.py [--gpus 1 2 4] [--trials 300] [--points 24] [--output scaling.json]
+    python benchmarks/scaling.py [--gpus 1 2 4] [--problems large small] [--trials 300] [--points 24]
+                                 [--output scaling.json]
     python benchmarks/scaling.py --simulated 1 2 4 8 64 --seconds 0.15 [--output scaling_simulated.json]
 
-On GPUs, one problem is tuned with each number of them, in a database and a cubin cache of its own: once with a cold
-cache, where the compilers work as in a first session, and once with a warm one, where the GPUs and the parent are the
-limit. Then a family is tuned with each number. The quality is the time of each winner in one last race on the first
-GPU, over the best of all.
+On GPUs, two problems are tuned with each number of them, each session with a database and a cubin cache of its own: a
+large one, whose launches of tens of milliseconds keep a GPU busy, and a small one, where compiling takes longer than
+measuring, so that more GPUs do not help once the cores are busy. All sessions compile on all cores of the machine. Then
+a family is tuned with each number. The quality is the time of each winner in one last race on the first GPU, over the
+best of all.
 
 Simulated GPUs replay a recording, each candidate taking ``--seconds``, with compilers that take no time; every 50th GPU
 is 3 % slower. They need no GPU and measure the parent: its own time for a trial, and the trials a second.
@@ -20,20 +22,16 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from itertools import count as count_up
 from pathlib import Path
 from typing import Any
 
+from instant_compilers import InstantCompilers
 from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
-from autotile.core.model import Resources, config_key
-from autotile.cuda.compiler import CompiledFunction, CompileJob
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.core.model import config_key
 from autotile.cuda.driver import device_count
 from autotile.exchange.recording import Recording
 from autotile.families.family import parse_family
@@ -45,9 +43,9 @@ from autotile.tuning.family_session import FamilyPlan, tune_family
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
-from autotile.workers.compile_pool import Compiled
 
 KERNEL, SIZES = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}
+PROBLEMS = {"large": {"M": 8192, "N": 8192, "K": 8192}, "small": SIZES}
 FAMILY = "M=256..4096 N=2048 K=2048"
 _BUSY = 0.8
 """Share of the time from which the GPUs or the compilers are the limit."""
@@ -57,6 +55,7 @@ def main() -> None:
     """Run the benchmark, and show and write its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", nargs="+", type=int, metavar="N", help="numbers of GPUs; all powers of 2 by default")
+    parser.add_argument("--problems", nargs="*", choices=list(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--points", type=int, default=24, help="points of the family; 0 for no family")
     parser.add_argument("--family-trials", type=int, default=60)
@@ -65,8 +64,9 @@ def main() -> None:
     parser.add_argument("--sampler", default="feasible", help="search on simulated GPUs")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
-    results: dict[str, Any] = provenance() | {"kernel": KERNEL, "sizes": SIZES}
+    results: dict[str, Any] = provenance() | {"kernel": KERNEL}
     if arguments.simulated:
+        results["sizes"] = SIZES
         results["simulated"] = [
             simulate(count, arguments.trials, arguments.seconds, arguments.sampler)
             for count in sorted(arguments.simulated)
@@ -86,21 +86,22 @@ def on_gpus(counts: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of sessions and families on each number of GPUs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sessions, winners = [], []
-        for count in counts:
-            for state in ("cold", "warm"):
-                result = session(folder, count, state, arguments.trials)
-                sessions.append(figures(result, count) | {"cache": state})
+        sessions = []
+        for problem in arguments.problems:
+            entries, winners = [], []
+            for count in counts:
+                result = session(folder, problem, count, arguments.trials)
+                entries.append({"problem": problem} | figures(result, count))
                 winners.append(result)
-                print(json.dumps(sessions[-1]), file=sys.stderr, flush=True)
-        quality = race(folder, winners)
-        for entry, ratio in zip(sessions, quality, strict=True):
-            entry["loss"] = ratio
+                print(json.dumps(entries[-1]), file=sys.stderr, flush=True)
+            for entry, ratio in zip(entries, race(folder, problem, winners), strict=True):
+                entry["loss"] = ratio
+            sessions += entries
         families = []
         for count in counts if arguments.points else ():
             families.append(family(folder, count, arguments.points, arguments.family_trials))
             print(json.dumps(families[-1]), file=sys.stderr, flush=True)
-    return {"trials": arguments.trials, "sessions": sessions, "families": families}
+    return {"problems": PROBLEMS, "trials": arguments.trials, "sessions": sessions, "families": families}
 
 
 def options_for(count: int, folder: Path, **choices: Any) -> TuneOptions:
@@ -109,15 +110,14 @@ def options_for(count: int, folder: Path, **choices: Any) -> TuneOptions:
     return TuneOptions(devices=devices, database=str(folder / "tuning.db"), transfer=False, **choices)
 
 
-def session(folder: Path, count: int, state: str, trials: int) -> TuneResult:
-    """Tune the problem on a study of its own; with a warm cache, after a session that has filled it."""
+def session(folder: Path, problem: str, count: int, trials: int) -> TuneResult:
+    """Tune a problem on a study of its own, with an empty cache."""
     kernel = load_kernel(KERNEL)
-    own = folder / f"{count}-{state}"
+    own = folder / f"{problem}-{count}"
     own.mkdir()
-    cache = folder / f"cache-{count}"
-    settings = replace(read_settings(), cache=cache)
+    settings = replace(read_settings(), cache=own / "cache")
     chosen = options_for(count, own, trials=trials, spend=True, sampler="feasible")
-    return tune(kernel, resolve_problem(kernel.spec, SIZES, None), settings, chosen)
+    return tune(kernel, resolve_problem(kernel.spec, PROBLEMS[problem], None), settings, chosen)
 
 
 def figures(result: TuneResult, count: int) -> dict[str, Any]:
@@ -142,11 +142,11 @@ def figures(result: TuneResult, count: int) -> dict[str, Any]:
     }
 
 
-def race(folder: Path, results: list[TuneResult]) -> list[float | None]:
+def race(folder: Path, problem: str, results: list[TuneResult]) -> list[float | None]:
     """Race all winners on the first GPU; return the time of each over the best, less 1."""
     kernel = load_kernel(KERNEL)
     configs = {config_key(one.winner.config): one.winner.config for one in results if one.winner is not None}
-    own = folder / "race"
+    own = folder / f"{problem}-race"
     own.mkdir()
     chosen = TuneOptions(
         database=str(own / "tuning.db"),
@@ -157,7 +157,7 @@ def race(folder: Path, results: list[TuneResult]) -> list[float | None]:
         transfer=False,
     )
     seen: dict[str, float] = {}
-    tune(kernel, resolve_problem(kernel.spec, SIZES, None), read_settings(), chosen)
+    tune(kernel, resolve_problem(kernel.spec, PROBLEMS[problem], None), read_settings(), chosen)
     from autotile.database.database import Database
 
     with Database.open(own / "tuning.db") as database:
@@ -188,26 +188,6 @@ def family(folder: Path, count: int, points: int, trials: int) -> dict[str, Any]
         "seconds": round(time.monotonic() - begun, 2),
         "mean_loss": rule.mean_loss if rule is not None else None,
     }
-
-
-class InstantCompilers:
-    """Compile pool whose compilations take no time, with resources that fit."""
-
-    def __init__(self, *arguments: Any, **choices: Any) -> None:
-        self.busy_s = 0.0
-        self.begun_at = time.perf_counter()
-        self._names = count_up(1)
-
-    def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
-        """Return a compilation that has ended."""
-        self.begun_at = time.perf_counter()
-        functions = {KERNEL: CompiledFunction(KERNEL, Resources(64, 0, 0, 0, 0))}
-        done: Future[Compiled] = Future()
-        done.set_result(Compiled(CachedCubin(Path(__file__), f"{next(self._names)}", functions)))
-        return done
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def simulate(count: int, trials: int, seconds: float, sampler: str) -> dict[str, Any]:
@@ -255,14 +235,15 @@ def show(results: dict[str, Any]) -> None:
     """Print the tables."""
     console = Console()
     entries = results.get("simulated") or results["sessions"]
-    base = {entry.get("cache"): entry["per_s"] for entry in reversed(entries) if entry["gpus"] == entries[0]["gpus"]}
+    fewest = entries[0]["gpus"]
+    base = {entry.get("problem"): entry["per_s"] for entry in entries if entry["gpus"] == fewest}
     table = Table(
-        "GPUs", "cache", "trials", "search s", "a second", "times one", "GPUs busy", "cores busy", "bound", "loss"
+        "GPUs", "problem", "trials", "search s", "a second", "times one", "GPUs busy", "cores busy", "bound", "loss"
     )
     for one in entries:
         loss = f"{100 * one['loss']:.2f} %" if one.get("loss") is not None else ""
-        speed = f"{one['per_s'] / base[one.get('cache')]:.2f}"
-        row = [one["gpus"], one.get("cache", ""), one["trials"], one["search_s"], one["per_s"], speed]
+        speed = f"{one['per_s'] / base[one.get('problem')]:.2f}"
+        row = [one["gpus"], one.get("problem", ""), one["trials"], one["search_s"], one["per_s"], speed]
         busy = [f"{one['gpu_busy']:.0%}", f"{one['compilers_busy']:.0%}"]
         table.add_row(*map(str, row), *busy, one["bound"], loss)
     console.print(table)

@@ -1,8 +1,8 @@
 """Efficiency of search methods on recorded spaces.
 
     python benchmarks/search.py --data DIR [--seeds 20] [--budget 400] [--batch 1] [--methods NAME ...]
-                                [--as-session [--workers 16]] [--estimates] [--seed 0] [--work DIR] [--processes N]
-                                [--output FILE.json] [--plot FILE.svg]
+                                [--as-session [--workers 16] [--gpus 1]] [--estimates] [--seed 0] [--work DIR]
+                                [--processes N] [--output FILE.json] [--plot FILE.svg]
 
 Every ``.npz`` in the folder is a recorded space (see `search_methods.RecordedSpace`), which each method searches once
 per seed. Each run is stored as a small file in the work folder, so that an interrupted benchmark resumes. The table
@@ -56,7 +56,7 @@ def main() -> None:
     spaces.update({path.stem: RecordedSpace.read(path) for path in sorted(arguments.data.glob("*.npz"))})
     if not spaces:
         raise SystemExit(f"{arguments.data} holds no .npz: expected a folder of recorded spaces")
-    search_methods.SESSION_WORKERS = arguments.workers
+    search_methods.SESSION_WORKERS, search_methods.SESSION_GPUS = arguments.workers, arguments.gpus
     arguments.work.mkdir(parents=True, exist_ok=True)
     jobs = [(m, s, seed) for seed in seeds_of(arguments) for m in arguments.methods for s in spaces]
     missing = [job for job in jobs if not kept(arguments, *job).is_file()]
@@ -94,6 +94,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--as-session", action="store_true", help="compare with the proposals of a tuning session")
     parser.add_argument("--estimates", action="store_true", help="compare with searches that have estimated times")
     parser.add_argument("--workers", type=int, default=16, help="compile workers of the session")
+    parser.add_argument(
+        "--gpus", type=int, default=1, help="GPUs of the session; runs of each number need a --work of their own"
+    )
     parser.add_argument("--work", type=Path, default=Path("search-runs"), help="folder of the stored runs")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, help="JSON file to write")

@@ -191,6 +191,8 @@ def _autotile(
 
 SESSION_WORKERS = 16
 """Compile workers of a session; a sampler that learns asks the same with any number."""
+SESSION_GPUS = 1
+"""GPUs of a session, each of which runs one trial and has another at hand."""
 
 
 def _session(
@@ -200,7 +202,7 @@ def _session(
     from autotile.search.search import Search
     from autotile.search.shortlist import Shortlist
 
-    lookahead = lookahead_of(name, SESSION_WORKERS)
+    lookahead = lookahead_of(name, SESSION_WORKERS, SESSION_GPUS)
     estimate = recorded.estimate if estimates else None
     shortlist = Shortlist(Search(recorded.space, name, seed, ahead=lookahead.compiling, estimate=estimate), lookahead)
     trials = cache(lambda row: as_trial(recorded.space.config(row), recorded.times_ms[row]))

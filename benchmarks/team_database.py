@@ -1,128 +1,275 @@
-"""Fill a database with many trials, and time what a served look-up and a session's store take on it.
+"""Fill databases with many trials of real size, and time look-ups, stores and deletions on them.
 
-    python benchmarks/team_database.py --trials 1000000
-    python benchmarks/team_database.py --trials 10000000 --db postgresql://owner@host/empty_database --json team.json
+    python benchmarks/team_database.py --json benchmarks/results/team_database.json
+    python benchmarks/team_database.py --trials 1000000 --kinds sqlite
 
-The trials are spread over studies of 1,000 each. ``best_query`` is the query of a study's best trial, ``best_result``
-that of `Database.best` with the row parsed, ``store`` one committed trial. Times are medians and 99th percentiles in
-microseconds; ``plan`` is the query plan.
+PostgreSQL is a server of its own, from Debian's package, which flushes each commit. Each study has 1,000 trials, and
+100 studies are of one kernel. One study is stored trial by trial, and the database copies its rows for the others.
+Times are medians and 99th percentiles in microseconds. Look-ups: ``study``, the id of a key; ``best``, the best result
+of a study, parsed; ``exact``, the winner of a key, parsed; ``kernel``, the winners of all 100 problems of a kernel,
+from which the nearest is chosen; ``checks`` and ``changes``, what a serving program reads besides; ``list_kernel`` and
+``list_all``, what ``autotile list`` reads. Writes: ``store``, one committed trial; ``claim``, a claim and the trial
+that ends it; ``prune_s``, deletion of the trials of a kernel but for its winners.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sqlite3
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from sqlalchemy import func, insert, select, text
+from provenance import provenance
+from sqlalchemy import func, select, text
 
-from autotile.core.device import device_profile
-from autotile.core.model import Measurement, Outcome, Problem, Trial
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial, config_key
+from autotile.database.claims import StudyClaims
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.rows import trial_row
-from autotile.database.schema import TRIALS, now_text
+from autotile.database.retention import Criteria, clean_database
+from autotile.database.rows import append_trial, trial_row
+from autotile.database.schema import RUNS, STUDIES, TRIALS, now_text
+
+# the server is part of the tests; replace this script's folder, which comes first in the path
+sys.path[0] = str(Path(__file__).parents[1] / "tests")
+
+from postgresql_server import programs_folder, running_server  # noqa: E402
 
 STUDY_TRIALS = 1000
-BATCH_STUDIES = 20
+FINALISTS = 13
+KERNEL_STUDIES = 100
+BATCH_STUDIES = 100
+SERVER_SETTINGS = ("shared_buffers=2GB", "max_wal_size=8GB", "maintenance_work_mem=1GB")
+SLOW_REPEATS = 5
 
 
 def trial(number: int) -> Trial:
-    """Return a measured trial of a made-up configuration."""
-    time_us = 100.0 + (number * 7919) % STUDY_TRIALS
-    measured = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,) * 7)
-    return Trial({"BM": number, "BN": 64}, Outcome.OK, "", "measure", measurement=measured)
+    """Return a trial with made-up times, of the size of those of a GEMM on a GPU; each third one failed."""
+    names = ("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL")
+    config = {name: 2 ** (place % 6) for place, name in enumerate(names)} | {"MIN_BLOCKS": number}
+    if number % 3 == 2:
+        return Trial(config, Outcome.RESOURCE_EXCEEDED, "99,328 bytes of shared memory, at most 49,152", "compile")
+    time_us = 3000.0 + (number * 7919) % STUDY_TRIALS
+    samples = tuple(round(time_us * (1 + place / 10000), 4) for place in range(15))
+    return Trial(
+        config=config,
+        outcome=Outcome.OK,
+        stage="measure",
+        geometry=LaunchGeometry((32, 32, 1), (256, 1, 1), 0),
+        resources=Resources(127, 0, 0, 0, 16640),
+        occupancy=Occupancy(
+            2, 16, 0.25, ("registers",), {"threads": 8, "registers": 2, "shared_memory": 13, "blocks": 32}
+        ),
+        measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us, samples, "cold"),
+        cubin_hash=f"{number:064x}",
+        seconds={"compile": 0.26793, "load": 0.00101, "verify": 0.01234, "measure": 0.05012},
+        telemetry={
+            "max_error": 1.52587890625e-05,
+            "reference_us": 3127.264,
+            "output_digest": f"{number:032x}-{number:032x}",
+            "sm_clock_mhz": 1980,
+            "power_w": 512.5,
+            "temperature_c": 45,
+            "throttle_reasons": 0,
+            "gpu_scale": 0.99321,
+        },
+        gpu="GPU-4f3b6c1e-2a1d-4c55-9f6e-0d7a4b8e9c10",
+    )
 
 
-def fill(database: Database, trials: int) -> list[int]:
-    """Store studies with their trials, and return the studies' ids."""
+def key_of(number: int, device: DeviceProperties) -> TuningKey:
+    """Return the key of a study."""
+    problem = Problem(f"kernel_{number // KERNEL_STUDIES}", {"M": number + 1, "N": 4096, "K": 4096}, "float32")
+    return TuningKey.for_device(
+        problem,
+        device,
+        template_hash=f"{number // KERNEL_STUDIES:064x}",
+        space_hash="5" * 64,
+        options=(),
+        nvrtc_version="13.0",
+        l2_mode="cold",
+    )
+
+
+def fill(database: Database, trials: int) -> list[TuningKey]:
+    """Store the studies with their trials, and return their keys."""
     device = device_profile("h200")
-    rows = [trial_row(trial(number)) for number in range(STUDY_TRIALS)]
-    studies: list[int] = []
-    batch: list[dict[str, object]] = []
-    for number in range(max(1, trials // STUDY_TRIALS)):
-        problem = Problem("made_up", {"M": number + 1}, "float32")
-        key = TuningKey.for_device(
-            problem, device, template_hash="t", space_hash="s", options=(), nvrtc_version="13.0", l2_mode="cold"
-        )
-        study = database.study(key, device)
-        run = database.start_run(study, sampler="random")
-        position = {"study_id": study, "run_id": run, "phase": "search", "rank": None, "created_at": now_text()}
-        batch += [position | row for row in rows]
-        studies.append(study)
-        if len(batch) >= BATCH_STUDIES * STUDY_TRIALS:
-            store(database, batch)
-            batch = []
-    store(database, batch)
+    keys = [key_of(number, device) for number in range(max(1, trials // STUDY_TRIALS))]
+    first = database.study(keys[0], device)
+    run = database.start_run(first, sampler="tpe", seed=1, settings={"trials": STUDY_TRIALS})
+    searched = [trial(number) for number in range(STUDY_TRIALS - FINALISTS - 1)]
+    finalists = sorted((one for one in searched if one.measurement), key=lambda one: one.cost)[:FINALISTS]
+    database.add_trials(first, run, searched)
+    for rank, one in enumerate(finalists, 1):
+        database.add_trial(first, run, one, phase="final", rank=rank)
+    refused = replace(searched[-1], outcome=Outcome.WRONG_RESULT, reason="C[17] is 0, expected 1", measurement=None)
+    database.add_trial(first, run, refused, phase="final")
+    database.end_run(run, {"winner": "made up"})
     with database.writing() as connection:
-        connection.execute(text("ANALYZE"))
-    return studies
+        study_row = dict(connection.execute(select(STUDIES)).mappings().one())
+        run_row = dict(connection.execute(select(RUNS)).mappings().one())
+        others = [
+            {**study_row, **key.to_json(), "id": first + number, "digest": key.digest}
+            for number, key in enumerate(keys)
+            if number
+        ]
+        if others:
+            connection.execute(STUDIES.insert(), others)
+            connection.execute(RUNS.insert(), [run_row | {"id": one["id"], "study_id": one["id"]} for one in others])
+    copy_trials(database, first, len(keys))
+    settle(database)
+    return keys
 
 
-def store(database: Database, rows: list[dict[str, object]]) -> None:
-    """Insert rows of trials in one transaction, many to a statement."""
-    if rows:
+def settle(database: Database) -> None:
+    """Leave the database as it is after a while: with statistics, and its log written into its tables."""
+    if database.path is not None:
+        with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
+            for statement in ("ANALYZE", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                connection.execute(statement)
+        return
+    with database.connect().execution_options(isolation_level="AUTOCOMMIT") as server:
+        for table in ("studies", "runs"):
+            server.execute(text(f"SELECT setval('{table}_id_seq', (SELECT max(id) FROM {table}))"))
+        for statement in ("SET statement_timeout = 0", "VACUUM ANALYZE", "CHECKPOINT"):
+            server.execute(text(statement))
+        server.invalidate()  # with its setting
+
+
+def copy_trials(database: Database, first: int, studies: int) -> None:
+    """Copy the trials of the first study for the others, in the database itself."""
+    names = [column.name for column in TRIALS.c if column.name not in ("id", "study_id", "run_id")]
+    copied = ", ".join(f"trials.{name}" for name in names)
+    statement = text(
+        f"INSERT INTO trials (study_id, run_id, {', '.join(names)}) SELECT studies.id, studies.id, {copied} "
+        "FROM studies CROSS JOIN trials WHERE trials.study_id = :first AND studies.id > :after "
+        "AND studies.id <= :until ORDER BY studies.id, trials.id"
+    )
+    for after in range(first, first + studies, BATCH_STUDIES):
         with database.writing() as connection:
-            connection.execute(insert(TRIALS), rows)
+            connection.execute(statement, {"first": first, "after": after, "until": after + BATCH_STUDIES})
 
 
 def timed(action: Callable[[int], object], repeats: int) -> dict[str, float]:
     """Return the median and the 99th percentile of an action's times, in microseconds."""
     times = []
-    for number in range(repeats):
+    for number in range(-1, repeats):  # the first is not counted
         start = time.perf_counter()
         action(number)
         times.append(1e6 * (time.perf_counter() - start))
-    return {"median_us": float(np.median(times)), "p99_us": float(np.percentile(times, 99))}
+    return {"median_us": round(float(np.median(times[1:])), 1), "p99_us": round(float(np.percentile(times[1:], 99)), 1)}
 
 
-def plan(database: Database, study: int) -> list[str]:
-    """Return the query plan of a study's best result."""
-    words = "EXPLAIN QUERY PLAN" if database.path is not None else "EXPLAIN"
-    query = text(f"{words} SELECT trial_id FROM best WHERE study_id = :study")
+def look_up(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, Any]:
+    """Return the times of look-ups in a database that is open for reading."""
+    picked = [keys[number] for number in np.random.default_rng(0).integers(0, len(keys), repeats)]
+    studies = [database.find_study(key) for key in picked]
+    kernels = [key.kernel for key in picked]
+    return {
+        "study": timed(lambda number: database.find_study(picked[number]), repeats),
+        "best": timed(lambda number: database.best(study_id=studies[number]), repeats),
+        "exact": timed(lambda number: database.winner(picked[number]), repeats),
+        "kernel": timed(lambda number: database.winners(kernels[number], "float32"), SLOW_REPEATS),
+        "checks": timed(lambda number: database.checks(kernels[number], "float32"), SLOW_REPEATS),
+        "changes": timed(lambda _: database.changes(), SLOW_REPEATS),
+        "list_kernel": timed(lambda number: database.studies(kernels[number]), SLOW_REPEATS),
+        "list_all": timed(lambda _: database.studies(), 1),
+    }
+
+
+def write(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, Any]:
+    """Return the times of stores, claims and a deletion."""
+    study = database.find_study(keys[0])
+    assert study is not None
+    run = database.start_run(study, sampler="random")
+    claims = StudyClaims(study, run, _newest_trial(database))
+    fresh = [trial(STUDY_TRIALS + number) for number in range(2 * repeats + 2)]
+
+    def claim(number: int) -> None:
+        one = fresh[repeats + number + 1]
+        with database.writing() as connection:
+            assert claims.take(connection, config_key(one.config)).is_ours
+        position = {"study_id": study, "run_id": run, "phase": "search", "rank": None, "created_at": now_text()}
+        with database.writing() as connection:
+            assert claims.settle(connection, config_key(one.config))
+            append_trial(connection, position | trial_row(one))
+
+    found: dict[str, Any] = {
+        "store": timed(lambda number: database.add_trial(study, run, fresh[number + 1]), repeats),
+        "claim": timed(claim, repeats),
+    }
+    database.end_run(run)
+    start = time.perf_counter()
+    pruned = clean_database(database, keys[-1].kernel, Criteria(before=datetime.now(UTC)), dry_run=False)
+    return found | {
+        "prune_s": round(time.perf_counter() - start, 3),
+        "pruned": sum(one.deleted for one in pruned),
+    }
+
+
+def _newest_trial(database: Database) -> int:
     with database.reading() as connection:
-        return [str(row[-1]) for row in connection.execute(query, {"study": study})]
+        return int(connection.execute(select(func.max(TRIALS.c.id))).scalar_one())
+
+
+def bytes_stored(database: Database) -> int:
+    """Return the size of the database."""
+    if database.path is not None:
+        return sum(file.stat().st_size for file in database.path.parent.glob(f"{database.path.name}*"))
+    with database.reading() as connection:
+        return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+
+
+@contextmanager
+def empty_database(kind: str) -> Iterator[str]:
+    """Make an empty database, which is removed at the end; yield its location."""
+    if kind == "sqlite":
+        with tempfile.TemporaryDirectory() as folder:
+            yield str(Path(folder) / "team.db")
+        return
+    programs = programs_folder()
+    if programs is None:
+        raise SystemExit("PostgreSQL is not installed (Debian's package postgresql)")
+    with running_server(programs, SERVER_SETTINGS) as server:
+        yield server.new_database()
 
 
 def main() -> None:
     """Fill, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=1_000_000)
-    parser.add_argument("--db", help="an empty database; a temporary SQLite file unless given")
+    parser.add_argument("--trials", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument("--kinds", nargs="+", choices=("sqlite", "postgresql"), default=["sqlite", "postgresql"])
     parser.add_argument("--repeats", type=int, default=300)
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, Database.open(options.db or Path(folder) / "team.db") as database:
-        start = time.perf_counter()
-        studies = fill(database, options.trials)
-        fill_s = time.perf_counter() - start
-        picked = np.random.default_rng(0).choice(studies, options.repeats)
-        run = database.start_run(studies[0], sampler="random")
-        view = text("SELECT trial_id FROM best WHERE study_id = :study")
-
-        def look_up(number: int) -> object:
-            with database.reading() as connection:
-                return connection.execute(view, {"study": int(picked[number])}).all()
-
-        with database.reading() as connection:
-            stored = connection.execute(select(func.count()).select_from(TRIALS)).scalar_one()
-        found = {
-            "trials": stored,
-            "studies": len(studies),
-            "fill_s": fill_s,
-            "best_query": timed(look_up, options.repeats),
-            "best_result": timed(lambda number: database.best(study_id=int(picked[number])), options.repeats),
-            "store": timed(lambda number: database.add_trial(studies[0], run, trial(number)), options.repeats),
-            "plan": plan(database, studies[len(studies) // 2]),
-        }
-    document = json.dumps(found, indent=2)
-    print(document)
-    if options.json is not None:
-        options.json.write_text(document + "\n")
+    document: dict[str, Any] = {**provenance(), "study_trials": STUDY_TRIALS, "kernel_studies": KERNEL_STUDIES}
+    for kind in options.kinds:
+        document[kind] = []
+        for trials in options.trials:
+            with empty_database(kind) as location, Database.open(location) as database:
+                start = time.perf_counter()
+                keys = fill(database, trials)
+                row = {"trials": trials, "fill_s": round(time.perf_counter() - start, 1)}
+                row |= {"bytes": bytes_stored(database)}
+                reader = Database.open_readonly(location)
+                assert reader is not None
+                with reader:
+                    row |= look_up(reader, keys, options.repeats)
+                row |= write(database, keys, options.repeats)
+            document[kind].append(row)
+            print(kind, json.dumps(row, indent=1), flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 _START_S = 60.0
-_SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off", "shared_buffers=16MB")
+_SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=")
+TEST_SETTINGS = ("fsync=off", "shared_buffers=16MB")
 
 
 def programs_folder() -> Path | None:
@@ -38,20 +39,24 @@ class PostgresqlServer:
         Empty folder, which the server's user owns.
     user
         User that runs the server, which refuses root; None for this process's own.
+    settings
+        Settings of the server, each ``name=value``.
     """
 
-    def __init__(self, programs: Path, folder: Path, user: str | None) -> None:
+    def __init__(self, programs: Path, folder: Path, user: str | None, settings: Sequence[str]) -> None:
         self._programs = programs
         self._folder = folder
         self._user = user
+        self._settings = (*_SETTINGS, *settings)
         self._process: subprocess.Popen[bytes] | None = None
         self.password = secrets.token_hex(12)
         with closing(socket.create_server(("127.0.0.1", 0))) as listening:
             self.port = listening.getsockname()[1]
 
-    def url(self, role: str = "owner", database: str = "postgres", password: str = "") -> str:
+    def url(self, role: str = "owner", database: str = "postgres", *, has_password: bool = True) -> str:
         """Return the URL of a database for a role; all roles of the tests have the same password."""
-        return f"postgresql://{role}:{password or self.password}@127.0.0.1:{self.port}/{database}"
+        password = f":{self.password}" if has_password else ""
+        return f"postgresql://{role}{password}@127.0.0.1:{self.port}/{database}"
 
     def create(self) -> None:
         """Create the server's data."""
@@ -69,7 +74,7 @@ class PostgresqlServer:
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        settings = [word for setting in (*_SETTINGS, f"port={self.port}") for word in ("-c", setting)]
+        settings = [word for setting in (*self._settings, f"port={self.port}") for word in ("-c", setting)]
         die_with_parent = ["setpriv", "--pdeathsig", "INT"] if shutil.which("setpriv") else []
         log = (self._folder / "log").open("ab")
         with closing(log):
@@ -133,14 +138,14 @@ class PostgresqlServer:
 
 
 @contextmanager
-def running_server(programs: Path) -> Iterator[PostgresqlServer]:
+def running_server(programs: Path, settings: Sequence[str] = TEST_SETTINGS) -> Iterator[PostgresqlServer]:
     """Start a server with a data folder of its own, and stop it at the end."""
     user = _server_user()
     folder = Path(tempfile.mkdtemp(prefix="autotile-postgresql-"))
     try:
         if user is not None:
             shutil.chown(folder, user)
-        server = PostgresqlServer(programs, folder, user)
+        server = PostgresqlServer(programs, folder, user, settings)
         server.create()
         server.start()
         try:

@@ -18,7 +18,6 @@ from autotile.database.database import (
     location_text,
     open_existing,
     open_for_reading,
-    rows_of_kernel,
 )
 from autotile.database.engine import DamagedDatabaseError, parse_location
 from autotile.database.keys import key_differences
@@ -26,6 +25,7 @@ from autotile.database.merging import CopiedRows, MergedStudy, merge_databases, 
 from autotile.database.paths import looks_like_url
 from autotile.database.quarantine import Quarantine, quarantine_bad_rows, restore_rows
 from autotile.database.retention import CleanedStudy, Criteria, clean_database, current_versions, stored_gpu_names
+from autotile.database.studies import rows_of_kernel
 from autotile.database.upgrade import DatabaseCheck
 from autotile.database.winners import Winner
 from autotile.errors import InputError

@@ -30,6 +30,7 @@ from autotile.tuning.plan import PlannedProblem, TuningPlan, is_done, plan_text,
 from autotile.tuning.problem_queue import Job, Lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
 from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import worker_count
 
 State = Literal["tuned", "done", "failed", "left"]
 
@@ -243,7 +244,7 @@ class _PlanRun:
         Database.open(location).close()  # an error of the database comes first
         left = [number for number, place in enumerate(self._places) if not self._is_done(number, location, *place[:2])]
         interrupted = False
-        with WorkerPool() as worker_pool:
+        with WorkerPool(worker_count(self._options.workers)) as worker_pool:
             jobs = [Job(partial(self._tune, number, worker_pool), self._places[number][2]) for number in left]
             with closing(run_jobs(jobs, self._devices)) as ended:
                 for _, entry in ended:

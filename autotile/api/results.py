@@ -21,10 +21,10 @@ from autotile.api.targets import merge_sizes, named_operation, open_problem, res
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import Displayed, source_text, time_text
-from autotile.database.database import database_location, location_text, open_for_reading, rows_of_kernel
+from autotile.database.database import database_location, location_text, open_for_reading
 from autotile.database.keys import space_hash
 from autotile.database.learned_store import FamilyStore
-from autotile.database.studies import StudySummary
+from autotile.database.studies import StudySummary, rows_of_kernel
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings

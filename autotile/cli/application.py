@@ -36,6 +36,7 @@ from autotile.cli.output import (
     show_error,
     show_warning,
 )
+from autotile.database.paths import has_password
 from autotile.errors import AutotileError, DataWarning, InputError, RescuedRunError
 
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
@@ -151,6 +152,7 @@ class CommandLine(TyperGroup):
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning  # type: ignore[assignment]
                 warnings.simplefilter("always", DataWarning)  # each is raised once
+                _refuse_passwords(words)
                 return super().main(words, prog_name, complete_var, False, expand, **extra)
         except UnwrittenAnswerError:
             raise
@@ -178,6 +180,16 @@ class LazyCommandLine(CommandLine):
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Return the names of the commands, none of which is made."""
         return list(self.commands)
+
+
+def _refuse_passwords(words: Sequence[str]) -> None:
+    """Raise if a password is among the arguments, which every user of the machine can read while the command runs."""
+    if any(map(has_password, words)):
+        raise InputError(
+            "a password on the command line can be read by all users of this machine while the command runs: leave it "
+            "out of the URL, and keep it in ~/.pgpass or give it in the environment variable PGPASSWORD; a whole URL "
+            "may be given in AUTOTILE_DB, or as `database` in autotile/config.toml in ~/.config"
+        )
 
 
 @contextmanager

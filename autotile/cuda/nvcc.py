@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from autotile.cuda.headers import compile_error
 from autotile.errors import CompileError, ToolchainError
-from autotile.settings import toolkit_folders
+from autotile.settings import toolkit_folders, worker_environment
 
 if TYPE_CHECKING:
     from autotile.cuda.compiler import Compilation, CompileJob
@@ -56,7 +56,12 @@ def nvcc_version() -> str:
     nvcc = find_nvcc()
     try:
         shown = subprocess.run(
-            [str(nvcc), "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True
+            [str(nvcc), "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=True,
+            env=worker_environment(),
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ToolchainError(f"{nvcc} --version fails: {error}; {_INSTALL}") from None
@@ -111,6 +116,7 @@ def compile_with_nvcc(job: CompileJob) -> Compilation:
                 check=False,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
+                env=worker_environment(),
             )
         except OSError as error:
             raise ToolchainError(f"{arguments[0]} cannot be run: {error}") from None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, text
 
@@ -51,8 +51,11 @@ from autotile.database.studies import (
     read_best,
     read_checks,
     read_runs,
+    read_winner,
+    read_winners,
 )
 from autotile.database.upgrade import (
+    UPGRADE_TIMEOUT_S,
     DatabaseCheck,
     check_database,
     check_integrity,
@@ -61,9 +64,8 @@ from autotile.database.upgrade import (
     schema_revision,
     set_aside,
 )
-from autotile.database.winners import JSON_COLUMNS, Check
+from autotile.database.winners import JSON_COLUMNS, Check, Winner
 from autotile.errors import DatabaseError
-from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.settings import read_settings
 
 _MAX_RETRIES = 5
@@ -90,8 +92,11 @@ class Database:
         self._location = location = location.absolute() if isinstance(location, Path) else location
         self._identity = file_identity(location) if isinstance(location, Path) else None
         self._readonly = readonly
-        self._engine = engine.execution_options(**{LOCATION_OPTION: self.location})
-        self._writer = self._engine.execution_options(**WRITE_OPTIONS)
+        options = {LOCATION_OPTION: self.location}
+        # On a server a transaction that reads sees each commit anyway, and costs two round trips.
+        reads = {"isolation_level": "AUTOCOMMIT"} if isinstance(location, ServerLocation) else {}
+        self._engine = engine.execution_options(**options, **reads)
+        self._writer = engine.execution_options(**options, **WRITE_OPTIONS)
         self._process = os.getpid()
 
     @classmethod
@@ -191,7 +196,8 @@ class Database:
         engine = _engine(location, readonly=False, server_timeout_s=server_timeout_s)
         try:
             with translated_errors(location):
-                ensure_schema(engine, location)
+                is_session = server_timeout_s >= LOCK_TIMEOUT_S  # a program that is served does not wait for an upgrade
+                ensure_schema(engine, location, UPGRADE_TIMEOUT_S if is_session else server_timeout_s)
                 if isinstance(location, Path):
                     check_integrity(engine, location)
         except BaseException:
@@ -216,6 +222,11 @@ class Database:
     def path(self) -> Path | None:
         """Path of the SQLite file; None for a database on a server."""
         return self._location if isinstance(self._location, Path) else None
+
+    @property
+    def argument(self) -> str:
+        """The path, or the URL without any secret, for a command line."""
+        return self._location.argument() if isinstance(self._location, ServerLocation) else self.location
 
     def check_in_place(self) -> None:
         """Raise unless the path still leads to the file that was opened.
@@ -343,6 +354,16 @@ class Database:
         with self.reading() as connection:
             return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
 
+    def winners(self, kernel: str, dtype: str) -> list[Winner]:
+        """Return the winner of each study of a kernel, newest first, without reading the rest of its trial and run."""
+        with self.reading() as connection:
+            return read_winners(connection, kernel, dtype)
+
+    def winner(self, key: TuningKey) -> Winner | None:
+        """Return the winner of the study of a key; None if there is none."""
+        with self.reading() as connection:
+            return read_winner(connection, key)
+
     def checks(self, kernel: str, dtype: str) -> list[Check]:
         """Return the verdicts of finals and verifications on configurations that are not ranked, oldest first."""
         with self.reading() as connection:
@@ -416,10 +437,7 @@ class Database:
 def _engine(location: Location, *, readonly: bool, server_timeout_s: float) -> Engine:
     if isinstance(location, Path):
         return sqlite_engine(location, readonly=readonly)
-    return server_engine(location, server_timeout_s)
-
-
-Row = TypeVar("Row")
+    return server_engine(location, server_timeout_s, readonly=readonly)
 
 
 def database_location(database: str | Path | None) -> str | Path:
@@ -470,25 +488,3 @@ def open_existing(database: str | Path) -> Database:
         fault = f"there is no database {location}" if missing else f"{location} holds no tuning results and no tables"
         raise DatabaseError(f"{fault}; check its {'path' if isinstance(location, Path) else 'URL'}")
     return opened
-
-
-def rows_of_kernel(read: Callable[[str | None], Sequence[Row]], kernel: KernelName | None) -> Sequence[Row]:
-    """Return what a query finds for a kernel, even if the kernel's files have been deleted since.
-
-    Parameters
-    ----------
-    read
-        Query by the kernel's name; None selects all kernels.
-    kernel
-        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
-
-    Raises
-    ------
-    InputError
-        The query finds nothing under this name, and there is no such kernel either.
-    """
-    if kernel is None:
-        return read(None)
-    if held := held_kernel(kernel):
-        return read(held.name)
-    return read(str(kernel)) or read(load_kernel(kernel).name)

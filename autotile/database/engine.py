@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from autotile.core.documents import encode_json, json_cell, storable
+from autotile.core.documents import json_cell, json_text
 from autotile.database.paths import (
     EXAMPLE_CREDENTIALS,
     MASK,
@@ -85,7 +85,7 @@ _LOST = ("08", "57P0", "53300")
 """PostgreSQL's error codes of lost connections, a server that stops or starts, and one with too many connections."""
 
 _JSON_CODEC: Mapping[str, Any] = {
-    "json_serializer": lambda value: storable(encode_json(value, compact=True)),
+    "json_serializer": json_text,
     "json_deserializer": json_cell,
 }
 """Arguments of an engine: a cell that is not JSON is a fault of its row, not of the query."""
@@ -134,6 +134,11 @@ class ServerLocation:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+    def argument(self) -> str:
+        """Return the URL without its secrets, for a command line, which takes none."""
+        query = {key: value for key, value in self._url.query.items() if not is_secret(key)}
+        return self._url.set(password=None, query=query).render_as_string()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ServerLocation) and self._url == other._url
@@ -222,7 +227,7 @@ def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
     return engine
 
 
-def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S) -> Engine:
+def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *, readonly: bool = False) -> Engine:
     """Return the engine of a PostgreSQL server.
 
     Parameters
@@ -232,6 +237,9 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S) -
     timeout_s
         Timeout of connecting (at least 2 s), of each statement and of each lock, in seconds. A connection over which
         nothing comes back for as long counts as lost.
+    readonly
+        Whether it is for look-ups, whose statements are then planned once a connection: planning the view of the best
+        results takes ten times as long as reading it.
 
     Raises
     ------
@@ -248,12 +256,12 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S) -
         raise DatabaseError(f"{location} needs the Python package {error.name!r}: pip install '{package}'") from None
     except (ArgumentError, TypeError, ValueError) as error:  # a query parameter that the driver does not take
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
-    limit_statements = _statement_timeouts(url, timeout_s)
+    set_up = _session_settings(url, timeout_s, readonly=readonly)
 
     @event.listens_for(engine, "connect")
-    def limit(connection: DBAPIConnection, _: object) -> None:
+    def configure(connection: DBAPIConnection, _: object) -> None:
         with closing(connection.cursor()) as cursor:
-            cursor.execute(limit_statements)
+            cursor.execute(set_up)
         connection.commit()
 
     return engine
@@ -276,12 +284,15 @@ def _connection_timeouts(url: URL, timeout_s: float) -> dict[str, int]:
     return {name: value for name, value in timeouts.items() if name not in url.query}
 
 
-def _statement_timeouts(url: URL, timeout_s: float) -> str:
-    """Return a statement that limits those that follow; startup options would be refused by some connection poolers."""
+def _session_settings(url: URL, timeout_s: float, *, readonly: bool) -> str:
+    """Return a statement that configures a connection; startup options would be refused by some connection poolers."""
+    timeout_ms = str(math.ceil(1000 * timeout_s))
+    settings = {"statement_timeout": timeout_ms, "lock_timeout": timeout_ms}
+    if readonly:
+        settings["plan_cache_mode"] = "force_generic_plan"
     options = str(url.query.get("options", ""))
-    names = [name for name in ("statement_timeout", "lock_timeout") if name not in options]
-    settings = (f"set_config('{name}', '{math.ceil(1000 * timeout_s)}', false)" for name in names)
-    return f"SELECT {', '.join(settings) or 1}"
+    calls = (f"set_config('{name}', '{value}', false)" for name, value in settings.items() if name not in options)
+    return f"SELECT {', '.join(calls) or 1}"
 
 
 @contextmanager
@@ -289,11 +300,12 @@ def translated_errors(location: Location) -> Iterator[None]:
     """Turn errors of the driver and of SQLAlchemy into a `DatabaseError` that names a remedy."""
     try:
         yield
-    except DBAPIError as error:
-        kind_of_error = type(error.orig).__name__
-        code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", "") or kind_of_error
+    except (DBAPIError, sqlite3.Error) as error:
+        original = error.orig if isinstance(error, DBAPIError) else error
+        kind_of_error = type(original).__name__
+        code = getattr(original, "sqlite_errorname", "") or getattr(original, "sqlstate", "") or kind_of_error
         remedy = _remedy(code, location)
-        reason = str(error.orig).strip() or kind_of_error
+        reason = str(original).strip() or kind_of_error
         kind = _kind(error, code, location)
         shown = _masked(reason, location)
         cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either
@@ -305,10 +317,10 @@ def translated_errors(location: Location) -> Iterator[None]:
         raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)
 
 
-def _kind(error: DBAPIError, code: str, location: Location) -> type[DatabaseError]:
+def _kind(error: DBAPIError | sqlite3.Error, code: str, location: Location) -> type[DatabaseError]:
     if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return DamagedDatabaseError
-    if isinstance(location, Path):
+    if isinstance(location, Path) or isinstance(error, sqlite3.Error):
         return DatabaseError
     has_code = bool(getattr(error.orig, "sqlstate", ""))
     is_lost = error.connection_invalidated or code.startswith(_LOST)

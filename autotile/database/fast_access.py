@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -60,29 +60,29 @@ def _names(columns: Mapping[str, Iterable[str]]) -> str:
     return ", ".join(f"{table}.{name}" for table, names in columns.items() for name in names)
 
 
-WINNERS_SQL = f"""
+_WINNERS = f"""
     SELECT {_names(WINNER_COLUMNS)}
     FROM studies
     JOIN best ON studies.id = best.study_id
     JOIN trials ON trials.id = best.trial_id
     JOIN runs ON runs.id = trials.run_id
-    WHERE studies.kernel = ? AND studies.dtype = ?
-    ORDER BY trials.id DESC
 """
+WINNERS_SQL = f"{_WINNERS} WHERE studies.kernel = :kernel AND studies.dtype = :dtype ORDER BY trials.id DESC"
+WINNER_SQL = f"{_WINNERS} WHERE studies.digest = :digest"
 RULES_SQL = f"""
     SELECT {_names({"families": RULE_COLUMNS})}
     FROM families
-    WHERE families.learned_at IS NOT NULL AND families.kernel = ? AND families.dtype = ?
+    WHERE families.learned_at IS NOT NULL AND families.kernel = :kernel AND families.dtype = :dtype
     ORDER BY families.id DESC
 """
 CHECKS_SQL = f"""
     SELECT {_names(CHECK_COLUMNS)}
     FROM studies
     JOIN trials ON studies.id = trials.study_id
-    WHERE studies.kernel = ? AND studies.dtype = ? AND trials.phase = 'final' AND trials.rank IS NULL
+    WHERE studies.kernel = :kernel AND studies.dtype = :dtype AND trials.phase = 'final' AND trials.rank IS NULL
     ORDER BY trials.id
 """
-MODEL_SQL = "SELECT models.model FROM models WHERE operation = ? AND dtype = ? AND gpu_name = ?"
+MODEL_SQL = "SELECT models.model FROM models WHERE operation = :operation AND dtype = :dtype AND gpu_name = :gpu_name"
 """A test compares the statements with the ones that SQLAlchemy builds from the schema."""
 
 DIGESTED_SQL = f"""
@@ -102,9 +102,13 @@ CHANGES_SQL = """
     FROM studies JOIN runs ON runs.study_id = studies.id
     WHERE runs.ended_at IS NOT NULL GROUP BY studies.kernel, studies.dtype
     UNION ALL
-    SELECT studies.kernel, studies.dtype, 'verdict', count(trials.id), max(trials.id), max(trials.created_at)
-    FROM studies JOIN trials ON trials.study_id = studies.id
-    WHERE trials.phase = 'final' GROUP BY studies.kernel, studies.dtype
+    SELECT studies.kernel, studies.dtype, 'verdict', CAST(sum(finals.number) AS BIGINT), max(finals.newest),
+           max(trials.created_at)
+    FROM (SELECT study_id, count(*) AS number, max(id) AS newest FROM trials WHERE phase = 'final' GROUP BY study_id)
+         AS finals
+    JOIN studies ON studies.id = finals.study_id
+    JOIN trials ON trials.id = finals.newest
+    GROUP BY studies.kernel, studies.dtype
     UNION ALL
     SELECT kernel, dtype, 'rule', count(id), max(id), max(learned_at)
     FROM families WHERE learned_at IS NOT NULL GROUP BY kernel, dtype
@@ -152,8 +156,8 @@ def read_winners_fast(location: str, kernel: str, dtype: str) -> list[Winner] | 
         None if the database is not a readable SQLite file of the current schema, or a row does not match its schema.
     """
     try:
-        rows = _rows(location, WINNERS_SQL, kernel, dtype)
-        return None if rows is None else [_winner(row) for row in rows]
+        rows = _rows(location, WINNERS_SQL, kernel=kernel, dtype=dtype)
+        return None if rows is None else [parsed_winner(row) for row in rows]
     except DataError:
         return None
 
@@ -161,7 +165,7 @@ def read_winners_fast(location: str, kernel: str, dtype: str) -> list[Winner] | 
 def read_rules_fast(location: str, kernel: str, dtype: str) -> list[StoredRule] | None:
     """Return the rules of a kernel's families, newest first; the cases are those of `read_winners_fast`."""
     try:
-        rows = _rows(location, RULES_SQL, kernel, dtype)
+        rows = _rows(location, RULES_SQL, kernel=kernel, dtype=dtype)
         return None if rows is None else [convert(_decoded(row), RuleDocument).stored_rule() for row in rows]
     except DataError:
         return None
@@ -170,7 +174,7 @@ def read_rules_fast(location: str, kernel: str, dtype: str) -> list[StoredRule] 
 def read_model_fast(location: str, operation: str, dtype: str, gpu_name: str) -> Any:
     """Return the JSON of the model of an operation for a GPU; None if there is none, or in the cases of winners."""
     try:
-        rows = _rows(location, MODEL_SQL, operation, dtype, gpu_name)
+        rows = _rows(location, MODEL_SQL, operation=operation, dtype=dtype, gpu_name=gpu_name)
         return json_cell(rows[0]["model"]) if rows else None
     except DataError:
         return None
@@ -179,7 +183,7 @@ def read_model_fast(location: str, operation: str, dtype: str, gpu_name: str) ->
 def read_checks_fast(location: str, kernel: str, dtype: str) -> list[Check] | None:
     """Return the verdicts on unranked configurations of a kernel, oldest first; cases as for `read_winners_fast`."""
     try:
-        rows = _rows(location, CHECKS_SQL, kernel, dtype)
+        rows = _rows(location, CHECKS_SQL, kernel=kernel, dtype=dtype)
         return None if rows is None else [Check.from_row(_decoded(row)) for row in rows]
     except DataError:
         return None
@@ -197,12 +201,12 @@ def read_digested_rows_fast(location: str, study: str, config: str) -> list[dict
     return None if rows is None else [_decoded(dict(row)) for row in rows]
 
 
-def _rows(location: str, query: str, *parameters: str) -> list[dict[str, Any]] | None:
+def _rows(location: str, query: str, **parameters: str) -> list[dict[str, Any]] | None:
     rows = _tuples(location, query, parameters)
     return None if rows is None else [dict(row) for row in rows]
 
 
-def _tuples(location: str, query: str, parameters: Sequence[str] | Mapping[str, str] = ()) -> list[Any] | None:
+def _tuples(location: str, query: str, parameters: Mapping[str, str] | None = None) -> list[Any] | None:
     if looks_like_url(location):
         return None
     try:
@@ -217,7 +221,7 @@ def _tuples(location: str, query: str, parameters: Sequence[str] | Mapping[str, 
             if not _is_current(connection):
                 return None
             connection.row_factory = sqlite3.Row
-            return connection.execute(query, parameters).fetchall()
+            return connection.execute(query, parameters or {}).fetchall()
     except sqlite3.Error:
         return None
 
@@ -229,13 +233,23 @@ def _is_current(connection: sqlite3.Connection) -> bool:
     return connection.execute(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2").fetchall() == [(SCHEMA_REVISION,)]
 
 
-def _winner(row: dict[str, Any]) -> Winner:
-    return Winner.from_row(_decoded(row), _device(row["device"]))
+def parsed_winner(row: Mapping[str, Any]) -> Winner:
+    """Return the winner in a row of `WINNERS_SQL`, whose JSON columns may be text.
+
+    Raises
+    ------
+    DataError
+        It does not match the schema.
+    """
+    device = row["device"]
+    if not isinstance(device, str):
+        return Winner.from_row(row, convert(device, DeviceProperties) if device is not None else None)
+    return Winner.from_row(_decoded(row), _device(device))
 
 
-def _decoded(row: dict[str, Any]) -> dict[str, Any]:
+def _decoded(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row with the values of its JSON columns."""
-    return row | {name: json_cell(row[name]) for name in row.keys() & JSON_COLUMNS}
+    return {**row, **{name: json_cell(row[name]) for name in row.keys() & JSON_COLUMNS}}
 
 
 @lru_cache(maxsize=16)

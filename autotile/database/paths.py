@@ -64,6 +64,16 @@ def looks_like_url(location: str) -> bool:
     return any(is_secret(found[1]) for found in _PARAMETER.finditer(text))
 
 
+_ARGUMENT = re.compile(r"(?:-\w|--[\w-]+=)?(postgres.*)", re.IGNORECASE | re.DOTALL)
+"""Argument of a command line that is the location of a server, or an option with it."""
+
+
+def has_password(argument: str) -> bool:
+    """Return whether an argument of a command line is a server's URL with a password, also with one that is masked."""
+    found = _ARGUMENT.fullmatch(argument)
+    return found is not None and (MASK in found[1] or masked_location(found[1]) != found[1])
+
+
 _SQLITE = "sqlite:///"
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
     column,
     table,
+    text,
 )
 
 if TYPE_CHECKING:
@@ -132,7 +133,14 @@ TRIALS = Table(
     Column("created_at", Text, nullable=False),
     Index("trials_by_time", "study_id", "outcome", "time_us"),
     Index("trials_by_rank", "study_id", "phase", "rank"),
-    Index("trials_by_run", "run_id"),
+    Index("trials_of_run", "run_id", "id"),
+    Index(
+        "trials_of_finals",
+        "study_id",
+        "id",
+        sqlite_where=text("phase = 'final'"),
+        postgresql_where=text("phase = 'final'"),
+    ),
 )
 """One row for each trial. ``config`` keeps the order of the parameters; ``config_key`` is canonical, for look-ups."""
 

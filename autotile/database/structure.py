@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0008"
 """The newest migration. Revisions are four-digit numbers in order, so that a newer database can be recognized."""
 
 VERSION_TABLE = "autotile_schema"
@@ -26,6 +26,7 @@ VIEW_DIGESTS: Mapping[str, str] = {
     "0005": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
     "0006": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
     "0007": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
+    "0008": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
 }
 """SHA-256 of the text of the view, with single spaces, after each migration; a test compares them."""
 

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, func, literal_column, select, update
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Label,
+    ScalarSelect,
+    Select,
+    Table,
+    case,
+    func,
+    literal_column,
+    select,
+    text,
+    update,
+)
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Moment, Name, Whole, convert
+from autotile.core.documents import Moment, Name, TimeUs, Whole, convert
 from autotile.core.model import Config, Outcome, Trial, config_key
+from autotile.database.fast_access import WINNER_SQL, WINNERS_SQL, parsed_winner
 from autotile.database.keys import TuningKey
 from autotile.database.rows import (
     BadRow,
     BadRowError,
     Row,
     StoredTrial,
+    Value,
     bad_row,
     parse_row,
     parsed_rows,
@@ -28,6 +44,7 @@ from autotile.database.rows import (
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.winners import CHECK_COLUMNS, WINNER_COLUMNS, Check, Winner
 from autotile.errors import DataError
+from autotile.kernel.library import KernelName, held_kernel, load_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,36 +145,55 @@ def stored_study(row: Row) -> StoredStudy:
 
 def list_studies(connection: Connection, kernel: str | None) -> list[StudySummary]:
     """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
-    searched, configurations = TRIALS.c.phase == "search", func.count(TRIALS.c.config_key.distinct())
-    counts = (
-        select(
-            TRIALS.c.study_id,
-            configurations.filter(searched).label("trials"),
-            configurations.filter(searched, TRIALS.c.outcome == "ok").label("ok"),
-            func.max(TRIALS.c.created_at).label("last_at"),
-        )
-        .group_by(TRIALS.c.study_id)
-        .subquery()
-    )
-    runs = select(func.count()).where(RUNS.c.study_id == STUDIES.c.id).scalar_subquery().label("runs")
-    query = (
-        select(
-            STUDIES,
-            runs,
-            func.coalesce(counts.c.trials, 0).label("trials"),
-            func.coalesce(counts.c.ok, 0).label("ok"),
-            counts.c.last_at,
-        )
-        .outerjoin(counts, counts.c.study_id == STUDIES.c.id)
-        .order_by(STUDIES.c.kernel, STUDIES.c.id)
-    )
+    query = select(STUDIES, *_study_counts()).order_by(STUDIES.c.kernel, STUDIES.c.id)
     if kernel is not None:
         query = query.where(STUDIES.c.kernel == kernel)
-    winners = {best.study_id: best.trial for best in read_best(connection, kernel)}
+    winners = _best_times(connection, kernel)
     return parsed_rows(connection, query, lambda row: _summary(row, winners.get(row["id"])))
 
 
-def _summary(row: Row, best: Trial | None) -> StudySummary:
+def _study_counts() -> Iterator[Label[Any]]:
+    """Yield the numbers of runs and of configurations of a study, and the time of its newest trial.
+
+    A run tries no configuration twice. So the trials of a study with one run are counted in the indexes: to compare
+    configurations, each row of the table would have to be read.
+    """
+
+    def count(*conditions: ColumnElement[bool], distinct: bool = False) -> ScalarSelect[int]:
+        number = func.count(TRIALS.c.config_key.distinct()) if distinct else func.count()
+        return select(number).where(TRIALS.c.study_id == STUDIES.c.id, *conditions).scalar_subquery()
+
+    searched, is_ok = TRIALS.c.phase == literal_column("'search'"), TRIALS.c.outcome == "ok"
+    is_final = TRIALS.c.phase == literal_column("'final'")
+    runs = select(func.count()).where(RUNS.c.study_id == STUDIES.c.id).scalar_subquery()
+    newest = select(func.max(TRIALS.c.id)).where(TRIALS.c.run_id == RUNS.c.id).scalar_subquery()
+    last = select(func.max(newest)).where(RUNS.c.study_id == STUDIES.c.id).scalar_subquery()
+    yield runs.label("runs")
+    yield case((runs == 1, count(searched)), else_=count(searched, distinct=True)).label("trials")
+    ok = count(is_ok) - count(is_final, is_ok)
+    yield case((runs == 1, ok), else_=count(searched, is_ok, distinct=True)).label("ok")
+    yield select(TRIALS.c.created_at).where(TRIALS.c.id == last).scalar_subquery().label("last_at")
+
+
+class _BestTime(msgspec.Struct):
+    config: Config
+    time_us: TimeUs
+
+
+def _best_times(connection: Connection, kernel: str | None) -> dict[int, _BestTime]:
+    """Return configuration and time of the best trial of each study, by the id of the study."""
+    query = select(BEST.c.study_id, TRIALS.c.config, TRIALS.c.time_us).join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
+    if kernel is not None:
+        query = query.join(STUDIES, STUDIES.c.id == BEST.c.study_id).where(STUDIES.c.kernel == kernel)
+    rows = connection.execute(query).all()
+    try:
+        return {study: convert({"config": config, "time_us": time}, _BestTime) for study, config, time in rows}
+    except DataError:  # `read_best` names the bad rows, and takes the next best
+        found = {best.study_id: best.trial for best in read_best(connection, kernel)}
+        return {study: _BestTime(one.config, one.time_us) for study, one in found.items() if one.time_us is not None}
+
+
+def _summary(row: Row, best: _BestTime | None) -> StudySummary:
     study = stored_study(row)
     try:
         last_at = convert(row["last_at"], datetime) if row["last_at"] is not None else None
@@ -221,7 +257,7 @@ def best_query(*selected: ColumnElement[Any] | Table) -> Select[Any]:
 
 def read_best(
     connection: Connection,
-    kernel: str | None,
+    kernel: str | None = None,
     *,
     dtype: str | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -235,12 +271,30 @@ def read_best(
         (STUDIES.c.gpu_name, gpu_name),
         (STUDIES.c.id, study_id),
     )
-    query = best_query(STUDIES, TRIALS, RUNS)
-    query = query.where(*(column == value for column, value in filters if value is not None))
+    query = _BEST_ROWS.where(*(column == value for column, value in filters if value is not None))
     bad: list[BadRow] = []
-    found = [best for row in connection.execute(query).mappings().all() if (best := _best(connection, row, bad))]
+    found = [best for row in connection.execute(query).all() if (best := _best(connection, row, bad))]
     warn_of(connection, bad)
     return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
+
+
+def read_winners(connection: Connection, kernel: str, dtype: str) -> list[Winner]:
+    """Return the winner of each study of a kernel, newest first."""
+    rows = connection.execute(text(WINNERS_SQL), {"kernel": kernel, "dtype": dtype}).mappings()
+    try:
+        return [parsed_winner(dict(row)) for row in rows]
+    except DataError:  # `read_best` names the bad row, and takes the next best
+        return [best.winner for best in read_best(connection, kernel, dtype=dtype)]
+
+
+def read_winner(connection: Connection, key: TuningKey) -> Winner | None:
+    """Return the winner of the study of a key; None if there is none."""
+    rows = connection.execute(text(WINNER_SQL), {"digest": key.digest}).mappings().all()
+    try:
+        return parsed_winner(dict(rows[0])) if rows else None
+    except DataError:
+        study_id = find_study(connection, key)
+        return next((best.winner for best in read_best(connection, study_id=study_id)), None)
 
 
 def _selection(columns: Mapping[str, tuple[str, ...]]) -> tuple[ColumnElement[Any], ...]:
@@ -278,15 +332,19 @@ def _check(row: Row) -> Check:
         raise bad_row("trials", row["id"], error) from None
 
 
-def _best(connection: Connection, row: RowMapping, bad: list[BadRow]) -> StoredBest | None:
-    """Return the best result in a row of `best_query`, or the next best of its study if the row cannot be used."""
+_BEST_ROWS = best_query(STUDIES, TRIALS, RUNS)  # a statement of so many columns takes longer to build than to run
+
+
+def _best(connection: Connection, row: Sequence[Any], bad: list[BadRow]) -> StoredBest | None:
+    """Return the best result in a row of `_BEST_ROWS`, or the next best of its study if the row cannot be used."""
+    study_row, trial_row, run_row = _rows_of_tables(row, (STUDIES, TRIALS, RUNS))
     try:
-        study = stored_study(_columns_of(STUDIES, row))
+        study = stored_study(study_row)
     except BadRowError as error:
         bad.append(error.row)
         return None
     try:
-        return _stored_best(study, stored_trial(_columns_of(TRIALS, row)), stored_run(_columns_of(RUNS, row)))
+        return _stored_best(study, stored_trial(trial_row), stored_run(run_row))
     except BadRowError as error:
         bad.append(error.row)
         return _next_best(connection, study, bad)
@@ -321,5 +379,32 @@ def _stored_best(study: StoredStudy, stored: StoredTrial, run: StoredRun) -> Sto
     return StoredBest(study.study_id, winner, trial, stored.phase == "final", run)
 
 
-def _columns_of(table: Table, row: RowMapping) -> dict[str, Any]:
-    return {str(column.name): row[column] for column in table.c}
+def _rows_of_tables(row: Sequence[Any], tables: Sequence[Table]) -> Iterator[dict[str, Any]]:
+    """Split a row of all columns of several tables."""
+    start = 0
+    for table in tables:
+        names = [str(name) for name in table.c.keys()]  # noqa: SIM118 - plain strings, which a schema needs
+        yield dict(zip(names, row[start : start + len(names)], strict=True))
+        start += len(names)
+
+
+def rows_of_kernel(read: Callable[[str | None], Sequence[Value]], kernel: KernelName | None) -> Sequence[Value]:
+    """Return what a query finds for a kernel, even if the kernel's files have been deleted since.
+
+    Parameters
+    ----------
+    read
+        Query by the kernel's name; None selects all kernels.
+    kernel
+        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
+
+    Raises
+    ------
+    InputError
+        The query finds nothing under this name, and there is no such kernel either.
+    """
+    if kernel is None:
+        return read(None)
+    if held := held_kernel(kernel):
+        return read(held.name)
+    return read(str(kernel)) or read(load_kernel(kernel).name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import CreateTable
 
-from autotile.database.engine import WRITE_OPTIONS, DamagedDatabaseError, Location
+from autotile.database.engine import LOCK_TIMEOUT_S, WRITE_OPTIONS, DamagedDatabaseError, Location
 from autotile.database.migrations import BEST_VIEW
 from autotile.database.paths import file_identity
 from autotile.database.quarantine import find_bad_rows
@@ -45,12 +46,22 @@ _MIGRATIONS = Path(__file__).with_name("migrations")
 _MAX_CHECKED_BYTES = 64 * 2**20
 """Files up to this size are checked when they are opened for writing, which takes about 1 ms per MiB."""
 
+UPGRADE_TIMEOUT_S = 600.0
+"""Timeout of an upgrade by a command, in seconds."""
+
 _LOCK_KEY = 0x6175746F74696C65
 """Key of the PostgreSQL advisory lock that is held while migrating: "autotile" in ASCII."""
 
 
-def ensure_schema(engine: Engine, location: Location) -> None:
+def ensure_schema(engine: Engine, location: Location, timeout_s: float = UPGRADE_TIMEOUT_S) -> None:
     """Create the tables, or run the migrations that an older database lacks, in one transaction.
+
+    Of several processes at the same time, one does it, and the others wait for it.
+
+    Parameters
+    ----------
+    timeout_s
+        Timeout of waiting for another process that does it, and on a server of each statement, in seconds.
 
     Raises
     ------
@@ -60,14 +71,39 @@ def ensure_schema(engine: Engine, location: Location) -> None:
     with engine.connect() as connection:
         if is_current(connection, location):
             return
-    with engine.execution_options(**WRITE_OPTIONS).begin() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+    with engine.execution_options(**WRITE_OPTIONS).connect() as connection, _turn(connection, timeout_s):
         if not is_current(connection, location):  # another process may have been first
             if schema_revision(connection, location) is None:
                 _create(connection)
             else:
                 _migrate(connection)
+
+
+@contextmanager
+def _turn(connection: Connection, timeout_s: float) -> Iterator[None]:
+    """Begin the transaction of an upgrade when no other process upgrades.
+
+    It may take far longer than the statements of a session: an index of ten million trials takes half a minute. The
+    locks on tables that others use are waited for no longer than by a session, since everyone else waits behind them.
+    """
+    if connection.dialect.name == "postgresql":
+        with connection.begin():
+            lock_timeout = connection.execute(text("SHOW lock_timeout")).scalar_one()
+            set_local = text("SELECT set_config(:name, :value, true)")
+            for name in ("statement_timeout", "lock_timeout"):
+                connection.execute(set_local, {"name": name, "value": f"{math.ceil(1000 * timeout_s)}"})
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+            connection.execute(set_local, {"name": "lock_timeout", "value": lock_timeout})
+            yield
+        return
+    file = connection.connection.cursor()
+    file.execute(f"PRAGMA busy_timeout={math.ceil(1000 * timeout_s)}")
+    try:
+        with connection.begin():
+            yield
+    finally:
+        file.execute(f"PRAGMA busy_timeout={math.ceil(1000 * LOCK_TIMEOUT_S)}")
+        file.close()
 
 
 def is_current(connection: Connection, location: Location) -> bool:

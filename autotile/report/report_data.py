@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from autotile.core.frozen import dataclass
 from autotile.core.model import Problem, Trial
 from autotile.core.text import plural, sizes_text, source_text
-from autotile.database.database import Database, rows_of_kernel
+from autotile.database.database import Database
 from autotile.database.keys import key_text
 from autotile.database.learned_store import FamilyStore
-from autotile.database.studies import StudySummary
+from autotile.database.studies import StudySummary, rows_of_kernel
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.kernel.library import KernelName

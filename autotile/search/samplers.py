@@ -43,7 +43,9 @@ _PER_MEASURED = 2
 _MIN_DELAY = 2
 """Minimum number of trials that begin while a candidate compiles, where candidates are ranked."""
 _MAX_LACK = 1 / 6
-"""Maximum share of the results that a choice among them lacks, beyond that minimum."""
+"""Maximum share of the results that a choice among them lacks, beyond that minimum; as often with several GPUs."""
+_MAX_LACK_OF_ALL = 1 / 2
+"""The same with any number of GPUs."""
 _MAX_PER_TRIAL = 8
 """Maximum number of candidates proposed per trial."""
 _QUEUED = 1
@@ -69,7 +71,8 @@ class Lookahead:
 
     Where candidates are ranked, a proposal lacks at most a sixth of the results when it can first be chosen: few trials
     begin between its nomination and its choice at first, and more as the model learns less from each. What the compile
-    workers would wait for then, they spend on more candidates to choose among.
+    workers would wait for then, they spend on more candidates to choose among. Several GPUs begin as many times more
+    trials while a candidate compiles, and a proposal lacks as many times more results, though at most half of them.
 
     Attributes
     ----------
@@ -83,12 +86,15 @@ class Lookahead:
         these.
     max_waiting
         Maximum number of compiled candidates that wait.
+    gpus
+        Number of GPUs.
     """
 
     compiling: int
     per_measured: int = 1
     queued: int = 0
     max_waiting: int = _MAX_WAITING
+    gpus: int = 1
 
     @property
     def ranks(self) -> bool:
@@ -110,7 +116,8 @@ class Lookahead:
 
     def _delay(self, begun: int) -> int:
         """Number of trials that begin between the nomination of a candidate and the first choice of it."""
-        return min(max(_MIN_DELAY, int(_MAX_LACK * begun)), max(1, self.compiling // self.per_measured))
+        lack = int(min(_MAX_LACK * self.gpus, _MAX_LACK_OF_ALL) * begun)
+        return min(max(_MIN_DELAY * self.gpus, lack), max(1, self.compiling // self.per_measured))
 
     def _together(self, begun: int) -> int:
         """Number of trials for which candidates are nominated together.
@@ -130,7 +137,7 @@ class Lookahead:
 def _nominated(lookahead: Lookahead, size: int) -> list[int]:
     """Return `Lookahead.nominated` for up to ``size`` trials."""
     uninformed = _UNINFORMED + lookahead.queued
-    counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY)] * uninformed
+    counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY * lookahead.gpus)] * uninformed
     begun = len(counts)
     while len(counts) < size:
         together = lookahead._together(begun)
@@ -350,8 +357,7 @@ def lookahead_of(name: str, workers: int, gpu_count: int = 1) -> Lookahead:
         lookahead = replace(lookahead, compiling=compiling, queued=_QUEUED)
     if gpu_count == 1 or lookahead.compiling == 1:  # one that waits for each result cannot use another GPU
         return lookahead
-    compiling = lookahead.compiling * (gpu_count + 1) // 2
-    return replace(lookahead, compiling=compiling, queued=2 * gpu_count - 1)
+    return replace(lookahead, compiling=lookahead.compiling * gpu_count, queued=2 * gpu_count - 1, gpus=gpu_count)
 
 
 def resolve_sampler(

@@ -35,6 +35,7 @@ from autotile.tuning.problem_queue import Job, Lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -253,7 +254,7 @@ def tune_family(
     device, points = family_points(kernel, family, dtype, settings, options, count=plan.points)
     with (
         Database.open(settings.database if options.database is None else options.database) as database,
-        WorkerPool() as worker_pool,
+        WorkerPool(worker_count(options.workers)) as worker_pool,
     ):
         session = _FamilySession(
             kernel, family, dtype, settings, options, plan, observe, device, points, database, worker_pool

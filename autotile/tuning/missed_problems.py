@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import Database, open_for_reading, rows_of_kernel
+from autotile.database.database import Database, open_for_reading
 from autotile.database.keys import space_hash
 from autotile.database.learned_store import FamilyStore
 from autotile.database.misses import MissCost, MissCostEstimator, StoredMiss, study_times
+from autotile.database.studies import rows_of_kernel
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem

@@ -178,7 +178,7 @@ def tune_operation_family(
     from autotile.database.database import Database
 
     location = settings.database if options.database is None else options.database
-    with Database.open(location) as database, WorkerPool() as worker_pool:
+    with Database.open(location) as database, WorkerPool(worker_count(options.workers)) as worker_pool:
         pool = CompilePool(
             settings.cache,
             settings.cache_limit_bytes,

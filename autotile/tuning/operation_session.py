@@ -33,6 +33,7 @@ from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
 from autotile.tuning.stopping import StopRequest
 from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -157,7 +158,7 @@ def tune_operation(
 
     with (
         Database.open(settings.database if options.database is None else options.database) as database,
-        WorkerPool() as worker_pool,
+        WorkerPool(worker_count(options.workers)) as worker_pool,
     ):
         session = _OperationSession(
             operation,

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.stopping import StopRequest
-from autotile.workers.compile_pool import worker_count
 
 Result = TypeVar("Result")
 Ended_co = TypeVar("Ended_co", covariant=True)
@@ -29,14 +28,11 @@ class Lane:
     ----------
     devices
         CUDA indices of its GPUs; of simulated ones in replay.
-    share
-        Its part of all GPUs, and so of the cores, 0 to 1.
     stop
         The user's interrupt, which all sessions share; None in the main thread, whose session takes it itself.
     """
 
     devices: tuple[int, ...]
-    share: float = 1.0
     stop: StopRequest | None = None
 
     def options(self, options: TuneOptions) -> TuneOptions:
@@ -44,11 +40,8 @@ class Lane:
         if not self.devices:
             return options
         several = self.devices if len(self.devices) > 1 else ()
-        workers = options.workers
-        if self.share < 1:
-            workers = max(1, round(self.share * worker_count(options.workers)))
         index = options.device_index if options.replay is not None else self.devices[0]
-        return replace(options, devices=several, device_index=index, workers=workers)
+        return replace(options, devices=several, device_index=index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +107,7 @@ def _run_parallel(
     threads: dict[int, threading.Thread] = {}
 
     def begin(number: int, taken: tuple[int, ...]) -> None:
-        lane = Lane(taken, len(taken) / len(devices), stop)
+        lane = Lane(taken, stop)
 
         def work() -> None:
             outcome: Result | BaseException

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
@@ -183,6 +184,11 @@ class Child:
         """Process id."""
         return self._process.pid
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has no reply, which another thread may wait for."""
+        return bool(self._outstanding)
+
     def request(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         """Send a request and wait for its reply.
 
@@ -230,7 +236,7 @@ class Child:
         """
         stage, line = "", b""
         with self._lock:
-            sent = self._outstanding.popleft()
+            sent = self._outstanding[0]
             try:
                 if sent.error is not None:
                     raise sent.error
@@ -241,6 +247,7 @@ class Child:
                     if answer.id != sent.number or (answer.reply is None) == (answer.stage is None):
                         raise ValueError("not a reply to this request")
                     if answer.reply is not None:
+                        self._outstanding.popleft()
                         self._replied_at = time.monotonic()
                         return answer.reply
                     stage, line = answer.stage or "", b""
@@ -342,12 +349,32 @@ class WorkerPool:
     A worker must not depend on its earlier requests: a GPU worker sets up each new problem from scratch, and the same
     problem too if its data were corrupted; a compile worker keeps its cubin cache only. Both keep the memory limit of
     their first request.
+
+    Parameters
+    ----------
+    compilers
+        Compilations at the same time of all sessions that share the pool; None for no limit but their own. Each of them
+        may so use all cores while the others start, measure or end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compilers: int | None = None) -> None:
+        self._semaphore = threading.BoundedSemaphore(compilers) if compilers is not None else None
         self._idle: dict[tuple[str, str], list[Child]] = {}
         self._lock = threading.Lock()
         self._closed = False
+
+    @property
+    def compile_slots(self) -> AbstractContextManager[object]:
+        """Entered while something is compiled; waits for a slot."""
+        return self._semaphore if self._semaphore is not None else nullcontext()
+
+    def has_compile_slot(self) -> bool:
+        """Return whether a compilation would not have to wait for a slot."""
+        if self._semaphore is None:
+            return True
+        if is_free := self._semaphore.acquire(blocking=False):
+            self._semaphore.release()
+        return is_free
 
     def acquire(self, module: str, place: str = "") -> Child:
         """Return a child that runs a module at a place: an idle one, or a new one if there is none.

@@ -274,9 +274,9 @@ class Gpu:
         child, self._child = self._child, None
         if child is None:
             return
-        if self._sent or self._device is None:
+        if child.is_busy:
             child.kill()
-        elif self._worker_pool is not None and self._device is not None:  # without a device, `open` may be pending
+        elif self._worker_pool is not None:
             self._worker_pool.release(child)
         else:
             child.close()
@@ -380,7 +380,7 @@ class Gpu:
             try:
                 self._wait_until_open()
             except (InputError, ToolchainError):
-                if not left:
+                if not left or self._is_closed:
                     raise
                 time.sleep(_OPEN_RETRY_S)
             else:

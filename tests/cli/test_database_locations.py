@@ -66,7 +66,11 @@ def test_an_error_shows_no_password_and_leaves_nothing(
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_the_path_of_a_database_shows_no_password(run: Callable[..., Any], location: str) -> None:
-    answer = run("db", "path", "--db", location)
+def test_the_path_of_a_database_shows_no_password(
+    run: Callable[..., Any], location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTILE_DB", location)
+    answer = run("db", "path")
     assert SECRET not in answer.out + answer.err
     assert answer.code == (0 if location.startswith(("postgresql://u@", "postgresql://u:")) and "@" in location else 2)
+    assert run("db", "path", "--db", location).code == 2

@@ -296,7 +296,8 @@ def test_a_file_that_is_no_database_is_left_alone(run, tmp_path):
     assert path.read_text() == "not a database"
 
 
-def test_where_the_database_is(run, tmp_path):
+def test_where_the_database_is(run, tmp_path, monkeypatch):
     assert run("db", "path").out == f"{tmp_path / 'tuning.db'}\n"
     assert run("db", "path", "--json").document == {"database": str(tmp_path / "tuning.db")}
-    assert "secret" not in run("db", "path", "--db", "postgresql://me:secret@host/tuning").out
+    monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:secret@host/tuning")
+    assert run("db", "path").out == "postgresql+psycopg://me:***@host/tuning\n"

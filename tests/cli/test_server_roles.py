@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,11 +36,12 @@ def roles(postgresql: PostgresqlServer) -> Iterator[PostgresqlServer]:
 
 
 @pytest.fixture
-def url(roles: PostgresqlServer, tune: Any) -> Callable[[str], str]:
+def url(roles: PostgresqlServer, tune: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Return a function that returns the URL of a role; the owner has created the tables, and the tuner has tuned."""
+    monkeypatch.setenv("PGPASSWORD", roles.password)
 
     def of_role(name: str) -> str:
-        return roles.url(f"autotile_{name}", "team")
+        return roles.url(f"autotile_{name}", "team", has_password=False)
 
     Database.open(of_role("owner")).close()
     answer = tune(f"--db={of_role('tuner')}", "--trials=6", "--json")
@@ -75,8 +79,8 @@ def test_what_a_role_may_not_do_is_said_without_its_password(
     for words in (
         ("tune", "matmul_naive", "M=64", "N=64", "K=64", "--replay", f"--db={url('reader')}"),
         ("clean", "--older-than", "0d", f"--db={url('reader')}"),
-        ("list", f"--db={roles.url('nobody_here', 'team')}"),
-        ("list", f"--db={roles.url('autotile_reader', 'no_such_database')}"),
+        ("list", f"--db={roles.url('nobody_here', 'team', has_password=False)}"),
+        ("list", f"--db={roles.url('autotile_reader', 'no_such_database', has_password=False)}"),
         ("list", f"--db={url('reader')}&bad=option"),
         ("list", f"--db={url('reader')}?bad=option"),
     ):
@@ -98,6 +102,9 @@ def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url: s
             config = Config(attributes={"connection": connection})
             config.set_main_option("script_location", str(upgrade._MIGRATIONS))
             command.stamp(config, "0006", purge=True)
+            for index in ("trials_of_run", "trials_of_finals"):
+                connection.execute(text(f"DROP INDEX {index}"))
+            connection.execute(text("CREATE INDEX trials_by_run ON trials (run_id)"))
             connection.execute(text("DROP TABLE claims"))
             connection.execute(text("ALTER TABLE trials DROP COLUMN gpu"))
         with plain.begin() as holder:
@@ -110,6 +117,56 @@ def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url: s
     with Database.open(server_url) as database:
         assert database.check().ok
         assert database.check().revision == upgrade.SCHEMA_REVISION
+
+
+@pytest.mark.parametrize("option", [("--db", "{}"), ("--db={}",), ("-o", "{}")], ids=" ".join)
+@pytest.mark.parametrize("query", ["", "?password=s3cret", "?sslpassword=s3cret"])
+def test_a_password_on_the_command_line_is_refused(run: Any, option: tuple[str, ...], query: str) -> None:
+    url = f"postgresql://me{'' if query else ':s3cret'}@127.0.0.1:1/name{query}"
+    answer = run("merge", "a.db", *(word.format(url) for word in option), "--json")
+    assert answer.code == 2
+    for alternative in ("~/.pgpass", "PGPASSWORD", "AUTOTILE_DB", "config.toml"):
+        assert alternative in answer.document["error"]["message"]
+    assert "s3cret" not in answer.out + answer.err
+
+
+def test_no_process_of_a_session_shows_the_password(
+    roles: PostgresqlServer, server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTILE_DB", server_url)
+    monkeypatch.setenv("PGPASSWORD", roles.password)
+    monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))  # so that a worker has something to compile
+    words = [sys.executable, "-m", "autotile", "tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--replay"]
+    shown: dict[int, str] = {}
+    with subprocess.Popen([*words, "--trials=2", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as session:
+        while session.poll() is None:
+            shown |= _shown_of_children(session.pid)
+            assert roles.password not in _read(session.pid, "cmdline")
+            time.sleep(0.005)
+        output = str(session.communicate())
+    assert session.returncode == 0, output
+    assert roles.password not in output
+    assert any("autotile.workers." in text for text in shown.values())
+    assert not [text for text in shown.values() if roles.password in text]
+
+
+def _shown_of_children(parent: int) -> dict[int, str]:
+    """Return the arguments of each descendant of a process, and the environment of those that are autotile's."""
+    found: dict[int, str] = {}
+    threads = Path(f"/proc/{parent}/task").glob("*")
+    for child in [int(one) for thread in threads for one in _read(parent, f"task/{thread.name}/children").split()]:
+        found[child] = _read(child, "cmdline")
+        if "autotile.workers." in found[child]:
+            found[child] += _read(child, "environ")
+        found |= _shown_of_children(child)
+    return found
+
+
+def _read(process: int, name: str) -> str:
+    try:
+        return (Path("/proc") / str(process) / name).read_bytes().decode(errors="replace")
+    except OSError:  # it has ended
+        return ""
 
 
 def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch) -> None:

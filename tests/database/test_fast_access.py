@@ -1,5 +1,6 @@
 """Reading without an SQL engine returns what the database returns."""
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -55,11 +56,15 @@ def _statement(query: Select[Any]) -> str:
     return " ".join(str(query.compile(dialect=sqlite.dialect())).replace(chr(34), "").split())  # it quotes "key"
 
 
+def _anonymous(statement: str) -> str:
+    return " ".join(re.sub(r":\w+", "?", statement).split())
+
+
 def test_the_statements_are_those_of_the_schema() -> None:
     winners = best_query(*WINNER_SELECTION).where(STUDIES.c.kernel == "k", STUDIES.c.dtype == "float32")
-    assert " ".join(WINNERS_SQL.split()) == _statement(winners)
-    assert " ".join(RULES_SQL.split()) == _statement(rules_query("k", "float32"))
-    assert " ".join(CHECKS_SQL.split()) == _statement(checks_query("k", "float32"))
+    assert _anonymous(WINNERS_SQL) == _statement(winners)
+    assert _anonymous(RULES_SQL) == _statement(rules_query("k", "float32"))
+    assert _anonymous(CHECKS_SQL) == _statement(checks_query("k", "float32"))
 
 
 def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> None:

@@ -10,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, create_engine, inspect, text, update
+from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
@@ -29,8 +29,8 @@ NEWER = '''
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
-down_revision = "0007"
+revision = "0009"
+down_revision = "0008"
 
 
 def upgrade() -> None:
@@ -54,6 +54,14 @@ def test_the_migrations_make_the_declared_tables(migrated: Engine) -> None:
     migrated.dispose()
 
 
+def _indexes(found: Inspector, table: str) -> list[dict[str, Any]]:
+    """Return the indexes of a table, their conditions as text."""
+    return [
+        {**one, "dialect_options": {name: str(value) for name, value in one["dialect_options"].items()}}
+        for one in found.get_indexes(table)
+    ]
+
+
 def structure_of(engine: Engine) -> dict[str, Any]:
     """Return the columns, keys and indexes of each table, the text of each view, and the revision."""
     found = inspect(engine)
@@ -67,8 +75,8 @@ def structure_of(engine: Engine) -> dict[str, Any]:
     keys = {
         table: [found.get_pk_constraint(table), found.get_foreign_keys(table)]
         + [
-            sorted(each, key=lambda one: str(one["name"]))
-            for each in (found.get_indexes(table), found.get_unique_constraints(table))
+            sorted(({name: str(value) for name, value in one.items()} for one in each), key=lambda one: one["name"])
+            for each in (_indexes(found, table), found.get_unique_constraints(table))
         ]
         for table in columns
     }
@@ -85,7 +93,7 @@ def test_the_declared_revision_is_the_newest_migration() -> None:
     config.set_main_option("script_location", str(upgrade._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA_REVISION]
-    assert [int(step.revision) for step in script.walk_revisions()] == [7, 6, 5, 4, 3, 2, 1]
+    assert [int(step.revision) for step in script.walk_revisions()] == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -97,14 +105,14 @@ def test_an_older_database_is_brought_up_to_date(
         database.study(key, None)
     folder = tmp_path / "100% migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0008_note.py").write_text(NEWER)
+    (folder / "versions" / "v0009_note.py").write_text(NEWER)
     monkeypatch.setattr(upgrade, "_MIGRATIONS", folder)
-    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0008")
+    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0009")
     opened = Database.open_readonly(path) if readonly else Database.open(path)
     assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
-        assert opened.check().revision == "0008"
+        assert opened.check().revision == "0009"
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(
@@ -115,10 +123,10 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         database.study(key, None)
     folder = tmp_path / "migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0008_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
+    (folder / "versions" / "v0009_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
     with monkeypatch.context() as patch:
         patch.setattr(upgrade, "_MIGRATIONS", folder)
-        patch.setattr(upgrade, "SCHEMA_REVISION", "0008")
+        patch.setattr(upgrade, "SCHEMA_REVISION", "0009")
         with pytest.raises(RuntimeError, match="half way"):
             Database.open(path)
     engine = create_engine(f"sqlite:///{path}")
@@ -142,6 +150,9 @@ def _downgrade(database: Database) -> None:
         connection.execute(text("DROP VIEW best"))
         for table in ("models", "ceilings", "claims"):
             connection.execute(text(f"DROP TABLE {table}"))
+        for index in ("trials_of_run", "trials_of_finals"):
+            connection.execute(text(f"DROP INDEX {index}"))
+        connection.execute(text("CREATE INDEX trials_by_run ON trials (run_id)"))
         connection.execute(text(VIEW_BY_DATE))
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0003'"))
 

@@ -47,7 +47,7 @@ def test_a_server_waits_no_longer_than_a_file(monkeypatch: pytest.MonkeyPatch) -
     timeouts = database_engine._connection_timeouts(url, database_engine.LOCK_TIMEOUT_S)
     assert (timeouts["connect_timeout"], timeouts["tcp_user_timeout"]) == (30, 30_000)
     assert timeouts["keepalives_idle"] + timeouts["keepalives_interval"] * timeouts["keepalives_count"] == 30
-    statement = database_engine._statement_timeouts(url, database_engine.LOCK_TIMEOUT_S)
+    statement = database_engine._session_settings(url, database_engine.LOCK_TIMEOUT_S, readonly=False)
     assert "set_config('statement_timeout', '30000', false)" in statement
     assert "set_config('lock_timeout', '30000', false)" in statement
 
@@ -57,10 +57,10 @@ def test_what_the_url_states_precedes() -> None:
     timeouts = database_engine._connection_timeouts(url, SERVER_TIMEOUT_S)
     assert "connect_timeout" not in timeouts
     assert timeouts["tcp_user_timeout"] == 2000
-    statement = database_engine._statement_timeouts(url, SERVER_TIMEOUT_S)
+    statement = database_engine._session_settings(url, SERVER_TIMEOUT_S, readonly=False)
     assert statement == "SELECT set_config('lock_timeout', '2000', false)"
     both = url.update_query_dict({"options": "-c statement_timeout=0 -c lock_timeout=0"})
-    assert database_engine._statement_timeouts(both, SERVER_TIMEOUT_S) == "SELECT 1"
+    assert database_engine._session_settings(both, SERVER_TIMEOUT_S, readonly=False) == "SELECT 1"
     assert database_engine._connection_timeouts(make_url("postgresql+pg8000://host/name"), 1.0) == {}
 
 

@@ -189,6 +189,7 @@ class Bench:
         environment = {
             **os.environ,
             "AUTOTILE_DB": str(location),
+            "AUTOTILE_TEST_OF": str(location),
             "AUTOTILE_CACHE": str(self._cache),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
@@ -310,4 +311,4 @@ def _log_of(location: Path) -> Path:
 
 
 def _mark_of(location: Path) -> str:
-    return f"AUTOTILE_DB={location}\0"
+    return f"AUTOTILE_TEST_OF={location}\0"

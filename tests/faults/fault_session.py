@@ -48,7 +48,9 @@ class FaultSession:
         return found
 
 
-def tune_faults(folder: Path, *faults: str, cache: Path | None = None, finals: int = 4) -> FaultSession:
+def tune_faults(
+    folder: Path, *faults: str, cache: Path | None = None, finals: int = 4, devices: tuple[int, ...] = ()
+) -> FaultSession:
     """Try every configuration of the kit that has one of the given faults, or none.
 
     Parameters
@@ -61,6 +63,8 @@ def tune_faults(folder: Path, *faults: str, cache: Path | None = None, finals: i
         Cubin cache to share; None for a separate one.
     finals
         Number of finalists besides the default.
+    devices
+        CUDA indices of several GPUs; empty for the first one alone.
     """
     kernel = fault_kernel(folder, *faults)
     settings = Settings(str(folder / "tuning.db"), cache or folder / "cache", 10**9, (), ())
@@ -71,6 +75,7 @@ def tune_faults(folder: Path, *faults: str, cache: Path | None = None, finals: i
         workers=4,
         run_deadline_s=RUN_DEADLINE_S,
         compile_deadline_s=COMPILE_DEADLINE_S,
+        devices=devices,
     )
     trials: list[Trial] = []
 

@@ -67,6 +67,21 @@ def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers() 
         assert (lookahead_of(name, 1), lookahead_of(name, 64)) == (Lookahead(16, queued=1), Lookahead(256, queued=1))
 
 
+def test_several_gpus_look_as_many_times_further_ahead() -> None:
+    one, four = lookahead_of("feasible", 64), lookahead_of("feasible", 64, gpu_count=4)
+    assert (four.compiling, four.queued) == (4 * one.compiling, 7)
+    assert lookahead_of("kernel-tuner:pso", 64, gpu_count=4) == Lookahead(1)
+    nominated = [four.nominated(begun) for begun in range(400)]
+    for begun in range(14, 400):
+        compiled = four.compiled(begun)
+        assert begun < compiled <= nominated[begun]
+        delay = next(count for count in range(begun) if nominated[begun - count] <= compiled)
+        assert delay <= max(8, begun // 2)
+        assert delay <= 64
+    for begun in range(30, 400):
+        assert nominated[begun] - four.compiled(begun) >= 2 * (one.nominated(begun) - one.compiled(begun))
+
+
 def test_the_traits_that_sessions_ask_for() -> None:
     assert gain_predicting_samplers() == ["auto", "feasible"]
     assert [name for name in [*sampler_names(), "nonsense"] if is_exhaustive(name)] == [BRUTE_FORCE]

@@ -105,6 +105,7 @@ class TestProcess:
         environment = {
             **os.environ,
             "AUTOTILE_DB": str(tmp_path / "signals.db"),
+            "AUTOTILE_TEST_OF": str(tmp_path / "signals.db"),
             "AUTOTILE_CACHE": str(tmp_path / "signals-cache"),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
@@ -131,7 +132,7 @@ class TestProcess:
         errors = first.communicate(timeout=PATIENCE_S)[1]
         assert first.returncode == (130 if number is signal.SIGINT else -number)
         assert "Traceback" not in errors
-        wait_until_gone(f"AUTOTILE_DB={location}")
+        wait_until_gone(f"AUTOTILE_TEST_OF={location}")
 
         with Database.open(location) as database:
             assert database.check().ok

@@ -110,8 +110,8 @@ def test_a_caller_who_leaves_ends_the_sessions() -> None:
 
 def test_the_options_of_a_lane() -> None:
     options = TuneOptions(devices=(1, 3))
-    assert Lane((3,), 0.5).options(options).device_index == 3
-    assert Lane((3,), 0.5).options(options).devices == ()
+    assert Lane((3,)).options(options).device_index == 3
+    assert Lane((3,)).options(options).devices == ()
     assert Lane((1, 3)).options(options).devices == (1, 3)
     assert Lane(()).options(options) is options
-    assert Lane((2,), 0.5).options(TuneOptions(replay="auto")).device_index == 0
+    assert Lane((2,)).options(TuneOptions(replay="auto")).device_index == 0

@@ -165,6 +165,7 @@ class TestInterrupts:
         environment = {
             **os.environ,
             "AUTOTILE_DB": str(location),
+            "AUTOTILE_TEST_OF": str(location),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         command = [sys.executable, "-m", "autotile", "tune", str(STENCIL), "H=4096", "W=4096", "--trials", "300"]
@@ -174,7 +175,7 @@ class TestInterrupts:
             errors = process.communicate(timeout=PATIENCE_S)[1]
         assert process.returncode == (130 if number is signal.SIGINT else -number)
         assert "Traceback" not in errors
-        wait_until_gone(f"AUTOTILE_DB={location}")
+        wait_until_gone(f"AUTOTILE_TEST_OF={location}")
         with Database.open(location) as database:
             assert database.check().ok
             assert len(database.trials(1)) >= 4

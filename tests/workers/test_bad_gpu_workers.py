@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -214,3 +216,20 @@ def test_second_inputs_are_drawn_by_this_worker_and_by_later_ones(start: Callabl
     assert gpu._workload.verify_seed == 7
     assert run(gpu, "exit").outcome is Outcome.CRASHED
     assert run(gpu, "ok").outcome is Outcome.OK
+
+
+def test_closing_ends_what_another_thread_waits_for(start: Callable[..., Gpu], tmp_path: Path) -> None:
+    gpu = start("well", "sleep")
+    assert run(gpu, "exit").outcome is Outcome.CRASHED
+    reopening = threading.Thread(target=lambda: suppressed(gpu))
+    reopening.start()
+    while openings(tmp_path) < 2:
+        time.sleep(0.005)
+    gpu.close()
+    reopening.join(10.0)
+    assert not reopening.is_alive()
+
+
+def suppressed(gpu: Gpu) -> None:
+    with pytest.raises(ToolchainError, match="signal SIGKILL"):
+        run(gpu, "ok")

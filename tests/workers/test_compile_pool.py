@@ -1,7 +1,9 @@
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
 from autotile.settings import available_cores
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.compile_pool import _WORKER_MODULE, CompilePool, worker_count
 from autotile.workers.protocol import memory_share_bytes
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
@@ -68,6 +70,23 @@ def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(tmp_path: Path) -
             pool.close()
             assert compiled.cubin is not None
             assert compiled.cubin.path.is_relative_to(folder)
+
+
+def test_sessions_that_share_workers_do_not_compile_more_at_once_than_these_allow(tmp_path: Path) -> None:
+    with WorkerPool(compilers=1) as worker_pool:
+        pools = [CompilePool(tmp_path / name, 10**8, 2, deadline_s=30, worker_pool=worker_pool) for name in "ab"]
+        with worker_pool.compile_slots:
+            compilations = [
+                pool.submit(partial(replace, JOB, options=(f"-DVALUE={n}",))) for n, pool in enumerate(pools)
+            ]
+            assert not wait(compilations, timeout=0.2).done
+        assert all(compilation.result().outcome is Outcome.OK for compilation in compilations)
+        first, second = worker_pool.acquire_idle(_WORKER_MODULE), worker_pool.acquire_idle(_WORKER_MODULE)
+        assert first is not None
+        assert second is None  # both compilations ran in one process
+        first.close()
+        for pool in pools:
+            pool.close()
 
 
 def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
