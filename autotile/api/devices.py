@@ -10,10 +10,11 @@ from autotile.api.targets import local_gpus, resolve_gpu, resolve_gpus, simulate
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.text import Displayed, bandwidth_text, bytes_text, flops_text, plural
+from autotile.cuda.driver import device_count, has_driver
 from autotile.database.ceiling_store import read_ceilings, save_ceilings
 from autotile.database.database import Database, database_location, open_for_reading
 from autotile.errors import InputError
-from autotile.settings import read_settings
+from autotile.settings import available_cores, read_settings
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -124,24 +125,29 @@ def measure_device(device: int | str | None = None, *, database: str | Path | No
 def worker(
     scheduler: str,
     *,
-    devices: str = "all",
+    devices: str | None = None,
+    compilers: int | None = None,
     insecure: bool = False,
     replay: Path | None = None,
     replay_seconds: float = 0.0,
     observe: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Offer GPUs of this machine to the sessions of a scheduler of Dask, until Ctrl-C or SIGTERM.
+    """Offer GPUs and cores of this machine to the sessions of a scheduler of Dask, until Ctrl-C or SIGTERM.
 
     Parameters
     ----------
     scheduler
         Address of the scheduler, such as ``tls://host:8786``.
     devices
-        ``"all"`` or indices such as ``"0,2"``; in replay, numbers of the simulated GPUs.
+        ``"all"`` or indices such as ``"0,2"``; in replay, numbers of the simulated GPUs. None for all that there are,
+        maybe none.
+    compilers
+        Number of compilations at the same time; 0 for none. None for one a core that the GPUs leave; for none in
+        replay.
     insecure
         Whether the connection may leave the machine without TLS.
     replay
-        Recording that simulated GPUs replay; None to offer the machine's own.
+        Recording that simulated GPUs replay, or folder of recordings; None to offer the machine's own.
     replay_seconds
         Time that a simulated GPU takes for a candidate, in seconds.
     observe
@@ -150,18 +156,26 @@ def worker(
     Raises
     ------
     InputError
-        The address is not allowed, certificates are missing, or this machine has no such GPU.
+        The address is not allowed, certificates are missing, this machine has no such GPU, or nothing is offered.
     ToolchainError
-        Dask is not installed.
+        Dask is not installed; or there are compilers to offer, and NVRTC is not.
     """
-    from autotile.tuning.cluster_worker import check_scheduler, live_gpus, offer, replayed_gpus
+    from autotile.tuning.cluster_worker import live_gpus, offer, replayed_gpus
+    from autotile.tuning.scheduler import check_scheduler
 
     check_scheduler(scheduler, insecure=insecure)
     if replay is not None:
-        numbers = simulated_gpus("0" if devices == "all" else devices)
+        numbers = simulated_gpus("0" if devices in (None, "all") else devices or "")
         gpus = replayed_gpus(replay, numbers, replay_seconds)
     elif replay_seconds:
         raise InputError("--replay-seconds is of simulated GPUs; name their recording with --replay")
+    elif devices is None and not (has_driver() and device_count()):
+        gpus = []
+        observe("this machine has no CUDA device: its cores are offered")
     else:
-        gpus = live_gpus(resolve_gpus(devices))
-    offer(scheduler, gpus, observe, insecure=insecure)
+        gpus = live_gpus(resolve_gpus(devices or "all"))
+    if compilers is None:
+        compilers = max(1, available_cores() - len(gpus)) if replay is None else 0
+    if not gpus and not compilers:
+        raise InputError("this machine has no CUDA device, and offers no cores; leave --compile out, or give a number")
+    offer(scheduler, gpus, observe, compilers=compilers, insecure=insecure)

@@ -130,6 +130,20 @@ def own_sources(
     return OwnSources(digest, frozenset(sources.template_names), frozenset(sources.used_names))
 
 
+def included_files(path: Path, source: str, include_folders: Sequence[Path] = ()) -> frozenset[Path]:
+    """Return the author's files that a template can include, with the links of their folders resolved.
+
+    Parameters
+    ----------
+    path, source, include_folders
+        As for `own_sources`.
+    """
+    sources = _Sources(path, include_folders)
+    sources.add(path, path.name, source)
+    sources.hexdigest()
+    return frozenset(sources.included)
+
+
 class _Sources:
     """The author's files that a template can include, found as the compiler finds them.
 
@@ -155,6 +169,8 @@ class _Sources:
         self.template_names: set[str] = set()
         self._names = names
         self.used_names: set[str] = set()
+        self.included: set[Path] = set()
+        """Files that the template can include, with the links of their folders resolved."""
 
     @cached_property
     def _permitted(self) -> tuple[Path, ...]:
@@ -219,6 +235,7 @@ class _Sources:
                     self._headers.append(included)
                 else:
                     self.add(included, included.name, _text(read_bytes(included, "included file")))
+            self.included.add(included)
             is_found = True
         return is_found
 
@@ -272,6 +289,7 @@ class _Sources:
             total_bytes += len(content)
             if total_bytes > _MAX_TREE_BYTES:
                 raise _too_large(folder, f"{_MAX_TREE_BYTES >> 20} MiB of text")
+            self.included.add(path)
             self.add(path, path.relative_to(folder).as_posix(), _text(content))
 
 

@@ -28,7 +28,7 @@ from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.scoring import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import compile_in_worker
+from autotile.workers.compile_pool import CompileFarm, compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, KernelSource, RaceTimes, Workload
 from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
@@ -81,6 +81,10 @@ class Backend(Protocol):
     device: DeviceProperties
     source: Literal["cuda", "replayed"]
     notice: str
+
+    @property
+    def farm(self) -> CompileFarm | None:
+        """Compilers of other machines that come with the device; None for none."""
 
     @property
     def uuid(self) -> str:
@@ -193,6 +197,7 @@ class LiveBackend:
 
     source: Literal["cuda", "replayed"] = "cuda"
     notice = ""
+    farm: CompileFarm | None = None
     gpu_count = 1
     has_result = False
     uses: tuple[GpuUse, ...] = ()

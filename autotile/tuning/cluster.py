@@ -9,8 +9,8 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,11 +26,14 @@ from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished, workload_of
-from autotile.tuning.cluster_worker import SIMULATED, Operation, Reply, answer, check_scheduler
+from autotile.tuning.cluster_compilers import ClusterCompilers
+from autotile.tuning.cluster_worker import SIMULATED, Operation, Reply, answer
 from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
+from autotile.tuning.scheduler import check_scheduler, distributed
+from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 from autotile.workers.sanitizer import Finding
 
@@ -46,8 +49,30 @@ _MAX_JOINS = 4
 _GPU_PREFIXES = ("GPU-", "MIG-")
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteWork:
+    """What all requests of a session have in common.
+
+    Attributes
+    ----------
+    kernel
+        Name of the kernel.
+    workload
+        The session's problem.
+    deadline_s
+        Time after which the worker of a candidate is killed, in seconds.
+    session
+        Identity of the session, for which a GPU works until it is closed.
+    """
+
+    kernel: str
+    workload: Workload
+    deadline_s: float
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
 class Cluster:
-    """Connection of one session to a scheduler.
+    """Connection to a scheduler, which sessions may share.
 
     Parameters
     ----------
@@ -63,10 +88,7 @@ class Cluster:
     """
 
     def __init__(self, address: str, *, insecure: bool) -> None:
-        import distributed  # after `cluster_worker`, whose error names the extra where it is missing
-
         security = check_scheduler(address, insecure=insecure)
-        self._session = uuid.uuid4().hex
         self._address = address
         try:
             self._client = distributed.Client(
@@ -76,26 +98,27 @@ class Cluster:
             raise InputError(f"no scheduler answers at {address}: {error}; see `dask scheduler --help`") from None
         self._seen_at: dict[str, float] = {}
         """Time at which each GPU was seen last, by `time.monotonic`."""
+        self.compilers = ClusterCompilers(self)
 
-    def look(self) -> list[str]:
-        """Return the UUIDs of the GPUs that are present."""
+    def offers(self) -> list[Mapping[str, float]]:
+        """Return the resources of each process of Dask that is present."""
         try:
             workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         except Exception:  # the scheduler is gone; any error of the connection says so
             return []
-        if self._client.status != "running":
-            return []
-        found = [name for worker in workers for name in worker.get("resources", {}) if _is_gpu(name)]
+        return [worker.get("resources", {}) for worker in workers] if self._client.status == "running" else []
+
+    def look(self) -> list[str]:
+        """Return the UUIDs of the GPUs that are present."""
+        found = [name for resources in self.offers() for name in resources if _is_gpu(name)]
         self._seen_at.update(dict.fromkeys(found, time.monotonic()))
         return sorted(set(found))
 
-    def request(self, gpu: str, op: Operation, workload: Workload, deadline_s: float) -> Reply:
+    def request(self, gpu: str, op: Operation, work: RemoteWork) -> Reply:
         """Send a request without a candidate, and wait for the reply; errors are those of `submit` and `result`."""
-        return self.result(gpu, self.send(gpu, op, (), workload=workload, deadline_s=deadline_s))
+        return self.result(gpu, self.send(gpu, op, (), work))
 
-    def send(
-        self, gpu: str, op: Operation, candidates: Sequence[Candidate], *, workload: Workload, **fields: Any
-    ) -> Any:
+    def send(self, gpu: str, op: Operation, candidates: Sequence[Candidate], work: RemoteWork, **fields: Any) -> Any:
         """Send a request with its cubins to a GPU, and return its future; other fields are those of `Request`.
 
         Raises
@@ -105,18 +128,25 @@ class Cluster:
         """
         cubins: dict[str, bytes] = {}
         sent = [_packed(one, cubins) for one in candidates]
-        session = {"version": __version__, "session": self._session, "workload": workload.to_json()}
-        return self._submit(gpu, encode_json({"op": op, **session, "candidates": sent, **fields}), cubins)
+        common = {"version": __version__, **asdict(work)}
+        return self.submit(
+            answer, encode_json({"op": op, **common, "candidates": sent, **fields}), cubins, resource=gpu
+        )
 
-    def _submit(self, gpu: str, request: str, cubins: dict[str, bytes]) -> Any:
-        """Submit the task of a request. A GPU runs one at a time, in the order of submission.
+    def submit(self, function: Callable[..., Any], *arguments: Any, resource: str) -> Any:
+        """Submit a task for a process that has a resource, and return its future.
 
-        If the process of the GPU dies, the scheduler has the request answered by its successor.
+        A GPU runs one task at a time, in the order of submission. If the process dies, the scheduler has the task run
+        by its successor, or by another one with the resource.
+
+        Raises
+        ------
+        WorkerError
+            The connection is lost.
         """
         try:
-            return self._client.submit(
-                answer, request, cubins, key=f"autotile-{uuid.uuid4().hex}", resources={gpu: 1}, pure=False
-            )
+            key = f"autotile-{uuid.uuid4().hex}"
+            return self._client.submit(function, *arguments, key=key, resources={resource: 1}, pure=False)
         except Exception as error:
             raise WorkerError(f"the scheduler {self._address} is lost: {error}") from None
 
@@ -153,12 +183,11 @@ class Cluster:
 
     def forget(self, future: Any) -> None:
         """Have a request answered although nobody waits for the reply."""
-        import distributed
-
         distributed.fire_and_forget(future)
 
     def close(self) -> None:
         """Disconnect; the scheduler drops what is not done."""
+        self.compilers.close()
         self._client.close(timeout=_CONNECT_S)
 
 
@@ -177,15 +206,14 @@ class RemoteGpu:
         Its UUID.
     device
         Its properties.
-    workload
+    work
         The session's problem.
-    deadline_s
-        Time after which the worker of a candidate is killed, in seconds.
     recorded
         What simulated GPUs replay; None for real ones.
     """
 
     source: Literal["cuda", "replayed"]
+    farm: CompileFarm | None = None
     gpu_count = 1
     has_result = False
     uses: tuple[GpuUse, ...] = ()
@@ -195,8 +223,7 @@ class RemoteGpu:
         cluster: Cluster,
         gpu: str,
         device: DeviceProperties,
-        workload: Workload,
-        deadline_s: float,
+        work: RemoteWork,
         *,
         recorded: ReplayBackend | None = None,
     ) -> None:
@@ -207,8 +234,7 @@ class RemoteGpu:
         self.is_dead = False
         self.is_closed = False
         self._cluster = cluster
-        self._workload = workload
-        self._deadline_s = deadline_s
+        self._work = work
         self._recorded = recorded
         self._submitted: deque[tuple[Candidate, Any]] = deque()
         """Candidates without a result and their futures, oldest first."""
@@ -248,11 +274,12 @@ class RemoteGpu:
 
     def draw_second_inputs(self, seed: int) -> None:
         """Draw a second set of inputs in the worker, and in its successors."""
-        former, self._workload = self._workload, replace(self._workload, verify_seed=seed)
+        former = self._work
+        self._work = replace(former, workload=replace(former.workload, verify_seed=seed))
         try:
             self._request("evaluate", ())
         except (InputError, ToolchainError):
-            self._workload = former
+            self._work = former
             raise
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
@@ -289,8 +316,7 @@ class RemoteGpu:
         return self._cluster.result(self.uuid, self._running)
 
     def _send(self, op: Operation, candidates: Sequence[Candidate], **fields: Any) -> Any:
-        given = {"workload": self._workload, "deadline_s": self._deadline_s, **fields}
-        return self._cluster.send(self.uuid, op, candidates, **given)
+        return self._cluster.send(self.uuid, op, candidates, self._work, **fields)
 
 
 def _cancel(future: Any) -> None:
@@ -327,7 +353,7 @@ class ClusterGpus(GpuGroup):
     ----------
     cluster
         Connection to the scheduler, closed with this.
-    workload, deadline_s, recorded
+    work, recorded
         As for `RemoteGpu`.
 
     Raises
@@ -336,18 +362,16 @@ class ClusterGpus(GpuGroup):
         No GPU is offered, or all work for other sessions.
     """
 
-    def __init__(
-        self, cluster: Cluster, workload: Workload, deadline_s: float, recorded: ReplayBackend | None = None
-    ) -> None:
+    def __init__(self, cluster: Cluster, work: RemoteWork, recorded: ReplayBackend | None = None) -> None:
         self._cluster = cluster
-        self._workload = workload
+        self.farm = cluster.compilers
+        self._work = work
         self._recorded = recorded
-        self._limit_s = deadline_s
         self._joined: dict[str, list[RemoteGpu]] = {}
         self._refused: set[str] = set()
         """GPUs of other models."""
         self._ending = threading.Event()
-        super().__init__(self._first(), deadline_s)
+        super().__init__(self._first(), work.deadline_s)
         self._watch = threading.Thread(target=self._let_join, name="cluster", daemon=True)
         self._watch.start()
 
@@ -385,14 +409,14 @@ class ClusterGpus(GpuGroup):
                 continue
             if len(known) >= _MAX_JOINS or (known and not known[-1].is_closed):
                 continue
-            reply = self._cluster.request(gpu, "describe", self._workload, self._limit_s)
+            reply = self._cluster.request(gpu, "describe", self._work)
             if reply.is_busy or reply.device is None:
                 continue
             model = model or reply.device
             if (reply.device.name, reply.device.compute_capability) != (model.name, model.compute_capability):
                 self._refused.add(gpu)
                 continue
-            one = RemoteGpu(self._cluster, gpu, reply.device, self._workload, self._limit_s, recorded=self._recorded)
+            one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded)
             known.append(one)
             yield one
 
@@ -418,10 +442,10 @@ def cluster_backend(kernel: Kernel, problem: Problem, settings: Settings, option
     if options.replay is not None:
         recording = open_recording(kernel, problem, options, settings.recording_folders)
         recorded = ReplayBackend(recording, replay_notice(recording, options))
-    workload = workload_of(kernel, problem, settings, options)
+    work = RemoteWork(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
     cluster = Cluster(options.scheduler, insecure=options.insecure)
     try:
-        return ClusterGpus(cluster, workload, options.run_deadline_s, recorded)
+        return ClusterGpus(cluster, work, recorded)
     except BaseException:
         cluster.close()
         raise

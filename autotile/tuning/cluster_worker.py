@@ -1,7 +1,7 @@
 """The worker's end of a cluster: a process of Dask for each GPU, which passes requests on to the GPU's worker process.
 
-Only this module and `autotile.tuning.cluster` import Dask; both are imported with ``--scheduler`` and by
-``autotile worker`` only.
+Only this module, `autotile.tuning.cluster` and `autotile.tuning.cluster_compilers` import Dask; they are imported with
+``--scheduler`` and by ``autotile worker`` only.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, cast
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,22 +23,17 @@ from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Outcome
+from autotile.core.text import plural
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
-from autotile.exchange.recording import read_recording
+from autotile.exchange.recording import Recording, read_recording, read_recording_header
 from autotile.settings import read_settings
 from autotile.tuning.backend import Backend, LiveBackend
+from autotile.tuning.cluster_compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.replay import SimulatedGpu
+from autotile.tuning.scheduler import WorkerPlugin, check_scheduler, distributed
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
-
-try:
-    import distributed
-    from distributed.diagnostics.plugin import WorkerPlugin
-except ImportError:
-    raise ToolchainError(
-        "clusters need Dask, which is not installed; install it with `pip install 'autotile[cluster]'`"
-    ) from None
 
 SIMULATED = "simulated-"
 """Prefix of the names of GPUs that replay a recording."""
@@ -65,6 +58,7 @@ class Request(msgspec.Struct):
     op: Operation
     version: str
     session: str
+    kernel: str
     workload: Workload
     deadline_s: float
     candidates: list[Candidate] = []
@@ -99,7 +93,8 @@ class OfferedGpu:
     uuid: str
     device: DeviceProperties
     index: int = 0
-    recording: str = ""
+    recordings: tuple[str, ...] = ()
+    """Files that a simulated GPU replays, one a problem."""
     seconds: float = 0.0
     """Time that a simulated GPU takes for a candidate."""
 
@@ -183,12 +178,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         return backend
 
     def _start(self, request: Request) -> Backend:
-        if self._gpu.recording:
-            recording = read_recording(Path(self._gpu.recording))
-            problem, asked = recording.header.problem, request.workload
-            if (dict(problem.sizes), problem.dtype) != (dict(asked.sizes), asked.dtype):
-                raise InputError(f"{self._gpu.uuid} replays a recording of {problem}, not of the session's problem")
-            return SimulatedGpu(recording, uuid=self._gpu.uuid, seconds=self._gpu.seconds)
+        if self._gpu.recordings:
+            return SimulatedGpu(self._recording_of(request), uuid=self._gpu.uuid, seconds=self._gpu.seconds)
         settings = read_settings()
         workload = replace(
             request.workload,
@@ -197,6 +188,15 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             cache_limit_bytes=settings.cache_limit_bytes,
         )
         return LiveBackend(Gpu(workload, request.deadline_s), self._gpu.device, uuid=self._gpu.uuid)
+
+    def _recording_of(self, request: Request) -> Recording:
+        found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
+        asked = (request.kernel, dict(request.workload.sizes), request.workload.dtype)
+        for file, problem in found.items():
+            if (problem.kernel, dict(problem.sizes), problem.dtype) == asked:
+                return read_recording(Path(file))
+        known = "; ".join(map(str, found.values()))
+        raise InputError(f"{self._gpu.uuid} replays recordings of {known}, not of the session's problem")
 
     def _stored(self, candidate: Candidate, cubins: Mapping[str, bytes]) -> Candidate:
         """Return a candidate whose cubins are files of this machine."""
@@ -253,70 +253,61 @@ def answer(text: str, cubins: Mapping[str, bytes]) -> str:
     return encode_json(msgspec.to_builtins(reply))
 
 
-def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
-    """Return the certificates for the connection to a scheduler, from Dask's configuration.
-
-    Raises
-    ------
-    InputError
-        The address cannot be read; it leaves the machine without TLS although ``insecure`` is not set; or no
-        certificates are configured.
-    """
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if host is None or port is None or parts.scheme not in ("tls", "tcp"):
-        raise InputError(
-            f"the scheduler {address!r} cannot be read; expected tls://HOST:PORT, or tcp:// on this machine"
-        )
-    if parts.scheme == "tcp":
-        if not (insecure or _is_loopback(host)):
-            raise InputError(
-                f"{address} is not encrypted, and whoever reaches a scheduler runs programs on its machines; "
-                "use tls://, or --insecure in a network that you trust"
-            )
-        return distributed.Security(require_encryption=False)
-    security = distributed.Security(require_encryption=True)
-    lacking = [name for name in ("ca_file", "client_cert", "worker_cert") if not getattr(security, f"tls_{name}")]
-    if lacking:
-        keys = " and ".join(
-            f"distributed.comm.tls.{name.replace('_cert', '.cert').replace('_', '-')}" for name in lacking
-        )
-        raise InputError(f"{address} needs certificates; name them in Dask's configuration as {keys}")
-    files = [security.tls_ca_file, security.tls_client_cert, security.tls_worker_cert]
-    for file in files:
-        if "\n" not in file and not Path(file).is_file():
-            raise InputError(f"the certificate {file} of Dask's configuration does not exist")
-    return security
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def live_gpus(indices: Sequence[int]) -> list[OfferedGpu]:
     """Return GPUs of this machine."""
     return [OfferedGpu(device_uuid(index), live_device(index), index) for index in indices]
 
 
 def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> list[OfferedGpu]:
-    """Return GPUs that replay a recording; each takes so many seconds for a candidate."""
-    path = str(recording.absolute())
-    device = SimulatedGpu(read_recording(recording)).device
-    host = socket.gethostname()
-    return [OfferedGpu(f"{SIMULATED}{host}-{n}", device, n, path, seconds) for n in numbers]
+    """Return GPUs that replay a recording, or those of a folder; each takes so many seconds for a candidate.
+
+    Raises
+    ------
+    InputError
+        There is no recording, one cannot be read, or they are of several GPUs.
+    """
+    files = sorted(recording.glob("*.npz")) if recording.is_dir() else [recording]
+    if not files:
+        raise InputError(f"there is no recording (*.npz) in {recording}")
+    devices = {file: SimulatedGpu(read_recording(file)).device for file in files}
+    device = devices[files[0]]
+    if any(one.name != device.name for one in devices.values()):
+        raise InputError(f"the recordings in {recording} are of several GPUs; give each model a worker of its own")
+    host, paths = socket.gethostname(), tuple(str(file.absolute()) for file in files)
+    return [OfferedGpu(f"{SIMULATED}{host}-{n}", device, n, paths, seconds) for n in numbers]
 
 
-def offer(scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], None], *, insecure: bool) -> None:
-    """Offer GPUs to the sessions of a scheduler until Ctrl-C or SIGTERM.
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A process of Dask that a machine offers."""
 
-    Each GPU has a process of Dask with a nanny, which replaces it when it dies. One that has lost the scheduler tries
-    to join again.
+    name: str
+    resources: Mapping[str, float]
+    plugin: WorkerPlugin
+    threads: int = 1
+
+    @classmethod
+    def of_gpu(cls, gpu: OfferedGpu) -> _Offer:
+        return cls(f"{gpu.uuid} ({gpu.device.name})", {gpu.uuid: 1, gpu.device.name: 1}, GpuPlugin(gpu))
+
+    @classmethod
+    def of_compilers(cls, count: int) -> _Offer:
+        resource = COMPILERS + toolchain()
+        return cls(f"{plural(count, 'core')} to {resource}", {resource: count}, CompilerPlugin(count), threads=count)
+
+
+def offer(
+    scheduler: str,
+    gpus: Sequence[OfferedGpu],
+    observe: Callable[[str], None],
+    *,
+    compilers: int = 0,
+    insecure: bool,
+) -> None:
+    """Offer GPUs and compilers to the sessions of a scheduler until Ctrl-C or SIGTERM.
+
+    Each GPU has a process of Dask with a nanny, which replaces it when it dies, and all compilers have one. One that
+    has lost the scheduler tries to join again.
 
     Parameters
     ----------
@@ -326,6 +317,8 @@ def offer(scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], N
         The GPUs.
     observe
         Called with one line for the user.
+    compilers
+        Number of compilations at the same time; 0 for none.
     insecure
         Whether the connection may leave the machine without TLS.
 
@@ -335,29 +328,30 @@ def offer(scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], N
         As for `check_scheduler`.
     """
     security = check_scheduler(scheduler, insecure=insecure)
-    asyncio.run(_offer(scheduler, gpus, observe, security))
+    offers = [*map(_Offer.of_gpu, gpus), *([_Offer.of_compilers(compilers)] if compilers else [])]
+    asyncio.run(_offer(scheduler, offers, observe, security))
 
 
 async def _offer(
-    scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], None], security: distributed.Security
+    scheduler: str, offers: Sequence[_Offer], observe: Callable[[str], None], security: distributed.Security
 ) -> None:
     loop = asyncio.get_running_loop()
-    tasks = [asyncio.create_task(_keep_offering(scheduler, gpu, observe, security)) for gpu in gpus]
+    tasks = [asyncio.create_task(_keep_offering(scheduler, one, observe, security)) for one in offers]
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _keep_offering(
-    scheduler: str, gpu: OfferedGpu, observe: Callable[[str], None], security: distributed.Security
+    scheduler: str, one: _Offer, observe: Callable[[str], None], security: distributed.Security
 ) -> None:
     while True:
         nanny = distributed.Nanny(
             scheduler,
-            nthreads=1,
+            nthreads=one.threads,
             memory_limit=0,
-            resources={gpu.uuid: 1, gpu.device.name: 1},
-            plugins=(GpuPlugin(gpu),),
+            resources=dict(one.resources),
+            plugins=(one.plugin,),
             security=security,
             dashboard=False,
             death_timeout=_START_S,
@@ -365,11 +359,11 @@ async def _keep_offering(
         )
         try:
             await nanny
-            observe(f"{gpu.uuid} ({gpu.device.name}) is offered to {scheduler}")
+            observe(f"{one.name}: offered to {scheduler}")
             await nanny.finished()
-            observe(f"{gpu.uuid}: the scheduler is lost; it joins again when it is back")
+            observe(f"{one.name}: the scheduler is lost; it joins again when it is back")
         except (OSError, TimeoutError, RuntimeError) as error:
-            observe(f"{gpu.uuid}: {type(error).__name__}: {error}; the scheduler is tried again")
+            observe(f"{one.name}: {type(error).__name__}: {error}; the scheduler is tried again")
         finally:
             await nanny.close()
         await asyncio.sleep(_RETRY_S)

@@ -24,6 +24,7 @@ from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Finished
 from autotile.tuning.gpu_comparison import GpuUse, scaled
 from autotile.tuning.options import TuneOptions
+from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
 from autotile.workers.sanitizer import Finding
 
@@ -47,6 +48,7 @@ class ReplayBackend:
     """
 
     source: Literal["cuda", "replayed"] = "replayed"
+    farm: CompileFarm | None = None
     gpu_count = 1
     is_dead = False
     uses: tuple[GpuUse, ...] = ()

@@ -358,12 +358,23 @@ class WorkerPool:
     """
 
     def __init__(self, compilers: int | None = None) -> None:
-        self.compile_slots: AbstractContextManager[object] = (
-            threading.BoundedSemaphore(compilers) if compilers is not None else nullcontext()
-        )
+        self._semaphore = threading.BoundedSemaphore(compilers) if compilers is not None else None
         self._idle: dict[tuple[str, str], list[Child]] = {}
         self._lock = threading.Lock()
         self._closed = False
+
+    @property
+    def compile_slots(self) -> AbstractContextManager[object]:
+        """Entered while something is compiled; waits for a slot."""
+        return self._semaphore if self._semaphore is not None else nullcontext()
+
+    def has_compile_slot(self) -> bool:
+        """Return whether a compilation would not have to wait for a slot."""
+        if self._semaphore is None:
+            return True
+        if is_free := self._semaphore.acquire(blocking=False):
+            self._semaphore.release()
+        return is_free
 
     def acquire(self, module: str, place: str = "") -> Child:
         """Return a child that runs a module at a place: an idle one, or a new one if there is none.

@@ -1,20 +1,22 @@
-"""Parallel compilation ahead of the GPU; a compiler that hangs or dies costs one candidate."""
+"""Parallel compilation ahead of the GPU, on all machines; a compiler that hangs or dies costs one candidate."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from autotile.core.documents import convert
 from autotile.core.model import Outcome
 from autotile.core.timeline import NO_TIMELINE, Timeline
-from autotile.cuda.compiler import CompileJob
+from autotile.cuda.compiler import Compilation, CompileJob
 from autotile.cuda.cubin_cache import CachedCubin, CubinCache
 from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
@@ -27,6 +29,8 @@ MAX_WORKERS_PER_CORE = 2
 """More only take memory from each other, and a machine that is busy starting them does not end them either."""
 _CACHE_TRACK = "cubin cache"
 """Row of the timeline for cubins that were compiled before."""
+_FARM_TRACK = "compile farm"
+"""Row of those that were compiled on other machines."""
 _MAX_ATTEMPTS = 2
 """Attempts at a compilation whose worker the system killed, the second one alone."""
 
@@ -47,10 +51,55 @@ class Compiled:
     reason: str = ""
 
 
+_ENDED = Compiled(None, outcome=Outcome.NOT_COMPILED, reason="the session ended before it was compiled")
+
+
+class FarmResult(NamedTuple):
+    """Result of a compilation on another machine: a cubin, or an outcome with its reason."""
+
+    compilation: Compilation | None
+    outcome: Outcome = Outcome.OK
+    reason: str = ""
+
+
+class CompileFarm(Protocol):
+    """Compilers of other machines, which may come and go."""
+
+    @property
+    def slots(self) -> int:
+        """Number of compilations at the same time."""
+
+    @property
+    def room(self) -> int:
+        """Number of compilations that can begin now."""
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Remarks for the user about machines that are not used."""
+
+    def accepts(self, job: CompileJob) -> bool:
+        """Return whether other machines can compile a job."""
+
+    def submit(self, job: CompileJob, deadline_s: float) -> Future[FarmResult | None]:
+        """Compile a job elsewhere; None if no machine has: that says nothing about the job."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A compilation that has not begun, or that the farm has given back."""
+
+    job: CompileJob
+    done: Future[Compiled]
+    deadline_s: float
+    is_returned: bool = False
+    """Whether the farm has given it back: it runs here."""
+
+
 class CompilePool:
     """Compile workers, one per core; each thread of the pool owns one child process while it compiles.
 
-    A job whose cubin is in the cache needs no worker, so a pool over a warm cache starts none.
+    A job whose cubin is in the cache needs no worker, so a pool over a warm cache starts none. What finds no free core
+    here goes to the farm.
 
     Parameters
     ----------
@@ -71,6 +120,8 @@ class CompilePool:
         here, and to end them in `close`.
     timeline
         Records each compilation.
+    farm
+        Compilers of other machines; None for none.
     """
 
     def __init__(
@@ -84,8 +135,16 @@ class CompilePool:
         module: str = _WORKER_MODULE,
         worker_pool: WorkerPool | None = None,
         timeline: Timeline = NO_TIMELINE,
+        farm: CompileFarm | None = None,
     ) -> None:
         self._folder = cache
+        self._workers = workers
+        self._farm = farm
+        self._waiting: deque[_Waiting] = deque()
+        """Compilations that have no core yet, the next first."""
+        self._here = 0
+        """Number of compilations that run on this machine."""
+        self._elsewhere: set[Future[FarmResult | None]] = set()
         self._limit_bytes = limit_bytes
         self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes or memory_share_bytes(workers)
@@ -114,13 +173,20 @@ class CompilePool:
         self._update_busy(0)
         return self._busy_s
 
-    def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+    def submit(self, make_job: Callable[[], CompileJob], deadline_s: float | None = None) -> Future[Compiled]:
         """Compile in the background; a candidate that fails is a result, not an error of the future.
 
         A cubin in the cache is returned at once, since another thread takes longer to begin than to read it.
 
         The future raises `ToolchainError` if nothing can be compiled at all, `InputError` if the cubin cache or
         temporary files cannot be written, and `WorkerError` if no process can be started.
+
+        Parameters
+        ----------
+        make_job
+            Returns the job.
+        deadline_s
+            Time after which its worker is killed, in seconds; None for that of the pool.
         """
         done: Future[Compiled] = Future()
         start = self.begun_at = time.perf_counter()
@@ -131,17 +197,28 @@ class CompilePool:
             done.set_exception(error)
             return done
         if cubin is None:
-            return self._threads.submit(self._compile, job)
+            with self._lock:
+                if self._closing:
+                    raise RuntimeError("the compile pool is closed")
+                self._waiting.append(_Waiting(job, done, self._deadline_s if deadline_s is None else deadline_s))
+            self._begin_waiting()
+            return done
         seconds = self._record(_CACHE_TRACK, "cached", start, job)
         done.set_result(Compiled(cubin, seconds))
         return done
 
     def close(self) -> None:
         """Cancel the pending compilations and kill the running ones."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._closing = True
-            compiling = list(self._compiling)
+            compiling, waiting, elsewhere = list(self._compiling), list(self._waiting), list(self._elsewhere)
+            self._waiting.clear()
+        for one in waiting:
+            if not one.done.cancel():  # the farm has given it back
+                one.done.set_result(_ENDED)
+        for remote in elsewhere:
+            remote.cancel()
+        self._threads.shutdown(wait=False)
         for child in compiling:
             child.kill()
         self._threads.shutdown(wait=True)
@@ -149,13 +226,89 @@ class CompilePool:
             child.kill()
         self._children.clear()
 
-    def _compile(self, job: CompileJob) -> Compiled:
+    def _begin_waiting(self) -> None:
+        """Begin the compilations for which there is a core, on this machine before the others."""
+        while True:
+            has_farm = self._farm is not None and self._farm.room > 0
+            with self._lock:
+                if self._closing:
+                    return
+                is_crowded = has_farm and self._worker_pool is not None and not self._worker_pool.has_compile_slot()
+                going = self._next(self._may_go) if has_farm and (is_crowded or self._here == self._workers) else None
+                if going is None:
+                    one = self._next(lambda _: True) if self._here < self._workers else None
+                    if one is None:
+                        return
+                    self._here += 1
+                    self._threads.submit(self._compile_here, one)
+            if going is not None:
+                self._compile_elsewhere(going)
+
+    def _next(self, is_wanted: Callable[[_Waiting], bool]) -> _Waiting | None:
+        """Take the first compilation that may begin at a place and was not cancelled."""
+        for one in list(self._waiting):
+            if is_wanted(one):
+                self._waiting.remove(one)
+                if one.is_returned or one.done.set_running_or_notify_cancel():
+                    return one
+        return None
+
+    def _may_go(self, one: _Waiting) -> bool:
+        return self._farm is not None and not one.is_returned and self._farm.accepts(one.job)
+
+    def _compile_here(self, one: _Waiting) -> None:
+        try:
+            compiled = self._compile(one)
+        except BaseException as error:  # whoever waits raises it
+            one.done.set_exception(error)
+        else:
+            one.done.set_result(compiled)
+        finally:
+            with self._lock:
+                self._here -= 1
+            self._begin_waiting()
+
+    def _compile_elsewhere(self, one: _Waiting) -> None:
+        assert self._farm is not None
+        start = self.begun_at = time.perf_counter()
+        self._update_busy(+1)
+        remote = self._farm.submit(one.job, one.deadline_s)
+        with self._lock:
+            self._elsewhere.add(remote)
+            closing = self._closing
+        remote.add_done_callback(partial(self._take_result, one, start))
+        if closing:
+            remote.cancel()
+
+    def _take_result(self, one: _Waiting, start: float, remote: Future[FarmResult | None]) -> None:
+        """Store what the farm has compiled; what it has not is compiled here, before all that waits."""
+        self._update_busy(-1)
+        found = None if remote.cancelled() else remote.result()
+        with self._lock:
+            self._elsewhere.discard(remote)
+            is_returned = found is None and not self._closing
+            if is_returned:
+                one.is_returned = True
+                self._waiting.appendleft(one)
+        if not is_returned:
+            try:
+                one.done.set_result(_ENDED if found is None else self._stored(one.job, found, start))
+            except InputError as error:  # the cubin cache cannot be written
+                one.done.set_exception(error)
+        self._begin_waiting()
+
+    def _stored(self, job: CompileJob, found: FarmResult, start: float) -> Compiled:
+        cubin = self._cache.put(job.key, found.compilation) if found.compilation is not None else None
+        seconds = self._record(_FARM_TRACK, "compile", start, job)
+        return Compiled(cubin, seconds, found.outcome, found.reason)
+
+    def _compile(self, one: _Waiting) -> Compiled:
         with self._worker_pool.compile_slots if self._worker_pool is not None else nullcontext():
             start = self.begun_at = time.perf_counter()
             self._update_busy(+1)
             try:
-                compiled = self._request(job)
-                return replace(compiled, seconds=self._record(_track(), "compile", start, job))
+                compiled = self._request(one)
+                return replace(compiled, seconds=self._record(_track(), "compile", start, one.job))
             finally:
                 self._update_busy(-1)
 
@@ -174,31 +327,31 @@ class CompilePool:
             self._updated_at = now
             self._busy += change
 
-    def _request(self, job: CompileJob) -> Compiled:
+    def _request(self, one: _Waiting) -> Compiled:
         """Compile a job in a worker; the worker's death is a result, and if the system killed it, a second attempt."""
         message = {
-            "job": job.to_json(),
+            "job": one.job.to_json(),
             "cache": str(self._folder),
             "limit_bytes": self._limit_bytes,
             "memory_bytes": self._memory_bytes,
         }
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             with self._turn(alone=attempt > 1):
-                compiled = self._attempt(message)
+                compiled = self._attempt(message, one.deadline_s)
             if compiled.outcome is not Outcome.NOT_COMPILED or self._closing:
                 break
         return compiled
 
-    def _attempt(self, message: Mapping[str, Any]) -> Compiled:
+    def _attempt(self, message: Mapping[str, Any], deadline_s: float) -> Compiled:
         child = self._child()  # outside the try block: a worker that does not start is not the candidate's failure
         try:
             with self._registered(child):
-                compiled = _compiled(child.request(message, self._deadline_s))
+                compiled = _compiled(child.request(message, deadline_s))
             self._release(child)
             return compiled
         except WorkerTimeoutError:
             self._drop_child()
-            reason = f"the compiler was stopped after {self._deadline_s:g} s"
+            reason = f"the compiler was stopped after {deadline_s:g} s"
             return Compiled(None, outcome=Outcome.TIMED_OUT, reason=reason)
         except WorkerCrashError as error:
             self._drop_child()

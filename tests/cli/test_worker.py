@@ -37,8 +37,8 @@ def test_a_scheduler_is_of_one_session(run, words: list[str]) -> None:
 
 
 def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("autotile.tuning.cluster", "autotile.tuning.cluster_worker"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("cluster", "cluster_compilers", "cluster_worker", "scheduler"):
+        monkeypatch.delitem(sys.modules, f"autotile.tuning.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "distributed", None)
     for words in (["worker"], ["tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler"]):
         answer = run(*words, "tcp://127.0.0.1:8786")

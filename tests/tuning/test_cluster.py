@@ -22,7 +22,7 @@ from autotile.tuning.result import TuneResult
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 from autotile.tuning import cluster, cluster_worker
-from autotile.tuning.cluster_worker import check_scheduler
+from autotile.tuning.scheduler import check_scheduler
 
 BEST = {"THREADS": 256, "WORK": 4}
 START_S = 120.0

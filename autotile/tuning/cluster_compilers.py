@@ -1,0 +1,388 @@
+"""The compile farm of a cluster: machines that compile for sessions with their cores, and a session's use of them.
+
+A session sends a job as JSON, and the author's headers when a machine lacks them. It receives a line of JSON and the
+cubin, which is checked by its hash and stored in the session's own cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from autotile import __version__
+from autotile.core.documents import Name, Text, decode_json, encode_json
+from autotile.core.model import Outcome
+from autotile.core.text import plural
+from autotile.cuda.compiler import Compilation, CompiledFunction, CompileJob
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.errors import AutotileError, DataError, InputError, WorkerError
+from autotile.kernel.sources import included_files, read_bytes
+from autotile.settings import read_settings
+from autotile.tuning.scheduler import WorkerPlugin, distributed
+from autotile.workers.compile_pool import CompilePool, FarmResult
+
+COMPILERS = "compile with "
+"""Prefix of the resource of a process of Dask that compiles; the toolchain follows."""
+_PLUGIN = "autotile-compilers"
+_DEADLINE_S = 60.0
+_CHECK_S = 1.0
+"""Interval at which a session looks for machines, and for compilations that take too long."""
+_MIN_PATIENCE_S = 10.0
+_PATIENCE = 4.0
+"""Times that recent compilations took, after which one is repeated on the session's machine: the machine or the network
+may be gone."""
+_RECENT = 64
+_FETCH_S = 10.0
+"""Time to fetch a result that is there."""
+_MAX_REFUSALS = 20
+"""Refusals in a row after which the farm is not used any more."""
+_UNFOUND = "open source file"
+"""Words of the compiler about a missing header, which the session's machine may have."""
+
+
+def toolchain() -> str:
+    """Return the versions that machines must share for their cubins to be the same."""
+    return f"autotile {__version__} and NVRTC {nvrtc_version()}"
+
+
+class CompileRequest(msgspec.Struct):
+    """A compilation that a session asks for.
+
+    ``key`` is the name of the cubin in the cache, ``files`` the digest of the author's headers, empty for none.
+    """
+
+    toolchain: str
+    key: str
+    job: CompileJob
+    deadline_s: float
+    files: str = ""
+
+
+class CompileReply(msgspec.Struct):
+    """Reply to it, on the first line of the answer; the cubin follows.
+
+    ``refusal`` is why the machine cannot compile it, which says nothing about the job.
+    """
+
+    outcome: Outcome = Outcome.OK
+    reason: Text = ""
+    cubin_hash: Name = ""
+    functions: dict[Name, CompiledFunction] = {}
+    lacks_files: bool = False
+    refusal: Text = ""
+
+
+class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
+    """Compilers, held by a process of Dask.
+
+    Parameters
+    ----------
+    count
+        Number of compilations at the same time.
+    """
+
+    name = _PLUGIN
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def setup(self, worker: Any) -> None:
+        """Make the pool of compile workers."""
+        settings = read_settings()
+        self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, self._count, _DEADLINE_S)
+        self._folder = tempfile.TemporaryDirectory(prefix="autotile-compilers-")
+
+    def teardown(self, worker: Any) -> None:
+        """End the compile workers."""
+        self._pool.close()
+        self._folder.cleanup()
+
+    def handle(self, request: CompileRequest, files: Mapping[str, bytes]) -> tuple[CompileReply, bytes]:
+        """Compile a job; requests come in as many threads as there are compilations at the same time.
+
+        Raises
+        ------
+        AutotileError
+            It cannot be compiled on this machine, which says nothing about the job.
+        """
+        if request.toolchain != toolchain():
+            raise WorkerError(f"it compiles with {toolchain()}")
+        root = Path(self._folder.name) / (request.files or "none")
+        if request.files and not root.exists():
+            if not files:
+                return CompileReply(lacks_files=True), b""
+            _write_files(root, files)
+        job = _moved(request.job, root)
+        if job.key != request.key:
+            raise WorkerError("its compiler is another one")
+        compiled = self._pool.submit(lambda: job, request.deadline_s).result()
+        reason = compiled.reason.replace(str(root), "")
+        if compiled.outcome is Outcome.NOT_COMPILED or (request.files and _UNFOUND in reason):
+            raise WorkerError(reason)
+        if compiled.cubin is None:
+            return CompileReply(compiled.outcome, reason), b""
+        cubin = compiled.cubin.path.read_bytes()
+        functions = dict(compiled.cubin.functions)
+        return CompileReply(cubin_hash=hashlib.sha256(cubin).hexdigest(), functions=functions), cubin
+
+
+def compile_remotely(text: str, files: Mapping[str, bytes]) -> bytes:
+    """Compile a job in this process of Dask; the task that a session submits.
+
+    Parameters
+    ----------
+    text
+        A `CompileRequest` as JSON.
+    files
+        Contents of the author's headers by their paths; empty unless the machine lacks them.
+
+    Returns
+    -------
+    bytes
+        A `CompileReply` as a line of JSON, and the cubin.
+    """
+    plugin = cast("CompilerPlugin", distributed.get_worker().plugins[_PLUGIN])
+    try:
+        reply, cubin = plugin.handle(decode_json(text, CompileRequest), files)
+    except (AutotileError, OSError, RuntimeError) as error:
+        reply, cubin = CompileReply(refusal=f"{error}"), b""
+    return encode_json(msgspec.to_builtins(reply)).encode() + b"\n" + cubin
+
+
+def _moved(job: CompileJob, root: Path) -> CompileJob:
+    """Return a job whose template and headers are below a folder."""
+    folders = tuple(_below(root, folder) for folder in job.include_folders)
+    return replace(job, template_path=_below(root, job.template_path), include_folders=folders)
+
+
+def _below(root: Path, path: str) -> str:
+    parts = Path(path).parts
+    if not Path(path).is_absolute() or ".." in parts:
+        raise InputError(f"the path {path!r} of a compile job is not absolute")
+    return str(root.joinpath(*parts[1:]))
+
+
+def _write_files(root: Path, files: Mapping[str, bytes]) -> None:
+    """Write headers below a folder, which is there only when it is complete."""
+    made = Path(tempfile.mkdtemp(dir=root.parent))
+    for path, content in files.items():
+        file = Path(_below(made, path))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    try:
+        made.rename(root)
+    except OSError:  # another thread was first
+        if not root.exists():
+            raise
+
+
+class Connection(Protocol):
+    """What `ClusterCompilers` needs of a connection to a scheduler."""
+
+    def offers(self) -> list[Mapping[str, float]]:
+        """Return the resources of each process of Dask that is present."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, resource: str) -> Any:
+        """Return the future of a task; raises `WorkerError` if the connection is lost."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A compilation that the farm was given."""
+
+    job: CompileJob
+    deadline_s: float
+    done: Future[FarmResult | None] = field(default_factory=Future)
+    begun_at: float = field(default_factory=time.monotonic)
+    task: Any = None
+    """Future of Dask."""
+
+    def end(self, result: FarmResult | None) -> None:
+        """Pass the result on, unless the job has ended before."""
+        with suppress(InvalidStateError):
+            self.done.set_result(result)
+
+
+class ClusterCompilers:
+    """The compilers of a cluster's machines, a `autotile.workers.compile_pool.CompileFarm`.
+
+    Only machines with the toolchain of this one are used. A compilation whose machine dies is repeated by Dask on
+    another one; if there is none, or if it takes far longer than others, it is given back.
+
+    Parameters
+    ----------
+    connection
+        Connection to the scheduler.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._toolchain = toolchain()
+        self._lock = threading.Lock()
+        self._running: set[_Job] = set()
+        self._digests: dict[str, str] = {}
+        """Digest of the author's headers, by the hash of the source; empty for none."""
+        self._files: dict[str, dict[str, bytes]] = {"": {}}
+        """Their contents by their paths, by the digest."""
+        self._took_s: deque[float] = deque(maxlen=_RECENT)
+        self._refusals = 0
+        self._refusal = ""
+        self._others: dict[str, int] = {}
+        self.slots = 0
+        self._look()
+        self._ending = threading.Event()
+        self._watch = threading.Thread(target=self._keep_looking, name="compile farm", daemon=True)
+        self._watch.start()
+
+    @property
+    def room(self) -> int:
+        """Number of compilations that can begin now."""
+        return self.slots - len(self._running) if self._refusals < _MAX_REFUSALS else 0
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Remarks for the user about machines that are not used."""
+        found = [
+            f"{plural(count, 'core')} of the scheduler compile with {name}, and this session with {self._toolchain}: "
+            "they are not used"
+            for name, count in sorted(self._others.items())
+        ]
+        if self._refusals >= _MAX_REFUSALS:
+            found.append(f"the compile farm is not used any more, as its machines cannot compile: {self._refusal}")
+        return tuple(found)
+
+    def accepts(self, job: CompileJob) -> bool:
+        """Return whether another machine can compile a job: with NVRTC, and without files that options name."""
+        return job.compiler == "nvrtc" and not job.files
+
+    def submit(self, job: CompileJob, deadline_s: float) -> Future[FarmResult | None]:
+        """Send a job; the future's result is None if it is to be compiled here."""
+        one = _Job(job, deadline_s)
+        with self._lock:
+            self._running.add(one)
+        one.done.add_done_callback(lambda _: self._forget(one))
+        try:
+            self._send(one, with_files=False)
+        except (WorkerError, InputError):
+            one.end(None)
+        return one.done
+
+    def close(self) -> None:
+        """Give everything back, and look no more."""
+        self._ending.set()
+        self._watch.join()
+        for one in self._listed():
+            one.end(None)
+
+    def _send(self, one: _Job, *, with_files: bool) -> None:
+        digest, files = self._own_files(one.job)
+        folders = tuple(str(Path(folder).resolve()) for folder in one.job.include_folders)
+        path = Path(one.job.template_path)
+        moved = replace(one.job, template_path=str(path.parent.resolve() / path.name), include_folders=folders)
+        request = CompileRequest(self._toolchain, one.job.key, moved, one.deadline_s, digest)
+        text = encode_json(msgspec.to_builtins(request))
+        resource = COMPILERS + self._toolchain
+        one.task = self._connection.submit(compile_remotely, text, files if with_files else {}, resource=resource)
+        one.task.add_done_callback(lambda task: self._take(one, task))
+
+    def _own_files(self, job: CompileJob) -> tuple[str, dict[str, bytes]]:
+        """Return the digest and the contents of the author's headers."""
+        digest = self._digests.get(job.source_hash)
+        if digest is None:
+            paths = included_files(Path(job.template_path), job.source, [Path(one) for one in job.include_folders])
+            files = {str(path): read_bytes(path, "included file") for path in sorted(paths)}
+            names = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+            digest = hashlib.sha256(encode_json(names).encode()).hexdigest() if files else ""
+            self._digests[job.source_hash] = digest
+            self._files.setdefault(digest, files)
+        return digest, self._files[digest]
+
+    def _take(self, one: _Job, task: Any) -> None:
+        """Pass on what a task has returned; anything but a result of the job gives it back."""
+        if one.done.done():
+            return
+        try:
+            reply, cubin = _read(task.result(timeout=_FETCH_S))
+            if reply.lacks_files:
+                self._send(one, with_files=True)
+                return
+        except Exception as error:  # whatever Dask raises where machines died, and what a damaged reply gives
+            self._refuse(one, f"{type(error).__name__}: {error}")
+            return
+        if reply.refusal:
+            self._refuse(one, reply.refusal)
+            return
+        compilation = Compilation(cubin, reply.functions) if reply.outcome is Outcome.OK else None
+        self._refusals = 0
+        self._took_s.append(time.monotonic() - one.begun_at)
+        one.end(FarmResult(compilation, reply.outcome, reply.reason))
+
+    def _refuse(self, one: _Job, reason: str) -> None:
+        self._refusals, self._refusal = self._refusals + 1, reason
+        one.end(None)
+
+    def _forget(self, one: _Job) -> None:
+        """Make room for another job, as this one has ended or was cancelled."""
+        with self._lock:
+            self._running.discard(one)
+        _cancel(one.task)
+
+    def _listed(self) -> list[_Job]:
+        with self._lock:
+            return list(self._running)
+
+    def _look(self) -> None:
+        """Count the cores that are offered."""
+        offered: dict[str, int] = {}
+        for resources in self._connection.offers():
+            for name, count in resources.items():
+                if name.startswith(COMPILERS):
+                    offered[name.removeprefix(COMPILERS)] = offered.get(name.removeprefix(COMPILERS), 0) + int(count)
+        self.slots = offered.pop(self._toolchain, 0)
+        self._others |= offered
+
+    def _keep_looking(self) -> None:
+        while not self._ending.wait(_CHECK_S):
+            self._look()
+            usual_s = sorted(self._took_s)[len(self._took_s) // 2] if self._took_s else 0.0
+            latest = time.monotonic() - max(_MIN_PATIENCE_S, _PATIENCE * usual_s)
+            for one in self._listed():
+                if one.begun_at < latest:
+                    one.end(None)
+
+
+def _cancel(task: Any) -> None:
+    if task is not None and not task.done():
+        try:
+            task.cancel()
+        except Exception:  # the connection is closed, and the task with it
+            return
+
+
+def _read(answer: object) -> tuple[CompileReply, bytes]:
+    """Parse what `compile_remotely` has returned.
+
+    Raises
+    ------
+    DataError
+        It is something else, or damaged.
+    """
+    if not isinstance(answer, bytes):
+        raise DataError("the answer of a compiler is malformed")
+    line, _, cubin = answer.partition(b"\n")
+    reply = decode_json(line, CompileReply)
+    is_compiled = reply.outcome is Outcome.OK and not (reply.refusal or reply.lacks_files)
+    if is_compiled and (not reply.functions or hashlib.sha256(cubin).hexdigest() != reply.cubin_hash):
+        raise DataError("a cubin arrived damaged")
+    return reply, cubin

@@ -1,0 +1,68 @@
+"""Dask, where it is installed, and the address of its scheduler.
+
+Only the modules of clusters import this one, with ``--scheduler`` and in ``autotile worker``.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from autotile.errors import InputError, ToolchainError
+
+try:
+    import distributed
+    from distributed.diagnostics.plugin import WorkerPlugin
+except ImportError:
+    raise ToolchainError(
+        "clusters need Dask, which is not installed; install it with `pip install 'autotile[cluster]'`"
+    ) from None
+
+__all__ = ["WorkerPlugin", "check_scheduler", "distributed"]
+
+
+def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
+    """Return the certificates for the connection to a scheduler, from Dask's configuration.
+
+    Raises
+    ------
+    InputError
+        The address cannot be read; it leaves the machine without TLS although ``insecure`` is not set; or no
+        certificates are configured.
+    """
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if host is None or port is None or parts.scheme not in ("tls", "tcp"):
+        raise InputError(
+            f"the scheduler {address!r} cannot be read; expected tls://HOST:PORT, or tcp:// on this machine"
+        )
+    if parts.scheme == "tcp":
+        if not (insecure or _is_loopback(host)):
+            raise InputError(
+                f"{address} is not encrypted, and whoever reaches a scheduler runs programs on its machines; "
+                "use tls://, or --insecure in a network that you trust"
+            )
+        return distributed.Security(require_encryption=False)
+    security = distributed.Security(require_encryption=True)
+    lacking = [name for name in ("ca_file", "client_cert", "worker_cert") if not getattr(security, f"tls_{name}")]
+    if lacking:
+        keys = " and ".join(
+            f"distributed.comm.tls.{name.replace('_cert', '.cert').replace('_', '-')}" for name in lacking
+        )
+        raise InputError(f"{address} needs certificates; name them in Dask's configuration as {keys}")
+    files = [security.tls_ca_file, security.tls_client_cert, security.tls_worker_cert]
+    for file in files:
+        if "\n" not in file and not Path(file).is_file():
+            raise InputError(f"the certificate {file} of Dask's configuration does not exist")
+    return security
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

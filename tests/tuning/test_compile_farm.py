@@ -1,0 +1,234 @@
+"""Compilation on other machines of a cluster: a farm of two cores, which NVRTC compiles on without a GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.core.model import Outcome
+from autotile.cuda.compiler import CompileJob
+from autotile.errors import DataError, WorkerError
+from autotile.workers.compile_pool import CompilePool
+
+pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
+
+from cluster_kit import ClusterKit, children, running_cluster, wait_until
+
+from autotile.tuning import cluster_compilers
+from autotile.tuning.cluster import Cluster
+from autotile.tuning.cluster_compilers import ClusterCompilers
+
+SOURCE = '#include "value.h"\nextern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE + OTHER; }'
+JOB = CompileJob(SOURCE.partition("\n")[2].replace(" + OTHER", ""), "hash", "/nowhere/x.cu", "fill", "sm_90", ())
+SLOW = """
+template <int N, unsigned long long ID> struct Tree {
+    static constexpr unsigned leaves = Tree<N - 1, 2 * ID>::leaves + Tree<N - 1, 2 * ID + 1>::leaves;
+};
+template <unsigned long long ID> struct Tree<0, ID> { static constexpr unsigned leaves = 1; };
+extern "C" __global__ void fill(unsigned* x) { x[0] = Tree<DEPTH, 1>::leaves; }
+"""
+COMPILE_WORKER = b"autotile.workers.compile_worker"
+
+
+def job(value: int, **changes: Any) -> CompileJob:
+    return replace(JOB, options=(f"-DVALUE={value}",), **changes)
+
+
+def slow_job(depth: int, name: str = "") -> CompileJob:
+    return replace(JOB, source=f"// {name}\n{SLOW}", source_hash=f"slow {name}", options=(f"-DDEPTH={depth}",))
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterKit]:
+    pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as kit:
+        kit.farm = kit.worker("--compile", "2")  # type: ignore[attr-defined]
+        yield kit
+
+
+@pytest.fixture
+def farm(kit: ClusterKit) -> Iterator[ClusterCompilers]:
+    with closing(Cluster(kit.scheduler, insecure=False)) as cluster:
+        wait_until(lambda: cluster.compilers.slots == 2)
+        yield cluster.compilers
+
+
+@pytest.fixture
+def busy_pool(farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompilePool]:
+    """A pool whose own core is busy, so that everything goes to the farm."""
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1] / 'workers'}:{os.environ.get('PYTHONPATH', '')}")
+    with closing(CompilePool(tmp_path / "cache", 10**8, 1, 60.0, module="bad_worker", farm=farm)) as pool:
+        pool.submit(lambda: replace(JOB, entry="sleep"))
+        yield pool
+
+
+def compile_workers(kit: ClusterKit) -> list[int]:
+    """Return the compile workers of the farm."""
+    below = children(kit.farm.pid)  # type: ignore[attr-defined]
+    return [pid for pid in below if COMPILE_WORKER in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_cubins_come_back_into_the_own_cache(busy_pool: CompilePool, tmp_path: Path) -> None:
+    futures = [busy_pool.submit(lambda value=value: job(value)) for value in range(6)]  # type: ignore[misc]
+    compiled = [future.result() for future in futures]
+    with closing(CompilePool(tmp_path / "other", 10**8, 1, 60.0)) as local:
+        expected = local.submit(lambda: job(0)).result()
+    cubins = [one.cubin for one in compiled if one.cubin is not None]
+    assert len({one.cubin_hash for one in cubins}) == 6
+    assert all(one.path.is_relative_to(tmp_path / "cache") and one.path.is_file() for one in cubins)
+    assert expected.cubin is not None
+    assert cubins[0].cubin_hash == expected.cubin.cubin_hash
+    assert cubins[0].functions == expected.cubin.functions
+    again = busy_pool.submit(lambda: job(0))
+    assert again.done()
+    assert again.result().cubin == cubins[0]
+
+
+def test_headers_are_sent_along(busy_pool: CompilePool, tmp_path: Path) -> None:
+    def with_header(other: int, value: int) -> CompileJob:
+        folder = tmp_path / f"headers{other}"
+        path = str(folder / "kernel.cu")
+        return job(value, source=SOURCE, source_hash=f"with header {other}", template_path=path)
+
+    found = []
+    for other in (1, 2):
+        (tmp_path / f"headers{other}").mkdir()
+        header = tmp_path / f"headers{other}" / "value.h"
+        header.write_text(f"#define OTHER {other}\n")
+        found.append(busy_pool.submit(lambda other=other: with_header(other, 0)).result())  # type: ignore[misc]
+        header.unlink()
+        found.append(busy_pool.submit(lambda other=other: with_header(other, 1)).result())  # type: ignore[misc]
+    assert [one.outcome for one in found] == [Outcome.OK] * 4, [one.reason for one in found]
+    hashes = [one.cubin.cubin_hash for one in found if one.cubin is not None]
+    assert len(set(hashes)) == 3  # 0 + 2 is 1 + 1
+
+
+def test_failures_are_those_of_one_candidate(busy_pool: CompilePool, kit: ClusterKit) -> None:
+    wrong = busy_pool.submit(lambda: replace(JOB, options=("-DVALUE=oops",))).result()
+    assert wrong.outcome is Outcome.COMPILE_FAILED
+    assert "oops" in wrong.reason
+    late = busy_pool.submit(lambda: slow_job(16, "late"), 1.0).result()
+    assert (late.outcome, late.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 1 s")
+    crashed = busy_pool.submit(lambda: slow_job(16, "crashed"))
+    wait_until(lambda: bool(compile_workers(kit)))
+    while not crashed.done():  # until the signal meets the one that compiles
+        for pid in compile_workers(kit):
+            os.kill(pid, signal.SIGSEGV)
+        time.sleep(0.1)
+    assert crashed.result().outcome is Outcome.COMPILE_FAILED
+    assert "SIGSEGV" in crashed.result().reason
+    assert busy_pool.submit(lambda: job(101)).result().outcome is Outcome.OK
+
+
+def test_a_machine_that_dies_costs_no_candidate(
+    busy_pool: CompilePool, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process of Dask is replaced, and compiles again."""
+    monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
+    futures = [busy_pool.submit(lambda n=n: slow_job(12, f"killed {n}")) for n in range(2)]  # type: ignore[misc]
+    wait_until(lambda: len(compile_workers(kit)) == 2)
+    for pid in children(kit.farm.pid):  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGKILL)
+    assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 2
+
+
+def test_what_the_farm_has_not_done_is_compiled_here(
+    farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 0.0)
+    monkeypatch.setattr(cluster_compilers, "_CHECK_S", 0.05)
+    begun = threading.Event()
+    submit = farm.submit
+
+    def note(*given: Any) -> Any:
+        begun.set()
+        return submit(*given)
+
+    monkeypatch.setattr(farm, "submit", note)
+    with closing(CompilePool(tmp_path / "cache", 10**8, 1, 60.0, farm=farm)) as pool:
+        futures = [pool.submit(lambda n=n: slow_job(11, f"given back {n}")) for n in range(3)]  # type: ignore[misc]
+        assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 3
+    assert begun.is_set()
+
+
+def test_a_session_that_ends_waits_for_nothing(busy_pool: CompilePool) -> None:
+    futures = [busy_pool.submit(lambda n=n: slow_job(16, f"left {n}"), 5.0) for n in range(4)]  # type: ignore[misc]
+    busy_pool.close()
+    assert all(future.done() for future in futures)
+    assert {future.result().outcome for future in futures if not future.cancelled()} == {Outcome.NOT_COMPILED}
+
+
+def test_another_toolchain_is_not_used(kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_compilers, "toolchain", lambda: "autotile 0.0 and NVRTC 1.0")
+    with closing(Cluster(kit.scheduler, insecure=False)) as cluster:
+        farm = cluster.compilers
+        wait_until(lambda: bool(farm.notices))
+        assert (farm.slots, farm.room) == (0, 0)
+        (notice,) = farm.notices
+    assert notice.startswith("2 cores of the scheduler compile with autotile")
+    assert notice.endswith("and this session with autotile 0.0 and NVRTC 1.0: they are not used")
+
+
+def test_a_session_uses_simulated_gpus_and_the_farm(bench: Any, kit: ClusterKit) -> None:
+    recording = bench.record()
+    worker = kit.simulated(recording, 0)
+    try:
+        before = set(kit.cache.glob("cubins/*.cubin"))
+        result = bench.tune(recording, sampler="brute-force", scheduler=kit.scheduler)
+        assert len(set(kit.cache.glob("cubins/*.cubin"))) > len(before)
+    finally:
+        worker.terminate()
+    assert result.winner.config == {"THREADS": 256, "WORK": 4}
+    assert sum(result.outcomes.values()) == len(bench.configs())
+
+
+class _Lost:
+    """A connection that is lost."""
+
+    def offers(self) -> list[dict[str, float]]:
+        return [{cluster_compilers.COMPILERS + cluster_compilers.toolchain(): 4}]
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, resource: str) -> Any:
+        raise WorkerError("the scheduler is lost")
+
+
+def test_without_a_connection_all_is_compiled_here(tmp_path: Path) -> None:
+    with (
+        closing(ClusterCompilers(_Lost())) as farm,
+        closing(CompilePool(tmp_path / "cache", 10**8, 1, 60.0, farm=farm)) as pool,
+    ):
+        futures = [pool.submit(lambda value=value: job(value)) for value in range(3)]  # type: ignore[misc]
+        assert {future.result().outcome for future in futures} == {Outcome.OK}
+    assert farm.room == 4
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        b"",
+        b"{}\n",
+        b"{}\ncubin",
+        b'{"outcome": "splendid"}\n',
+        b'{"cubin_hash": "00", "functions": {"f": {"symbol": "f", "resources": {"registers": 1}}}}\ncubin',
+    ],
+)
+def test_damaged_answers_are_refused(answer: object) -> None:
+    with pytest.raises(DataError):
+        cluster_compilers._read(answer)
+
+
+@pytest.mark.parametrize("change", [{"compiler": "nvcc"}, {"files": (("controls.txt", "00"),)}])
+def test_what_other_machines_lack_is_compiled_here(change: dict[str, Any]) -> None:
+    with closing(ClusterCompilers(_Lost())) as farm:
+        assert farm.accepts(JOB)
+        assert not farm.accepts(replace(JOB, **change))
