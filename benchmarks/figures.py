@@ -23,7 +23,7 @@ from autotile.exchange.recording import read_recording
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "from-kernel-tuner.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("guide", "from-kernel-tuner", "scaling")))
 BLOCK = re.compile(r"(<!-- figures: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 KERNEL_TUNER = "Kernel Tuner 1.5"
 
@@ -313,7 +313,105 @@ def suites() -> str:
     return linked(f"{shown}\n\n{text}, {command}, {found['date']}: [record](REC/h200/suites.json).", "guide")
 
 
+def simulated() -> str:
+    """Return trials a second and CPU times on simulated GPUs."""
+    found = record("scaling_simulated")
+    rows = [
+        (
+            one["through"],
+            one["gpus"],
+            f"`{one['sampler']}`",
+            f"{one['per_s']:.0f}",
+            f"{one['gpus_busy']:.0%}",
+            *(f"{one[key]:.1f}" if key in one else "" for key in COSTS),
+            f"{one['load']:.0f}",
+        )
+        for one in found["simulated"]
+        if one["through"] != "claims"
+    ]
+    names = ("parent, ms", "scheduler, ms", "GPUs' process, ms", "server, ms")
+    shown = table(("through", "GPUs", "sampler", "trials a second", "GPUs busy", *names, "load"), rows)
+    text = (
+        f"A candidate takes {1e3 * found['seconds']:.0f} ms of a GPU. CPU time is that of a trial; of "
+        f"{found['commands']} commands that share a study through PostgreSQL, their sum. The load is that of the "
+        f"{found['cores']} cores before the session, other programs included."
+    )
+    return linked(f"{shown}\n\n{text} {source('scaling_simulated')}", "guide")
+
+
+def simulated_claims() -> str:
+    """Return what a claim and a store cost on a PostgreSQL server."""
+    found = record("scaling_simulated")
+    rows = [
+        (
+            one["gpus"],
+            *(f"{one[key]:.0f}" for key in ("wanted_per_s", "per_s")),
+            *(f"{one[key]:.1f}" for key in ("claim_ms", "store_ms", "claimant_ms_per_trial", "server_ms_per_trial")),
+        )
+        for one in found["simulated"]
+        if one["through"] == "claims"
+    ]
+    rates = ("trials a second wanted", "reached")
+    times = ("claim, ms", "store, ms", "claimant's CPU, ms a trial", "server's CPU, ms a trial")
+    return linked(f"{table(('claimants', *rates, *times), rows)}\n\n{source('scaling_simulated')}", "guide")
+
+
+COSTS = ("parent_ms_per_trial", "scheduler_ms_per_trial", "machine_ms_per_trial", "server_ms_per_trial")
+
+
+def costs_of_a_trial() -> dict[str, tuple[float, str]]:
+    """Return each cost of a trial in ms of one core or GPU, with its origin."""
+    found = record("scaling_simulated")["simulated"]
+    most = {through: max(one["gpus"] for one in found if one["through"] == through) for through in ("dask", "claims")}
+    sessions = {(one["through"], one["gpus"], one.get("sampler")): one for one in found}
+    parent = sessions["threads", 64, "feasible"]["parent_ms_per_trial"]
+    dask = next(one for one in found if one["through"] == "dask" and one["gpus"] == most["dask"])
+    claim = next(one for one in found if one["through"] == "claims" and one["gpus"] == most["claims"])
+    load = [one for one in record("h200/load")["sessions"] if one["side"] == "after"]
+    cores = record("h200/load")["cores"]
+    compiling = [1e3 * cores * one["compilers_busy"] / one["trials_per_s"] for one in load]
+    running = [one["load_ms"] + one["verify_ms"] + one["measure_ms"] for one in load]
+    return {
+        "parent": (parent, "one session, 64 GPUs in its process"),
+        "parent with Dask": (dask["parent_ms_per_trial"], f"one session, {most['dask']} GPUs"),
+        "scheduler": (dask["scheduler_ms_per_trial"], "a task a trial"),
+        "process of the GPU": (dask["machine_ms_per_trial"], "all GPUs in one process"),
+        "database": (claim["server_ms_per_trial"], "a claim and a store, the server's CPU"),
+        "claims in line": (1e3 / claim["per_s"], f"{most['claims']} claimants that wait for each other"),
+        "compilers, least": (min(compiling), "of five kernels on an H200"),
+        "compilers, most": (max(compiling), "of five kernels on an H200"),
+        "GPU, least": (min(running), "of five kernels on an H200"),
+        "GPU, most": (max(running), "of five kernels on an H200"),
+    }
+
+
+def trial_costs() -> str:
+    """Return the cost of a trial, by what bears it."""
+    rows = [(name, f"{cost_ms:.1f}", origin) for name, (cost_ms, origin) in costs_of_a_trial().items()]
+    text = "[scaling_simulated](REC/scaling_simulated.json), [load](REC/h200/load.json)"
+    return linked(f"{table(('', 'ms a trial', 'origin'), rows)}\n\nRecords: {text}.", "guide")
+
+
+def past_measured() -> str:
+    """Return the cores that many GPUs would take of each resource, and the GPUs that one core of it serves."""
+    costs, trial_ms = costs_of_a_trial(), 1e3 * record("scaling_simulated")["seconds"]
+    names = [name for name in costs if not name.startswith("GPU")]
+    counts = (64, 256, 1000)
+    rows = []
+    for name in names:
+        cost_ms = costs[name][0]
+        taken = (f"{count * cost_ms / trial_ms:,.1f}" for count in counts)
+        rows.append((name, *taken, f"{trial_ms / cost_ms:,.1f}"))
+    wanted = ("trials a second", *(f"{1e3 * count / trial_ms:,.0f}" for count in counts), "")
+    headings = (f"GPUs, {trial_ms:.0f} ms a trial", *(f"{count:,}" for count in counts), "GPUs that one core serves")
+    return table(headings, [wanted, *rows])
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "simulated": simulated,
+    "simulated_claims": simulated_claims,
+    "trial_costs": trial_costs,
+    "past_measured": past_measured,
     "report": report,
     "ladder": ladder,
     "gemm": gemm,

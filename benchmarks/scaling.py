@@ -2,7 +2,8 @@
 
     python benchmarks/scaling.py [--gpus 1 2 4] [--problems large small] [--trials 300] [--points 24]
                                  [--output scaling.json]
-    python benchmarks/scaling.py --simulated 1 2 4 8 64 --seconds 0.15 [--output scaling_simulated.json]
+    python benchmarks/scaling.py --simulated 1 8 64 256 [--through threads dask postgresql claims] [--seconds 0.15]
+                                 [--samplers feasible random] [--output scaling_simulated.json]
 
 On GPUs, two problems are tuned with each number of them, each session with a database and a cubin cache of its own: a
 large one, whose launches of tens of milliseconds keep a GPU busy, and a small one, where compiling takes longer than
@@ -10,41 +11,41 @@ measuring, so that more GPUs do not help once the cores are busy. All sessions c
 a family is tuned with each number. The quality is the time of each winner in one last race on the first GPU, over the
 best of all.
 
-Simulated GPUs replay a recording, each candidate taking ``--seconds``, with compilers that take no time; every 50th GPU
-is 3 % slower. They need no GPU and measure the parent: its own time for a trial, and the trials a second.
+Simulated GPUs replay a recording, each candidate taking ``--seconds``, with compilers that take no time. They need no
+GPU and measure what a trial costs besides: CPU time of the parent, of Dask's scheduler and its worker processes, and of
+a PostgreSQL server. ``threads`` is one session with all GPUs in its process, ``dask`` one with a scheduler and one
+process of workers, ``postgresql`` eight commands that share a study and the GPUs, and ``claims`` a claimant for each
+GPU, which does nothing but claim and store.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from instant_compilers import InstantCompilers
 from provenance import provenance
 from rich.console import Console
 from rich.table import Table
+from simulated_gpus import COMMANDS, KERNEL, SIZES, THROUGH, claims
 
 from autotile.core.model import config_key
 from autotile.cuda.driver import device_count
-from autotile.exchange.recording import Recording
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
-from autotile.tuning import replay, session_run
 from autotile.tuning.family_session import FamilyPlan, tune_family
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 
-KERNEL, SIZES = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}
 PROBLEMS = {"large": {"M": 8192, "N": 8192, "K": 8192}, "small": SIZES}
 FAMILY = "M=256..4096 N=2048 K=2048"
 _BUSY = 0.8
@@ -61,23 +62,22 @@ def main() -> None:
     parser.add_argument("--family-trials", type=int, default=60)
     parser.add_argument("--simulated", nargs="+", type=int, metavar="N", help="numbers of simulated GPUs")
     parser.add_argument("--seconds", type=float, default=0.15, help="time of a candidate on a simulated GPU")
-    parser.add_argument("--sampler", default="feasible", help="search on simulated GPUs")
+    parser.add_argument("--samplers", nargs="+", default=["feasible"], help="searches on simulated GPUs, of threads")
+    parser.add_argument("--through", nargs="+", choices=[*THROUGH, "claims"], default=["threads"])
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     results: dict[str, Any] = provenance() | {"kernel": KERNEL}
     if arguments.simulated:
-        results["sizes"] = SIZES
-        results["simulated"] = [
-            simulate(count, arguments.trials, arguments.seconds, arguments.sampler)
-            for count in sorted(arguments.simulated)
-        ]
+        results |= {"sizes": SIZES, "seconds": arguments.seconds, "commands": COMMANDS}
+        results["simulated"] = list(simulations(arguments))
+        show_simulated(results["simulated"])
     else:
         present = device_count()
         counts = arguments.gpus or [count for count in (1, 2, 4, 8) if count <= present]
         if not present or max(counts) > present:
             sys.exit(f"this machine has {present} GPUs; name fewer with --gpus, or use --simulated")
         results |= on_gpus(sorted(counts), arguments)
-    show(results)
+        show(results)
     if arguments.output:
         arguments.output.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -190,51 +190,34 @@ def family(folder: Path, count: int, points: int, trials: int) -> dict[str, Any]
     }
 
 
-def simulate(count: int, trials: int, seconds: float, sampler: str) -> dict[str, Any]:
-    """Tune a recorded problem on simulated GPUs, with compilers that take no time."""
-
-    class Simulated(replay.SimulatedGpu):
-        def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "simulated-0") -> None:
-            number = int(uuid.rpartition("-")[2])
-            super().__init__(recording, notice, uuid=uuid, seconds=seconds, slowness=1.03 if number % 50 == 49 else 1.0)
-
-    kernel = load_kernel(KERNEL)
-    known = replay.SimulatedGpu, replay.ReplayBackend, session_run.CompilePool
-    replay.SimulatedGpu = replay.ReplayBackend = Simulated  # type: ignore[assignment, misc]
-    session_run.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            chosen = TuneOptions(
-                replay="auto",
-                devices=tuple(range(count)) if count > 1 else (),
-                database=str(Path(folder) / "tuning.db"),
-                trials=trials,
-                sampler=sampler,
-                transfer=False,
-                spend=True,
-                discard=False,
-            )
-            problem = resolve_problem(kernel.spec, SIZES, None)
-            used = _cpu_s()
-            result = tune(kernel, problem, read_settings(), chosen)
-            cpu_s = _cpu_s() - used
-    finally:
-        replay.SimulatedGpu, replay.ReplayBackend, session_run.CompilePool = known  # type: ignore[misc]
-    found = figures(result, count)
-    found["parent_ms_per_trial"] = round(1e3 * cpu_s / found["trials"], 2)
-    print(json.dumps(found), file=sys.stderr, flush=True)
-    return found
+def simulations(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the figures of sessions on each number of simulated GPUs."""
+    for through in arguments.through:
+        for count in sorted(arguments.simulated):
+            if through == "claims":
+                found = [claims(count, arguments.seconds)]
+            else:
+                samplers = arguments.samplers if through == "threads" else arguments.samplers[:1]
+                found = [THROUGH[through](count, arguments.trials, arguments.seconds, one) for one in samplers]
+            for entry in found:
+                print(json.dumps(entry), file=sys.stderr, flush=True)
+                yield entry
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def show_simulated(entries: list[dict[str, Any]]) -> None:
+    """Print a table of CPU times."""
+    table = Table("through", "GPUs", "sampler", "trials", "a second", "CPU time a trial, ms", "load")
+    for one in entries:
+        used = [f"{name.removesuffix('_ms_per_trial')} {one[name]}" for name in one if name.endswith("_ms_per_trial")]
+        row = [one["through"], one["gpus"], one.get("sampler", ""), one["trials"], one["per_s"], ", ".join(used)]
+        table.add_row(*map(str, row), str(one["load"]))
+    Console().print(table)
 
 
 def show(results: dict[str, Any]) -> None:
     """Print the tables."""
     console = Console()
-    entries = results.get("simulated") or results["sessions"]
+    entries = results["sessions"]
     fewest = entries[0]["gpus"]
     base = {entry.get("problem"): entry["per_s"] for entry in entries if entry["gpus"] == fewest}
     table = Table(

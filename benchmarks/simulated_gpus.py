@@ -4,7 +4,7 @@
 
 Simulated GPUs replay a recording, each candidate taking the same time, with compilers that take none; every 50th GPU of
 a session in one process is 3 % slower. What is measured is CPU time: of the session from its first trial to its last,
-of the scheduler, of the process that stands for all machines, and of the database server.
+of the scheduler, of the processes that stand for the machines, and of the database server.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,6 +46,8 @@ KERNEL, SIZES, DTYPE = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}, "float32"
 COMMANDS = 8
 """Sessions that share a study through a server."""
 _CUBIN_BYTES = 100_000
+_GPUS_A_PROCESS = 8
+"""Workers of Dask in a process: 256 processes do not fit, and more threads than these hold each other up."""
 _CLAIMING_S = 10.0
 _SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300")
 """Settings of the server, which flushes each commit."""
@@ -58,7 +61,7 @@ def through_threads(count: int, trials: int, seconds: float, sampler: str) -> di
 
 
 def through_dask(count: int, trials: int, seconds: float, sampler: str) -> dict[str, Any]:
-    """Tune through a scheduler of Dask and one process that offers all GPUs, a worker of Dask each."""
+    """Tune through a scheduler of Dask and processes that offer eight GPUs each, a worker of Dask for each."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "cubin").write_bytes(os.urandom(_CUBIN_BYTES))
@@ -259,13 +262,30 @@ def run_session(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def offer_gpus(given: dict[str, Any]) -> None:
-    """Offer simulated GPUs to a scheduler, all from this process, until it is ended."""
+def offer_gpus(given: dict[str, Any]) -> None:
+    """Offer simulated GPUs to a scheduler until this process is ended, eight in a process that is forked for them."""
+    import distributed  # noqa: F401 - before the fork, which copies nothing of it
+
+    numbers = range(given["count"])
+    children = []
+    for start in numbers[::_GPUS_A_PROCESS]:
+        joined, joining = os.pipe()
+        if (pid := os.fork()) == 0:
+            asyncio.run(_offer(given, numbers[start : start + _GPUS_A_PROCESS], joining))
+            os._exit(0)
+        os.read(joined, 1)
+        children.append(pid)
+    signal.signal(signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in children] and os._exit(0))
+    print("joined", flush=True)
+    signal.pause()
+
+
+async def _offer(given: dict[str, Any], numbers: range, joining: int) -> None:
     import distributed
 
     from autotile.tuning.cluster_worker import GpuPlugin, replayed_gpus
 
-    gpus = replayed_gpus(_recording_path(), range(given["count"]), given["seconds"])
+    gpus = replayed_gpus(_recording_path(), numbers, given["seconds"])
     workers = [
         distributed.Worker(
             given["scheduler"],
@@ -280,7 +300,7 @@ async def offer_gpus(given: dict[str, Any]) -> None:
     ]
     for worker in workers:
         await worker
-    print("joined", flush=True)
+    os.write(joining, b".")
     await asyncio.gather(*(worker.finished() for worker in workers))
 
 
@@ -338,6 +358,6 @@ THROUGH = {"threads": through_threads, "dask": through_dask, "postgresql": throu
 if __name__ == "__main__":
     what, document = sys.argv[1], json.loads(sys.argv[2])
     if what == "machine":
-        asyncio.run(offer_gpus(document))
+        offer_gpus(document)
     else:
         print(json.dumps(run_session(document)))
