@@ -10,30 +10,36 @@ import pytest
 
 from autotile.core.model import GPU_SCALE, Config, Measurement, Outcome, Trial
 from autotile.exchange.recording import Recording
+from autotile.tuning.backend import Finished
 from autotile.tuning.replay import SimulatedGpu
 from autotile.tuning.result import TuneResult
 
+DEFAULT = {"THREADS": 128, "WORK": 1}
 SLOWNESS = {"GPU-fast": 1.0, "GPU-slow": 1.04}
 
 
 @pytest.fixture(autouse=True)
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that selects the GPU of the calling thread's sessions, and with whom it begins."""
+    """Return a function that selects the GPU of the calling thread's sessions, and with whom each has a candidate."""
     chosen = threading.local()
 
     class Chosen(SimulatedGpu):
         def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
-            slowness, seconds = SLOWNESS[chosen.gpu], 0.1 if chosen.together.parties > 1 else 0.0
-            super().__init__(recording, notice, uuid=chosen.gpu, slowness=slowness, seconds=seconds)
+            super().__init__(recording, notice, uuid=chosen.gpu, slowness=SLOWNESS[chosen.gpu])
+            self._together = chosen.together
 
-        def wait(self) -> None:
-            chosen.together.wait(30)
+        def result(self) -> Finished:
+            found = super().result()
+            if self._together is not None and dict(found.candidate.config) != DEFAULT:
+                self._together.wait(60)
+                self._together = None
+            return found
 
     monkeypatch.setattr("autotile.tuning.replay.ReplayBackend", Chosen)
 
     def choose(gpu: str, together: threading.Barrier | None = None) -> None:
         chosen.gpu = gpu
-        chosen.together = together or threading.Barrier(1)
+        chosen.together = together
 
     return choose
 
@@ -71,7 +77,7 @@ def test_sessions_that_run_at_the_same_time(bench: Any, on_gpu: Any) -> None:
         thread.join()
     trials = bench.stored()
     assert len(trials) == 12
-    (home,) = {trial.gpu for trial in trials if trial.config == dict(bench.kernel.spec.default)}
+    (home,) = {trial.gpu for trial in trials if trial.config == DEFAULT}
     assert_on_scale_of(home, trials)
     (other,) = results.keys() - {home}
     assert not any("times are multiplied" in notice for notice in results[home].notices)
@@ -94,10 +100,8 @@ def test_a_session_that_resumes_another_ones_study(bench: Any, on_gpu: Any, home
 
 
 def test_without_a_reference_times_stay_as_they_are(bench: Any, on_gpu: Any) -> None:
-    default = dict(bench.kernel.spec.default)
-
     def judge(config: Config) -> Trial:
-        return Trial(config, Outcome.WRONG_RESULT, stage="verify") if dict(config) == default else by_threads(config)
+        return Trial(config, Outcome.WRONG_RESULT, stage="verify") if dict(config) == DEFAULT else by_threads(config)
 
     on_gpu("GPU-fast")
     recording = bench.record(judge)
