@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from autotile.tuning.cluster_worker import SIMULATED, Operation, Reply, answer
 from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.problem_queue import Lane, open_lane
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
 from autotile.tuning.scheduler import check_scheduler, distributed
 from autotile.workers.compile_pool import CompileFarm
@@ -38,6 +40,8 @@ from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 from autotile.workers.sanitizer import Finding
 
 _CONNECT_S = 10.0
+_LOOK_S = 0.3
+"""Time after which the scheduler is asked again for what it has."""
 _FIRST_GPU_S = 60.0
 """Time that a session waits for a first GPU."""
 _POLL_S = 1.0
@@ -98,10 +102,20 @@ class Cluster:
             raise InputError(f"no scheduler answers at {address}: {error}; see `dask scheduler --help`") from None
         self._seen_at: dict[str, float] = {}
         """Time at which each GPU was seen last, by `time.monotonic`."""
+        self._looking = threading.Lock()
+        self._offers: tuple[float, list[Mapping[str, float]]] = (0.0, [])
         self.compilers = ClusterCompilers(self)
 
     def offers(self) -> list[Mapping[str, float]]:
-        """Return the resources of each process of Dask that is present."""
+        """Return the resources of each process of Dask that is present, as of some tenths of a second ago."""
+        with self._looking:
+            looked_at, found = self._offers
+            if time.monotonic() - looked_at > _LOOK_S:
+                found = self._read_offers()
+                self._offers = time.monotonic(), found
+        return found
+
+    def _read_offers(self) -> list[Mapping[str, float]]:
         try:
             workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         except Exception:  # the scheduler is gone; any error of the connection says so
@@ -113,6 +127,12 @@ class Cluster:
         found = [name for resources in self.offers() for name in resources if _is_gpu(name)]
         self._seen_at.update(dict.fromkeys(found, time.monotonic()))
         return sorted(set(found))
+
+    def describe(self, gpu: str) -> Any:
+        """Ask a GPU for its properties and whether it works for a session; return the future for `result`."""
+        return self.submit(
+            answer, encode_json({"op": "describe", "version": __version__, "session": ""}), {}, resource=gpu
+        )
 
     def request(self, gpu: str, op: Operation, work: RemoteWork) -> Reply:
         """Send a request without a candidate, and wait for the reply; errors are those of `submit` and `result`."""
@@ -351,10 +371,12 @@ class ClusterGpus(GpuGroup):
 
     Parameters
     ----------
-    cluster
-        Connection to the scheduler, closed with this.
+    lane
+        GPUs of the cluster that the session may use.
     work, recorded
         As for `RemoteGpu`.
+    ending
+        Called when the session is closed.
 
     Raises
     ------
@@ -362,8 +384,18 @@ class ClusterGpus(GpuGroup):
         No GPU is offered, or all work for other sessions.
     """
 
-    def __init__(self, cluster: Cluster, work: RemoteWork, recorded: ReplayBackend | None = None) -> None:
-        self._cluster = cluster
+    def __init__(
+        self,
+        lane: Lane,
+        work: RemoteWork,
+        recorded: ReplayBackend | None = None,
+        *,
+        ending: Callable[[], None] = lambda: None,
+    ) -> None:
+        assert lane.cluster is not None
+        self._lane = lane
+        self._cluster = cluster = lane.cluster
+        self._end = ending
         self.farm = cluster.compilers
         self._work = work
         self._recorded = recorded
@@ -376,11 +408,11 @@ class ClusterGpus(GpuGroup):
         self._watch.start()
 
     def close(self) -> None:
-        """Release the GPUs, and disconnect."""
+        """Release the GPUs."""
         self._ending.set()
         self._watch.join()
         super().close()
-        self._cluster.close()
+        self._end()
 
     def _first(self) -> list[RemoteGpu]:
         """Wait for GPUs, and return those that are there."""
@@ -389,9 +421,7 @@ class ClusterGpus(GpuGroup):
             if found := list(self._arriving(None)):
                 return found
             time.sleep(_POLL_S)
-        present = self._cluster.look()
-        state = f"those there ({', '.join(present)}) work for other sessions" if present else "none joined"
-        raise InputError(f"the scheduler has no GPU for this session: {state}; start `autotile worker` on a machine")
+        raise no_gpu_error([str(gpu) for gpu in self._lane.devices])
 
     def _let_join(self) -> None:
         while not self._ending.wait(_POLL_S):
@@ -403,9 +433,10 @@ class ClusterGpus(GpuGroup):
 
     def _arriving(self, model: DeviceProperties | None) -> Iterator[RemoteGpu]:
         """Yield the GPUs that are present, of the session's model, and not part of it."""
-        for gpu in self._cluster.look():
+        present = self._cluster.look()
+        for gpu in map(str, self._lane.devices):
             known = self._joined.setdefault(gpu, [])
-            if gpu.startswith(SIMULATED) != (self._recorded is not None) or gpu in self._refused:
+            if gpu not in present or gpu in self._refused:
                 continue
             if len(known) >= _MAX_JOINS or (known and not known[-1].is_closed):
                 continue
@@ -421,8 +452,30 @@ class ClusterGpus(GpuGroup):
             yield one
 
 
-def cluster_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend:
-    """Return the GPUs of the cluster that the options name.
+def no_gpu_error(present: Sequence[str], model: str = "", reason: str = "") -> InputError:
+    """Return the error of a session or command for which no GPU is left."""
+    if not present:
+        state = "none joined"
+    elif reason:
+        state = reason
+    elif model:
+        state = f"none of those there ({', '.join(present)}) is a {model} that is free"
+    else:
+        state = f"those there ({', '.join(present)}) work for other sessions"
+    return InputError(f"the scheduler has no GPU for this session: {state}; start `autotile worker` on a machine")
+
+
+def cluster_backend(
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, lane: Lane | None
+) -> Backend:
+    """Return GPUs of the cluster that the options name.
+
+    Parameters
+    ----------
+    kernel, problem, settings, options
+        As for `autotile.tuning.session.tune`.
+    lane
+        GPUs that the session may use; None for all that there are, of one model.
 
     Raises
     ------
@@ -443,9 +496,8 @@ def cluster_backend(kernel: Kernel, problem: Problem, settings: Settings, option
         recording = open_recording(kernel, problem, options, settings.recording_folders)
         recorded = ReplayBackend(recording, replay_notice(recording, options))
     work = RemoteWork(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
-    cluster = Cluster(options.scheduler, insecure=options.insecure)
-    try:
-        return ClusterGpus(cluster, work, recorded)
-    except BaseException:
-        cluster.close()
-        raise
+    if lane is not None and lane.cluster is not None:
+        return ClusterGpus(lane, work, recorded)
+    with ExitStack() as opened:
+        own = opened.enter_context(open_lane(options))
+        return ClusterGpus(own, work, recorded, ending=opened.pop_all().close)
