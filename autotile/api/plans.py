@@ -365,6 +365,20 @@ class _Model:
         )
 
 
+def has_several_models(options: TuneOptions) -> bool:
+    """Return whether the GPUs are of several models, whose times are studies of their own.
+
+    Raises
+    ------
+    InputError
+        The scheduler cannot be reached, or has no GPU.
+    """
+    if options.replay is not None or not (options.scheduler or len(options.devices) > 1):
+        return False
+    with open_lane(options, is_of_one_model=False) as lane:
+        return len(_models_of(lane, options)) > 1
+
+
 def _models_of(lane: Lane, options: TuneOptions) -> list[_Model]:
     """Return the models of the GPUs."""
     if options.replay is not None or (lane.cluster is None and device_count() == 0):
