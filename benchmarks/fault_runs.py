@@ -19,9 +19,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import AutotileError
+from autotile.exchange.recording import Recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.space.search_space import feasible_space
@@ -216,15 +218,18 @@ def at_random(
     return disturb
 
 
-def some_configs(kernel: str, sizes: dict[str, int], device: Any, count: int, seed: int = 0) -> list[Config]:
-    """Return random valid configurations of a kernel, the default first."""
+def some_configs(
+    kernel: str, sizes: dict[str, int], device: DeviceProperties, count: int, recording: Recording | None = None
+) -> list[Config]:
+    """Return random valid configurations of a kernel, of those that are recorded if a recording is given."""
     loaded = load_kernel(kernel)
     problem = resolve_problem(loaded.spec, sizes, None)
     space = feasible_space(loaded.spec, problem.sizes, device, problem.dtype)
-    rows = Random(seed).sample(range(len(space)), min(count, len(space)))
-    found = {config_key(loaded.spec.default): loaded.spec.default}
-    found |= {config_key(config): config for config in map(space.config, rows)}
-    return list(found.values())[:count]
+    rows: Sequence[int] = range(len(space))
+    if recording is not None:
+        found = (space.row_of(recording.config(row)) for row in range(len(recording)))
+        rows = [row for row in found if row is not None]
+    return [space.config(row) for row in Random(0).sample(rows, min(count, len(rows)))]
 
 
 def show_runs(entries: Sequence[dict[str, Any]]) -> None:

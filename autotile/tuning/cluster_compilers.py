@@ -11,12 +11,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
 from autotile.kernel.sources import included_files, read_bytes
 from autotile.settings import read_settings
+from autotile.tuning.connection import Connection
 from autotile.tuning.scheduler import WorkerPlugin, distributed
 from autotile.workers.compile_pool import CompilePool, FarmResult
 
@@ -187,16 +188,6 @@ def _write_files(root: Path, files: Mapping[str, bytes]) -> None:
             raise
 
 
-class Connection(Protocol):
-    """What `ClusterCompilers` needs of a connection to a scheduler."""
-
-    def offers(self) -> list[Mapping[str, float]]:
-        """Return the resources of each process of Dask that is present."""
-
-    def submit(self, function: Callable[..., Any], *arguments: Any, resource: str) -> Any:
-        """Return the future of a task; raises `WorkerError` if the connection is lost."""
-
-
 @dataclass(eq=False, slots=True)
 class _Job:
     """A compilation that the farm was given."""
@@ -311,6 +302,9 @@ class ClusterCompilers:
     def _take(self, one: _Job, task: Any) -> None:
         """Pass on what a task has returned; anything but a result of the job gives it back."""
         if one.done.done():
+            return
+        if task.cancelled():  # the scheduler was lost
+            one.end(None)
             return
         try:
             reply, cubin = _read(task.result(timeout=_FETCH_S))

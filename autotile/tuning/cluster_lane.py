@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Any
 
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.errors import AutotileError, InputError
-from autotile.tuning.cluster import Cluster, no_gpu_error
+from autotile.tuning.cluster import Cluster, Sent
+from autotile.tuning.cluster_gpus import no_gpu_error
 from autotile.tuning.cluster_worker import SIMULATED, Reply
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import GpuName, Lane
@@ -47,8 +47,8 @@ class ClusterLane(Lane):
         self._model: DeviceProperties | None = None
         self._replies: dict[str, tuple[Reply, float]] = {}
         """What each GPU has said of itself, and when."""
-        self._requests: dict[str, Any] = {}
-        """Futures of the replies that are awaited."""
+        self._requests: dict[str, Sent] = {}
+        """Those whose replies are awaited."""
         self._error = ""
         self.cluster = Cluster(options.scheduler, insecure=options.insecure)
         try:
@@ -105,12 +105,15 @@ class ClusterLane(Lane):
             if gpu not in self._requests and now - self._replies.get(gpu, (None, -_FRESH_S))[1] >= _FRESH_S:
                 self._requests[gpu] = self.cluster.describe(gpu)
         for gpu, request in list(self._requests.items()):
-            if request.done():
+            try:
+                reply = self.cluster.description(request)
+            except AutotileError as error:  # it is gone, or runs another version
                 del self._requests[gpu]
-                try:
-                    self._replies[gpu] = self.cluster.result(gpu, request), now
-                except AutotileError as error:  # it is gone, or runs another version
-                    self._error = str(error)
+                self._error = str(error)
+                continue
+            if reply is not None:
+                del self._requests[gpu]
+                self._replies[gpu] = reply, now
 
     def _wait(self) -> None:
         """Wait for a first GPU of use, and a little for the others."""

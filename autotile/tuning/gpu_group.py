@@ -284,6 +284,8 @@ class GpuGroup:
                 self._changed.notify_all()
             while self._take_tasks(member):
                 self._advance(member)
+            if member.state == "lost" and not self._closing:
+                member.backend.close()  # it was given up, and came back: it may join again
         except AutotileError as error:
             self._lose(member, error)
         except BaseException as error:  # a thread must not end without a word

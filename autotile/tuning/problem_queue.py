@@ -29,7 +29,7 @@ _LOOK_S = 0.2
 """Interval at which the main thread looks for signals, in seconds."""
 _END_S = 60.0
 """Time that sessions have to end after the user's second interrupt."""
-_ABSENT_S = 60.0
+_ABSENT_S = 300.0
 """Time that problems wait for a GPU of a cluster while none of them is tuned."""
 
 
