@@ -273,6 +273,10 @@ class ClusterGpus(GpuGroup):
                 member.sign_at = time.monotonic()
         super()._abandon_silent()
 
+    def _may_be_replaced(self, error: WorkerError) -> bool:
+        """Return whether the last GPU is absent only: it, or another one, may join again."""
+        return isinstance(error, AbsentGpuError)
+
     def _raise_if_lost(self) -> None:
         """Wait for a GPU to come back if all of them are absent."""
         if self._left():

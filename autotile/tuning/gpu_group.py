@@ -271,8 +271,6 @@ class GpuGroup:
             if member.thread is not None and not member.thread.is_alive():
                 member.backend.close()
 
-    # what the thread of a GPU does
-
     def _serve(self, member: _Member) -> None:
         try:
             begun = time.monotonic()
@@ -425,8 +423,6 @@ class GpuGroup:
             self._finished.append(Finished(task.candidate, scaled(evaluation, member.scale), member.backend.uuid))
             self._changed.notify_all()
 
-    # what any thread does, with the lock
-
     def _left(self) -> list[_Member]:
         return [member for member in self._members if member.state != "lost"]
 
@@ -482,6 +478,10 @@ class GpuGroup:
         known = [member for member in working if member.scale is not None]
         return next(iter([*known, *working, *self._members]))
 
+    def _may_be_replaced(self, error: WorkerError) -> bool:
+        """Return whether another GPU may join in place of the last one, which was lost with an error."""
+        return False
+
     def _on_one(self, call: Callable[[Backend], _T]) -> _T:
         """Call a method of the GPU that holds races; where it fails, of the next one."""
         while True:
@@ -491,8 +491,9 @@ class GpuGroup:
             try:
                 return call(member.backend)
             except WorkerError as error:
-                if is_last:
+                if is_last and not self._may_be_replaced(error):
                     raise
                 self._lose(member, error)
+                self.wait()
             if self._second_seed is not None:
                 self._racing_member().backend.draw_second_inputs(self._second_seed)
