@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +91,27 @@ def main() -> None:
 def on_several(arguments: argparse.Namespace, known: Mapping[str, Fault]) -> None:
     """Run the faults of sessions on several GPUs; exit with 1 if something was lost."""
     entries = []
+    for entry in faults_on_several(arguments, known):
+        entries.append(entry)
+        print(f"{entry['fault']}: {entry['verdict']}, {entry['seconds']} s", file=sys.stderr, flush=True)
+        if arguments.output:
+            arguments.output.write_text(json.dumps({**provenance(), "runs": entries}, indent=1) + "\n")
+    show_runs(entries)
+    sys.exit(any(entry["verdict"] != "nothing lost" for entry in entries))
+
+
+def faults_on_several(arguments: argparse.Namespace, known: Mapping[str, Fault]) -> Iterator[dict[str, Any]]:
+    """Yield the comparison of each run with the undisturbed one, as it ends."""
     for count in arguments.gpus:
-        entries += run_gpu_faults(
+        if arguments.simulated_seconds is None:
+            yield run_hanging(count, [known[name] for name in _HANGING])
+        yield from run_gpu_faults(
             count,
             trials=arguments.trials,
             kills=arguments.random_kills,
             seed=arguments.seed,
             seconds=arguments.simulated_seconds,
         )
-        if arguments.simulated_seconds is None:
-            entries.append(run_hanging(count, [known[name] for name in _HANGING]))
-        if arguments.output:
-            arguments.output.write_text(json.dumps({**provenance(), "runs": entries}, indent=1) + "\n")
-    show_runs(entries)
-    sys.exit(any(entry["verdict"] != "nothing lost" for entry in entries))
 
 
 def run_hanging(count: int, faults: list[Fault]) -> dict[str, Any]:

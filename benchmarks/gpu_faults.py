@@ -43,8 +43,10 @@ _STOP_S = 0.02
 _WORKERS = (b"autotile.workers.gpu_worker", b"replaying_gpu_worker")
 
 
-def run_gpu_faults(count: int, *, trials: int, kills: int, seed: int, seconds: float | None) -> list[dict[str, Any]]:
-    """Disturb sessions on so many GPUs, and compare each with the undisturbed one.
+def run_gpu_faults(
+    count: int, *, trials: int, kills: int, seed: int, seconds: float | None
+) -> Iterator[dict[str, Any]]:
+    """Disturb sessions on so many GPUs, and yield each one compared with the undisturbed one.
 
     Parameters
     ----------
@@ -82,8 +84,9 @@ def run_gpu_faults(count: int, *, trials: int, kills: int, seed: int, seconds: f
             return run_session(what, lambda watch: tune(folder / "cache", options, watch), database, disturb)
 
         undisturbed = disturbed("none", lambda watch: None)
-        runs = [undisturbed, *(disturbed(what, disturb) for what, disturb in disturbances.items())]
-    return [{"gpus": count, **run.compared(undisturbed, configs)} for run in runs]
+        yield {"gpus": count, **undisturbed.compared(undisturbed, configs)}
+        for what, disturb in disturbances.items():
+            yield {"gpus": count, **disturbed(what, disturb).compared(undisturbed, configs)}
 
 
 def tune(cache: Path, options: TuneOptions, watch: Watch) -> TuneResult:

@@ -143,14 +143,22 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     default_dispatcher.refresher._kernels.clear()  # those that a failed test keeps alive
 
 
+@pytest.fixture(scope="session")
+def write_scale() -> Callable[[Path], Path]:
+    """Write a kernel of the user's own, ``y = factor x``, to a new folder, and return its search space."""
+
+    def write(folder: Path) -> Path:
+        folder.mkdir()
+        (folder / "scale.cu").write_text(SCALE_TEMPLATE)
+        (folder / "scale.toml").write_text(SCALE_SPACE)
+        return folder / "scale.toml"
+
+    return write
+
+
 @pytest.fixture
-def scale_toml(tmp_path: Path) -> Path:
-    """A kernel of the user's own: ``y = factor x``."""
-    folder = tmp_path / "kernels"
-    folder.mkdir()
-    (folder / "scale.cu").write_text(SCALE_TEMPLATE)
-    (folder / "scale.toml").write_text(SCALE_SPACE)
-    return folder / "scale.toml"
+def scale_toml(tmp_path: Path, write_scale: Callable[[Path], Path]) -> Path:
+    return write_scale(tmp_path / "kernels")
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def calls(page: Path) -> Iterator[tuple[str, str]]:
 
 def commands() -> dict[str, Any]:
     """The program's commands by their full names."""
-    known: dict[str, Any] = vars(typer.main.get_command(app))["commands"].copy()
+    known: dict[str, Any] = dict(vars(typer.main.get_command(app))["commands"])
     for name, group in list(known.items()):
         known |= {f"{name} {inner}": command for inner, command in getattr(group, "commands", {}).items()}
     return known

@@ -10,8 +10,9 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 from urllib.parse import unquote
@@ -19,6 +20,7 @@ from urllib.parse import unquote
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
 from autotile import __version__
 from autotile.cli.output import (
@@ -40,38 +42,69 @@ from autotile.errors import AutotileError, DataWarning, InputError, RescuedRunEr
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""
 
-COMMANDS = (
-    ("new", EVERYDAY),
-    ("tune", EVERYDAY),
-    ("tune_family", EVERYDAY),
-    ("tune_misses", EVERYDAY),
-    ("plan", EVERYDAY),
-    ("best", EVERYDAY),
-    ("space", EVERYDAY),
-    ("survey", EVERYDAY),
-    ("explain", EVERYDAY),
-    ("occupancy", EVERYDAY),
-    ("devices", EVERYDAY),
-    ("worker", EVERYDAY),
-    ("doctor", EVERYDAY),
-    ("list", RESULTS),
-    ("trials", RESULTS),
-    ("plot", RESULTS),
-    ("report", RESULTS),
-    ("misses", RESULTS),
-    ("watch", RESULTS),
-    ("verify", RESULTS),
-    ("check", RESULTS),
-    ("record", EXCHANGE),
-    ("export", EXCHANGE),
-    ("import_", EXCHANGE),
-    ("bundle", EXCHANGE),
-    ("diff", CARE),
-    ("merge", CARE),
-    ("clean", CARE),
-    ("db", CARE),
-)
-"""Modules of the commands, each with its panel, in the order of the help."""
+COMMANDS = {
+    "new": EVERYDAY,
+    "tune": EVERYDAY,
+    "tune-family": EVERYDAY,
+    "tune-misses": EVERYDAY,
+    "plan": EVERYDAY,
+    "best": EVERYDAY,
+    "space": EVERYDAY,
+    "survey": EVERYDAY,
+    "explain": EVERYDAY,
+    "occupancy": EVERYDAY,
+    "devices": EVERYDAY,
+    "measure-device": EVERYDAY,
+    "worker": EVERYDAY,
+    "doctor": EVERYDAY,
+    "list": RESULTS,
+    "trials": RESULTS,
+    "plot": RESULTS,
+    "report": RESULTS,
+    "misses": RESULTS,
+    "watch": RESULTS,
+    "verify": RESULTS,
+    "check": RESULTS,
+    "record": EXCHANGE,
+    "export": EXCHANGE,
+    "import": EXCHANGE,
+    "bundle": EXCHANGE,
+    "diff": CARE,
+    "merge": CARE,
+    "clean": CARE,
+    "prune": CARE,
+    "db": CARE,
+}
+"""Panel of each command, in the order of the help."""
+_MODULES = {"measure-device": "devices", "import": "import_", "prune": "clean"}
+"""Modules of the commands that are not in one of their own name."""
+
+
+class LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
+    """Commands by name, each made when it is asked for: making all of them takes as long as Python takes to start."""
+
+    def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return registered_commands(_MODULES.get(name, name.replace("-", "_")))[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@cache
+def registered_commands(module: str) -> Mapping[str, TyperCommand | TyperGroup]:
+    """Return the commands of a module of this package, by name."""
+    part = typer.Typer()
+    import_module(f"autotile.cli.{module}").register(part)
+    commands: Mapping[str, Any] = get_group(part).commands
+    for name, command in commands.items():
+        command.rich_help_panel = COMMANDS[name]
+        lay_out_help(command)
+    return commands
 
 
 class CommandLine(TyperGroup):
@@ -137,6 +170,18 @@ class CommandLine(TyperGroup):
             return UNEXPECTED
 
 
+class LazyCommandLine(CommandLine):
+    """Group of the commands of autotile."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LazyCommands()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Return the names of the commands, none of which is made."""
+        return list(self.commands)
+
+
 def _refuse_passwords(words: Sequence[str]) -> None:
     """Raise if a password is among the arguments, which every user of the machine can read while the command runs."""
     if any(map(has_password, words)):
@@ -157,7 +202,7 @@ def _interruptible() -> Iterator[None]:
 
 app = typer.Typer(
     name="autotile",
-    cls=CommandLine,
+    cls=LazyCommandLine,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -230,19 +275,6 @@ def main() -> None:
     except KeyboardInterrupt:  # before the arguments were parsed, or while an error was reported
         show_error("interrupted", CommandInterruptedError.__name__, as_json="--json" in sys.argv)
         sys.exit(INTERRUPTED)
-
-
-def _register_commands() -> None:
-    for module, panel in COMMANDS:
-        first = len(app.registered_commands), len(app.registered_groups)
-        import_module(f"autotile.cli.{module}").register(app)
-        for command in app.registered_commands[first[0] :]:
-            command.rich_help_panel = panel
-        for group in app.registered_groups[first[1] :]:
-            group.rich_help_panel = panel
-
-
-_register_commands()
 
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*:)(\S*)(?=@)")

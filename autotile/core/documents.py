@@ -84,6 +84,11 @@ def storable(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
+def json_text(value: Any) -> str:
+    """Return the content of a JSON column."""
+    return storable(encode_json(value, compact=True))
+
+
 class NotJson:
     """Cell of a JSON column that holds something else, which matches no schema."""
 

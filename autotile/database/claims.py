@@ -11,22 +11,22 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, delete, func, select, text, update
 
 from autotile.core.model import Trial, config_key
-from autotile.database.rows import parsed_rows, stored_trial
-from autotile.database.schema import CLAIMS, TRIALS
+from autotile.database.schema import CLAIMS
 from autotile.errors import DatabaseError
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
+    from autotile.database.transactions import Transaction
 
 LEASE_S = 60.0
 """Time after its last renewal at which a claim runs out, in seconds."""
@@ -40,28 +40,43 @@ _INHERITED = 16
 """Claims that a session takes over at once, at most."""
 
 
-# The statements of each trial are text, which takes a fraction of the time that expressions do.
-_CLAIM = text(
+_CLAIM = (
     "INSERT INTO claims (study_id, config_key, owner, expires_at) VALUES (:study, :key, :owner, :until) "
     "ON CONFLICT (study_id, config_key) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at "
     "WHERE claims.expires_at < :now OR claims.owner = :owner RETURNING id"
 )
-_HOLDER = text("SELECT owner FROM claims WHERE study_id = :study AND config_key = :key")
-_TAKE_OVER = text(
+_HOLDER = "SELECT owner FROM claims WHERE study_id = :study AND config_key = :key"
+_TAKE_OVER = (
     "UPDATE claims SET owner = :owner, expires_at = :until "
     "WHERE study_id = :study AND config_key = :key AND owner = :holder RETURNING id"
 )
-_OTHERS = text("SELECT id FROM claims WHERE study_id = :study AND owner <> :owner AND expires_at >= :now")
-_NEWEST = text("SELECT max(id) FROM trials")
-_NEWS = text(  # the sum keeps the database from an index of all trials of the study; those of the newest ids are few
+_OTHERS = "SELECT id FROM claims WHERE study_id = :study AND owner <> :owner AND expires_at >= :now"
+_NEWEST = "SELECT coalesce(max(id), 0) FROM trials"
+_NEWS = (  # the sum keeps the database from an index of all trials of the study; those of the newest ids are few
     "SELECT id FROM trials WHERE id > :first AND study_id + 0 = :study AND run_id <> :run AND phase = 'search' "
     "ORDER BY id"
 )
-_LOCK = text("SELECT pg_advisory_xact_lock(:kind, :study)")
+_CLAIM_AND_LOOK = (  # on a server, where each statement is a round trip, during which no other session can claim
+    "WITH claimed AS (INSERT INTO claims (study_id, config_key, owner, expires_at) "
+    "SELECT :study, wanted, :owner, :until FROM unnest(CAST(:keys AS text[])) AS wanted "
+    "ON CONFLICT (study_id, config_key) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at "
+    "WHERE claims.expires_at < :now OR claims.owner = :owner RETURNING id, config_key) "
+    "SELECT ARRAY(SELECT config_key FROM claimed ORDER BY id), ARRAY(SELECT id FROM claimed ORDER BY id), "
+    f"({_NEWEST}), ARRAY({_NEWS}), ARRAY({_OTHERS})"
+)
+_LOCK = "SELECT pg_advisory_xact_lock(:kind, :study), CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _SERVER_TIME = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 _RENEW = text("UPDATE claims SET expires_at = :until WHERE owner = :owner")
 _RELEASE_ALL = text("DELETE FROM claims WHERE study_id = :study AND owner = :owner")
-_RELEASE = text("DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = :key")
+_RELEASE = "DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = :key RETURNING config_key"
+_RELEASE_SEVERAL = (
+    "DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = ANY(CAST(:keys AS text[])) "
+    "RETURNING config_key"
+)
+_TRIED = (
+    "SELECT id FROM trials WHERE id > :first AND study_id + 0 = :study AND config_key = :key AND run_id <> :run "
+    "AND phase = 'search' LIMIT 1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +85,22 @@ class Claimed:
 
     Attributes
     ----------
-    is_ours
-        Whether this session may try the configuration.
+    ours
+        Whether this session may try each configuration.
     news
         Trials that other sessions have stored since the last look, oldest first.
     others
         Number of configurations that other sessions are trying now.
     """
 
-    is_ours: bool
+    ours: tuple[bool, ...]
     news: Sequence[Trial]
     others: int
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this session may try all of them."""
+        return all(self.ours)
 
 
 class StudyClaims:
@@ -105,8 +125,8 @@ class StudyClaims:
         """Configurations that other sessions have tried since this one began."""
         self.owner = f"{run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
 
-    def take(self, connection: Connection, key: str, room: int | None = None) -> Claimed:
-        """Claim a configuration, unless another session has claimed or tried it.
+    def take(self, transaction: Transaction, keys: Sequence[str], room: int | None = None) -> Claimed:
+        """Claim configurations, but for those that another session has claimed or tried.
 
         Parameters
         ----------
@@ -114,46 +134,58 @@ class StudyClaims:
             Number of trials that the study may still begin, by what this session knows; None for any number. What other
             sessions have stored since, and what they claimed before, counts against it.
         """
-        self._lock(connection)
-        now = _now(connection)
-        mine = {"study": self._study_id, "key": key, "owner": self.owner, "now": now, "until": now + LEASE_S}
-        number = connection.execute(_CLAIM, mine).scalar_one_or_none()
-        if number is None:
-            holder = connection.execute(_HOLDER, {"study": self._study_id, "key": key}).scalar_one_or_none()
-            if holder is not None and is_gone(holder):
-                number = connection.execute(_TAKE_OVER, {**mine, "holder": holder}).scalar_one_or_none()
-        news = self.look(connection)  # after the claim: a trial that was stored until then is seen
-        held_ids = (
-            connection.execute(_OTHERS, {"study": self._study_id, "owner": self.owner, "now": now}).scalars().all()
-        )
-        is_ours = number is not None
-        if number is not None:
-            earlier = sum(held_id < number for held_id in held_ids)
-            if key in self._tried or (room is not None and len(news) + earlier >= room):
-                self.release(connection, key)
-                is_ours = False
-        return Claimed(is_ours, news, len(held_ids))
+        now = self._lock(transaction)
+        mine = {"study": self._study_id, "owner": self.owner, "now": now, "until": now + LEASE_S}
+        if transaction.is_server:
+            where = {**mine, "keys": list(keys), "run": self._run_id, "first": self._looked_at(transaction)}
+            claimed, numbers, newest, found, held_ids = transaction.execute(_CLAIM_AND_LOOK, where)[0]
+            granted = dict(zip(claimed, numbers, strict=True))
+            self._note(transaction, newest, found)
+        else:
+            granted = {key: row[0] for key in keys for row in transaction.execute(_CLAIM, {**mine, "key": key})}
+            self.look(transaction)  # after the claim: a trial that was stored until then is seen
+            held_ids = [row[0] for row in transaction.execute(_OTHERS, mine)]
+        for key in keys:
+            if key not in granted and (number := self._taken_over(transaction, {**mine, "key": key})) is not None:
+                granted[key] = number
+        ours: dict[str, bool] = {}
+        for key in keys:
+            earlier = sum(held_id < granted[key] for held_id in held_ids) if key in granted else 0
+            before = len(self._undelivered) + earlier + sum(ours.values())
+            ours[key] = key in granted and key not in self._tried and (room is None or before < room)
+        self._release(transaction, [key for key in granted if not ours[key]])
+        return Claimed(tuple(ours[key] for key in keys), list(self._undelivered), len(held_ids))
 
-    def look(self, connection: Connection) -> list[Trial]:
+    def _taken_over(self, transaction: Transaction, claim: Mapping[str, Any]) -> int | None:
+        """Take over a claim whose process is gone; return its id."""
+        for (holder,) in transaction.execute(_HOLDER, claim):
+            if is_gone(holder):
+                return next((row[0] for row in transaction.execute(_TAKE_OVER, {**claim, "holder": holder})), None)
+        return None
+
+    def look(self, transaction: Transaction) -> list[Trial]:
         """Return the trials that other sessions have stored since the last `deliver`."""
-        late = _LATE_IDS if connection.dialect.name == "postgresql" else 0
-        first = max(self._first_id, self._newest_id - late)
-        newest = connection.execute(_NEWEST).scalar() or 0
+        first = self._looked_at(transaction)
+        newest = transaction.execute(_NEWEST, {})[0][0]
         if newest > first:
             where = {"first": first, "study": self._study_id, "run": self._run_id}
-            unseen = [number for number in connection.execute(_NEWS, where).scalars() if number not in self._seen]
-            self._newest_id = max(self._newest_id, newest)
-            self._add_undelivered(connection, unseen)
+            self._note(transaction, newest, [row[0] for row in transaction.execute(_NEWS, where)])
         return list(self._undelivered)
 
-    def _add_undelivered(self, connection: Connection, unseen: Sequence[int]) -> None:
+    def _looked_at(self, transaction: Transaction) -> int:
+        """Return the id after which trials may be new."""
+        return max(self._first_id, self._newest_id - (_LATE_IDS if transaction.is_server else 0))
+
+    def _note(self, transaction: Transaction, newest: int, found: Sequence[int]) -> None:
+        """Take note of the newest id, and of the trials of others that were found after the last look."""
+        self._newest_id = max(self._newest_id, newest)
+        unseen = [number for number in found if number not in self._seen]
         if not unseen:
             return
-        query = select(TRIALS).where(TRIALS.c.id.in_(unseen)).order_by(TRIALS.c.id)
-        found = [one.trial for one in parsed_rows(connection, query, stored_trial)]
+        trials = [one.trial for one in transaction.trials(unseen)]
         self._seen.update(unseen)
-        self._tried.update(config_key(trial.config) for trial in found)
-        self._undelivered += found
+        self._tried.update(config_key(trial.config) for trial in trials)
+        self._undelivered += trials
 
     def deliver(self) -> None:
         """Note that the session has what the last `look` returned: its transaction has ended."""
@@ -181,42 +213,44 @@ class StudyClaims:
         """Renew the session's leases."""
         connection.execute(_RENEW, {"until": _now(connection) + LEASE_S, "owner": self.owner})
 
-    def release(self, connection: Connection, key: str | None = None) -> bool:
-        """End the claim of a configuration, or all of the session's; return whether there was one."""
+    def release_all(self, connection: Connection) -> None:
+        """End the session's claims."""
+        connection.execute(_RELEASE_ALL, {"study": self._study_id, "owner": self.owner})
+
+    def release(self, transaction: Transaction, key: str) -> None:
+        """End the claim of a configuration."""
+        self._release(transaction, [key])
+
+    def settle(self, transaction: Transaction, keys: Sequence[str]) -> set[str]:
+        """End the claims of configurations that were tried; return those whose trials may be stored.
+
+        Not those whose claim was lost if another session has claimed or tried the configuration since.
+        """
+        self._lock(transaction)
+        ended = self._release(transaction, keys)
+        return {key for key in keys if key in ended or not self._is_taken_over(transaction, key)}
+
+    def _release(self, transaction: Transaction, keys: Sequence[str]) -> set[str]:
+        """End claims; return those that there were."""
         own = {"study": self._study_id, "owner": self.owner}
-        ended = (
-            connection.execute(_RELEASE_ALL, own) if key is None else connection.execute(_RELEASE, {**own, "key": key})
-        )
-        return ended.rowcount > 0
+        if transaction.is_server:
+            rows = transaction.execute(_RELEASE_SEVERAL, {**own, "keys": list(keys)}) if keys else ()
+        else:
+            rows = [row for key in keys for row in transaction.execute(_RELEASE, {**own, "key": key})]
+        return {row[0] for row in rows}
 
-    def settle(self, connection: Connection, key: str) -> bool:
-        """End the claim of a configuration that was tried; return whether its trial may be stored.
+    def _is_taken_over(self, transaction: Transaction, key: str) -> bool:
+        where = {"study": self._study_id, "key": key, "first": self._first_id, "run": self._run_id}
+        return bool(transaction.execute(_HOLDER, where) or transaction.execute(_TRIED, where))
 
-        It may not if the claim was lost, and another session has claimed or tried the configuration since.
+    def _lock(self, transaction: Transaction) -> float:
+        """Let one session at a time claim and store; return the time in seconds since 1970, as `_now` does.
+
+        A server's transactions do not see each other's rows before they end. A writer of an SQLite file is alone.
         """
-        self._lock(connection)
-        return self.release(connection, key) or not self._is_taken_over(connection, key)
-
-    def _is_taken_over(self, connection: Connection, key: str) -> bool:
-        held = select(CLAIMS.c.id).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.config_key == key)
-        if connection.execute(held).first() is not None:
-            return True
-        tried = select(TRIALS.c.id).where(
-            TRIALS.c.id > self._first_id,
-            TRIALS.c.study_id + 0 == self._study_id,
-            TRIALS.c.config_key == key,
-            TRIALS.c.run_id != self._run_id,
-            TRIALS.c.phase == "search",
-        )
-        return connection.execute(tried.limit(1)).first() is not None
-
-    def _lock(self, connection: Connection) -> None:
-        """Let one session at a time claim and store: a server's transactions do not see each other's rows before.
-
-        A writer of an SQLite file is alone anyway.
-        """
-        if connection.dialect.name == "postgresql":
-            connection.execute(_LOCK, {"kind": _LOCK_KIND, "study": self._study_id})
+        if transaction.is_server:
+            return float(transaction.execute(_LOCK, {"kind": _LOCK_KIND, "study": self._study_id})[0][1])
+        return time.time()
 
 
 def forget_dead(connection: Connection, study_id: int) -> int:
@@ -227,6 +261,13 @@ def forget_dead(connection: Connection, study_id: int) -> int:
     if gone:
         connection.execute(delete(CLAIMS).where(CLAIMS.c.id.in_(gone)))
     return len(rows) - len(gone)
+
+
+def claiming_runs(connection: Connection, study_id: int) -> set[int]:
+    """Return the ids of the runs whose sessions are trying configurations of a study now."""
+    held = select(CLAIMS.c.owner).where(CLAIMS.c.study_id == study_id, CLAIMS.c.expires_at >= _now(connection))
+    runs = (owner.partition(" ")[0] for owner in connection.execute(held).scalars() if not is_gone(owner))
+    return {int(run) for run in runs if run.isdecimal()}
 
 
 class Renewal:

@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from autotile.core.documents import encode_json, json_cell, storable
+from autotile.core.documents import json_cell, json_text
 from autotile.database.paths import (
     EXAMPLE_CREDENTIALS,
     MASK,
@@ -85,7 +85,7 @@ _LOST = ("08", "57P0", "53300")
 """PostgreSQL's error codes of lost connections, a server that stops or starts, and one with too many connections."""
 
 _JSON_CODEC: Mapping[str, Any] = {
-    "json_serializer": lambda value: storable(encode_json(value, compact=True)),
+    "json_serializer": json_text,
     "json_deserializer": json_cell,
 }
 """Arguments of an engine: a cell that is not JSON is a fault of its row, not of the query."""
@@ -287,7 +287,7 @@ def _connection_timeouts(url: URL, timeout_s: float) -> dict[str, int]:
 def _session_settings(url: URL, timeout_s: float, *, readonly: bool) -> str:
     """Return a statement that configures a connection; startup options would be refused by some connection poolers."""
     timeout_ms = str(math.ceil(1000 * timeout_s))
-    settings = {"statement_timeout": timeout_ms, "lock_timeout": timeout_ms}
+    settings = {"statement_timeout": timeout_ms, "lock_timeout": timeout_ms, "jit": "off"}  # it takes 60 ms to begin
     if readonly:
         settings["plan_cache_mode"] = "force_generic_plan"
     options = str(url.query.get("options", ""))
@@ -300,11 +300,12 @@ def translated_errors(location: Location) -> Iterator[None]:
     """Turn errors of the driver and of SQLAlchemy into a `DatabaseError` that names a remedy."""
     try:
         yield
-    except DBAPIError as error:
-        kind_of_error = type(error.orig).__name__
-        code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", "") or kind_of_error
+    except (DBAPIError, sqlite3.Error) as error:
+        original = error.orig if isinstance(error, DBAPIError) else error
+        kind_of_error = type(original).__name__
+        code = getattr(original, "sqlite_errorname", "") or getattr(original, "sqlstate", "") or kind_of_error
         remedy = _remedy(code, location)
-        reason = str(error.orig).strip() or kind_of_error
+        reason = str(original).strip() or kind_of_error
         kind = _kind(error, code, location)
         shown = _masked(reason, location)
         cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either
@@ -316,10 +317,10 @@ def translated_errors(location: Location) -> Iterator[None]:
         raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)
 
 
-def _kind(error: DBAPIError, code: str, location: Location) -> type[DatabaseError]:
+def _kind(error: DBAPIError | sqlite3.Error, code: str, location: Location) -> type[DatabaseError]:
     if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return DamagedDatabaseError
-    if isinstance(location, Path):
+    if isinstance(location, Path) or isinstance(error, sqlite3.Error):
         return DatabaseError
     has_code = bool(getattr(error.orig, "sqlstate", ""))
     is_lost = error.connection_invalidated or code.startswith(_LOST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,19 @@ from autotile.database.database import Database
 from autotile.database.engine import DamagedDatabaseError, LostServerError, across_restarts
 from autotile.database.keys import TuningKey
 from autotile.database.merging import copy_missing_rows
-from autotile.database.rows import Phase, append_trial, insert_trials, trial_row
+from autotile.database.rows import Phase, insert_trials, trial_row
 from autotile.database.schema import RUNS, TRIALS, now_text
 from autotile.database.studies import ensure_study, finish_run, insert_run
+from autotile.database.transactions import EngineTransaction, Transaction, short_transaction
 from autotile.errors import AutotileError, DatabaseError, RescuedRunError
 
 _COMPARED = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")
 """Columns of a trial that are compared when a run is read back."""
+
+_STORED = (
+    "SELECT id FROM trials "
+    "WHERE run_id = :run_id AND phase = :phase AND config_key = :config_key AND created_at = :created_at"
+)
 
 Result = TypeVar("Result")
 
@@ -142,17 +148,17 @@ class RunRecord:
         """Id of the run; 0 before `start`."""
         return self._run_id
 
-    def claim(self, config: Config, room: int | None = None) -> Claimed:
-        """Claim a configuration, so that no other session tries it; see `autotile.database.claims.StudyClaims.take`.
+    def claim(self, *configs: Config, room: int | None = None) -> Claimed:
+        """Claim configurations, so that no other session tries them; see `autotile.database.claims.StudyClaims.take`.
 
         Without sharing, every configuration is this session's.
         """
         if self._claims is None:
-            return Claimed(True, (), 0)
+            return Claimed((True,) * len(configs), (), 0)
         if self._renewal is None:
             self._renewal = Renewal(self._database, self._claims)
-        claims = self._claims
-        claimed = self._write(lambda connection: claims.take(connection, config_key(config), room))
+        claims, keys = self._claims, [config_key(config) for config in configs]
+        claimed = self._write(lambda transaction: claims.take(transaction, keys, room))
         claims.deliver()
         return claimed
 
@@ -160,13 +166,14 @@ class RunRecord:
         """Take over what sessions that died were trying; return the keys of its configurations, and news."""
         claims = self._claims
         if claims is None:
-            return [], Claimed(True, (), 0)
+            return [], Claimed((), (), 0)
 
-        def take_over(connection: Connection) -> tuple[list[str], Claimed]:
-            keys = claims.inherit(connection)
-            return keys, Claimed(True, claims.look(connection), claims.count_others(connection))
+        def take_over() -> tuple[list[str], Claimed]:
+            with self._database.writing() as connection:
+                keys = claims.inherit(connection)
+                return keys, Claimed((), claims.look(EngineTransaction(connection)), claims.count_others(connection))
 
-        found = self._write(take_over)
+        found = self._rescuing(lambda: across_restarts(take_over))
         claims.deliver()
         return found
 
@@ -174,17 +181,20 @@ class RunRecord:
         """End the claim of a configuration that is not tried."""
         claims = self._claims
         if claims is not None:
-            self._write(lambda connection: claims.release(connection, key))
+            self._write(lambda transaction: claims.release(transaction, key))
 
-    def _write(self, action: Callable[[Connection], Result]) -> Result:
+    def _write(self, action: Callable[[Transaction], Result]) -> Result:
         """Run a transaction, again if a server restarts meanwhile; an error rescues the run."""
 
         def attempt() -> Result:
-            with self._database.writing(self._held_connection()) as connection:
-                return action(connection)
+            with short_transaction(self._database, self._held_connection()) as transaction:
+                return action(transaction)
 
+        return self._rescuing(lambda: across_restarts(attempt))
+
+    def _rescuing(self, action: Callable[[], Result]) -> Result:
         try:
-            return across_restarts(attempt)
+            return action()
         except DatabaseError as error:
             raise self._rescued(error) from error
 
@@ -193,40 +203,44 @@ class RunRecord:
             self._connection = self._database.connect()
         return self._connection
 
-    def add(self, trial: Trial, *, phase: Phase = "search", rank: int | None = None) -> None:
-        """Commit one trial, see `Database.add_trial`; of the search, this ends its claim.
+    def add(self, *trials: Trial, phase: Phase = "search", rank: int | None = None) -> None:
+        """Commit trials in one transaction, see `Database.add_trial`; of the search, this ends their claims.
 
         A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored.
 
         Raises
         ------
         RescuedRunError
-            It cannot be stored; the run is in a rescue file.
+            They cannot be stored; the run is in a rescue file.
         """
-        entry = _Entry(trial, phase, rank, now_text())
-        self._entries.append(entry)
-        if not self._write(lambda connection: self._append(connection, entry)):
-            self._entries.pop()
-        try:
-            self._database.check_in_place()
-        except DatabaseError as error:
-            raise self._rescued(error) from error
+        entries = [_Entry(trial, phase, rank, now_text()) for trial in trials]
+        self._entries += entries
+        is_again = False
 
-    def _append(self, connection: Connection, entry: _Entry) -> bool:
-        """Store a trial and end its claim; return whether it is stored."""
-        row = entry.row(self.study_id, self._run_id)
-        if self._database.path is None:  # the connection may have been lost after the commit
-            same = (TRIALS.c[name] == row[name] for name in ("run_id", "phase", "config_key", "created_at"))
-            if connection.execute(select(TRIALS.c.id).where(*same)).first() is not None:
-                return True
-        if (
-            self._claims is not None
-            and entry.phase == "search"
-            and not self._claims.settle(connection, row["config_key"])
+        def store(transaction: Transaction) -> list[_Entry]:
+            nonlocal is_again
+            stored = self._append(transaction, entries, is_again=is_again)
+            is_again = True  # the connection may be lost after the commit
+            return stored
+
+        stored = self._write(store)
+        for entry in entries:
+            if entry not in stored:
+                self._entries.remove(entry)
+        self._rescuing(self._database.check_in_place)
+
+    def _append(self, transaction: Transaction, entries: Sequence[_Entry], *, is_again: bool) -> list[_Entry]:
+        """Store trials and end their claims; return those that are stored."""
+        rows = [one.row(self.study_id, self._run_id) for one in entries]
+        if is_again and (
+            stored := [one for one, row in zip(entries, rows, strict=True) if transaction.execute(_STORED, row)]
         ):
-            return False
-        append_trial(connection, row)
-        return True
+            return stored
+        keys = [row["config_key"] for row in rows]
+        is_claimed = self._claims is not None and entries[0].phase == "search"
+        mine = self._claims.settle(transaction, keys) if self._claims is not None and is_claimed else set(keys)
+        transaction.insert([row for row, key in zip(rows, keys, strict=True) if key in mine])
+        return [one for one, key in zip(entries, keys, strict=True) if key in mine]
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Record the end of the run; the winner of its finals becomes the study's best. Errors as for `add`."""
@@ -261,7 +275,7 @@ class RunRecord:
             self._renewal.close()
         if self._claims is not None:
             with suppress(DatabaseError), self._database.writing(self._connection) as connection:
-                self._claims.release(connection)
+                self._claims.release_all(connection)
         self._claims = self._renewal = None
 
     def _release(self) -> None:

@@ -11,11 +11,12 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.embedding import Embedding
-from autotile.search.gaussian_process import Floats, Posterior, log_expected_improvement, one_blas_thread
+from autotile.search.gaussian_process import Floats, one_blas_thread
 from autotile.search.history import History, Result, result_of
+from autotile.search.ranking import Ranking, Selection
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
-from autotile.search.surrogate import STARTUP, Prediction, Refits, Surrogate
+from autotile.search.surrogate import STARTUP, Refits, Surrogate
 from autotile.search.transfer import EstimatedSpeeds, ExpectedSpeeds, MisleadingSource, TransferPrior
 from autotile.space.search_space import SearchSpace
 
@@ -37,12 +38,6 @@ _MAX_EMBEDDED_ROWS = 1 << 16
 _MAX_TRIALS = 256
 _MAX_COMPILED = 128
 """Maximum numbers of the trials before the last fit that the model of all rows and that of compiled rows use."""
-
-_RANKED_ROWS = 256
-"""Number of rows, the best by their gain and by their mean, that the proposals between two results choose among."""
-
-_MIN_UNEXPLAINED = 1e-4
-"""Smallest share of a variance that the result of another row is assumed to leave."""
 
 _PATIENCE = 10
 """Number of trials without improvement after which some proposals are greedy."""
@@ -130,7 +125,9 @@ class FeasibleGPSampler(RankingSampler):
         self._refits: dict[tuple[bool, ExpectedSpeeds | None], Refits] = {}
         self._models: dict[tuple[bool, ExpectedSpeeds | None], Surrogate] = {}
         """Model by whether it has resources as features, and by the prior that it uses."""
-        self._rankings: dict[bool, tuple[tuple[int, int], _Ranking]] = {}
+        self._selections: dict[bool, Selection] = {}
+        """The newest selection among compiled rows, by whether it follows the prior."""
+        self._rankings: dict[bool, tuple[tuple[int, int], Ranking]] = {}
         """Gains of the rows as of the last proposal, by whether it followed the prior, after the numbers of trials that
         they depend on: those that had begun and ended."""
 
@@ -167,11 +164,25 @@ class FeasibleGPSampler(RankingSampler):
             history = self._trials(guided)
             if _is_starting(history) or len(rows) == 1:
                 return rows[0]
-            model = self._model(study, guided=guided, compiled=True)
-            model.set_rows(np.array(rows))
-            free = np.ones(len(rows), np.bool_)
-            ranking = _Ranking(model, model.predict(history, _weights(study, self._draws(ended))), free)
-            return self._best(ranking, free, turn=ended)
+            selection = self._selections.get(guided)
+            if selection is None or selection.ended != ended or len(study.directions) > 1 or not selection.holds(rows):
+                model = self._model(study, guided=guided, compiled=True)
+                model.set_rows(np.array(rows))
+                prediction = model.predict(history, _weights(study, self._draws(ended)))
+                ranking = Ranking(model, prediction, np.ones(len(rows), np.bool_))
+                selection = self._selections[guided] = Selection(ended, ranking)
+            return self._best_of_compiled(selection, rows)
+
+    def _best_of_compiled(self, selection: Selection, rows: Sequence[int]) -> int:
+        """Choose another row of a selection."""
+        ranking = selection.ranking
+        free = np.ones(len(ranking.rows), np.bool_)
+        if ranking.chosen is not None:
+            ranking.expect(ranking.chosen)
+            free = np.isin(ranking.rows, rows)
+        ranking.chosen = self._best(ranking, free, selection.ended + selection.count)
+        selection.count += 1
+        return ranking.chosen
 
     def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
         """Return the sources that the prior ignores, as the results of the study contradict them."""
@@ -255,7 +266,7 @@ class FeasibleGPSampler(RankingSampler):
         ranking.chosen = self._best(ranking, free, turn)
         return ranking.chosen
 
-    def _ranked(self, study: Study, guided: bool, rng: Draws) -> _Ranking:
+    def _ranked(self, study: Study, guided: bool, rng: Draws) -> Ranking:
         """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
         history = self._trials(guided)
         state = (history.begun, history.ended)
@@ -263,7 +274,7 @@ class FeasibleGPSampler(RankingSampler):
         if ranking is None or known != state or len(study.directions) > 1:
             model = self._model(study, guided=guided)
             prediction = model.predict(history, _weights(study, rng))
-            ranking = _Ranking(model, prediction, self._free(guided)[prediction.rows])
+            ranking = Ranking(model, prediction, self._free(guided)[prediction.rows])
             self._rankings[guided] = state, ranking
         elif ranking.chosen is not None:
             ranking.expect(ranking.chosen)
@@ -324,7 +335,7 @@ class FeasibleGPSampler(RankingSampler):
         )
         return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
-    def _best(self, ranking: _Ranking, free: NDArray[np.bool_], turn: int) -> int:
+    def _best(self, ranking: Ranking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
         gain = np.where(free, ranking.gain, -np.inf)
         best = int(np.argmax(gain))
@@ -428,66 +439,3 @@ def _weights(study: Study, rng: Draws) -> Floats:
     """Draw the weights of the objectives."""
     objectives = len(study.directions)
     return rng().dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
-
-
-class _Ranking:
-    """The best of the rows that a model predicts, with their predicted merit.
-
-    The results of chosen rows only lower the gains of others, so that the rows that are not among the best at first do
-    not become so before a trial begins or ends, or too late to matter.
-
-    Parameters
-    ----------
-    model, prediction
-        The model, and its prediction.
-    free
-        Whether each row may be chosen, shape (rows,).
-
-    Attributes
-    ----------
-    rows
-        The rows, shape (n,).
-    gain
-        Logarithm of the expected improvement times the probability of success, shape (n,).
-    mean
-        Predicted loss, shape (n,).
-    since_best
-        Number of trials that ended since the best one.
-    speed
-        See `Prediction`.
-    chosen
-        Row that was proposed last; None for none.
-    """
-
-    def __init__(self, model: Surrogate, prediction: Prediction, free: NDArray[np.bool_]) -> None:
-        self.speed = prediction.speed
-        self.since_best = prediction.since_best
-        self.chosen: int | None = None
-        self._model = model
-        self._posterior: Posterior | None = None
-        self._best = prediction.best
-        success = np.log(prediction.success)
-        gain = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best) + success
-        kept = _best_of(np.where(free, gain, -np.inf), np.where(free, -prediction.mean, -np.inf))
-        self._kept = kept
-        self.rows = prediction.rows[kept]
-        self.mean = prediction.mean[kept]
-        self.gain = gain[kept]
-        self._deviation = prediction.deviation[kept]
-        self._success = success[kept]
-
-    def expect(self, row: int) -> None:
-        """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
-        index = int(np.flatnonzero(self.rows == row)[0])
-        if self._posterior is None:
-            self._posterior = self._model.among(self._kept)
-        unexplained = np.maximum(1 - self._posterior.explained_by(index), _MIN_UNEXPLAINED)
-        self._deviation = self._deviation * np.sqrt(unexplained)
-        self.gain = log_expected_improvement(self.mean, self._deviation, self._best) + self._success
-
-
-def _best_of(*merits: Floats) -> NDArray[np.int64]:
-    """Return the indices, ascending, of the highest of each merit."""
-    if len(merits[0]) <= _RANKED_ROWS:
-        return np.arange(len(merits[0]))
-    return np.unique([np.argpartition(-merit, _RANKED_ROWS // 2)[: _RANKED_ROWS // 2] for merit in merits])

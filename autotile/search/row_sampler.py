@@ -296,7 +296,8 @@ class RowSampler(BaseSampler):
     def _observe(self, study: Study, current: int | None = None) -> None:
         """Take note of the trials that began or ended since the last call."""
         trials = study.get_trials(deepcopy=False)
-        for number in [*self._open, *range(self._seen, len(trials))]:
+        known = [n for n, row in self._open.items() if row is None or trials[n].state is not TrialState.RUNNING]
+        for number in [*known, *range(self._seen, len(trials))]:
             if number != current:
                 self._observe_trial(study, trials[number])
         self._seen = len(trials)

@@ -109,16 +109,18 @@ class GpuGroup:
 
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]
-        self.device = first.device
-        self.source = first.source
-        self.notice = first.notice
+        self.device, self.source, self.notice = first.device, first.source, first.notice
         self._deadline_s = deadline_s
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        """Notified of results, and of what happens to a GPU."""
+        self._queued = threading.Condition(lock)
+        """Notified of candidates for GPUs that wait; of a new one, a single GPU: all would contend for it."""
         self._members: list[_Member] = []
+        self._lost = 0
         self._queue: deque[_Task] = deque()
         """Candidates that no GPU holds, the next first."""
         self._finished: deque[Finished] = deque()
-        self._outstanding = 0
         self._waiting = 0
         """Number of GPUs without a candidate."""
         self._reference: Candidate | None = None
@@ -134,8 +136,7 @@ class GpuGroup:
     @property
     def gpu_count(self) -> int:
         """Number of GPUs that are not lost."""
-        with self._changed:
-            return max(1, len(self._left()))
+        return max(1, len(self._members) - self._lost)
 
     @property
     def uuid(self) -> str:
@@ -188,8 +189,7 @@ class GpuGroup:
         """Put a candidate into the queue of the GPUs."""
         with self._changed:
             self._queue.append(_Task(candidate, best_us))
-            self._outstanding += 1
-            self._changed.notify_all()
+            self._queued.notify()
 
     def result(self) -> Finished:
         """Wait for any candidate that was submitted, and return its evaluation.
@@ -204,7 +204,6 @@ class GpuGroup:
                 self._abandon_silent()
                 self._raise_if_lost()
                 self._changed.wait(_CHECK_S)
-            self._outstanding -= 1
             return self._finished.popleft()
 
     def withdraw(self) -> None:
@@ -214,7 +213,6 @@ class GpuGroup:
                 task.is_done = True
             self._queue.clear()
             self._finished.clear()
-            self._outstanding = 0
 
     def race(
         self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
@@ -257,7 +255,7 @@ class GpuGroup:
         """Release all GPUs."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
+            self._wake_all()
             busy = [one for one in self._members if one.tasks or one.state != "working"]
         # in threads, as a driver that hangs keeps its process, and what waits for that
         threads = [threading.Thread(target=one.backend.close, name="close GPU", daemon=True) for one in busy]
@@ -301,7 +299,7 @@ class GpuGroup:
                     taken = self._taken(member)
                     if taken or member.tasks:
                         break
-                    self._changed.wait()
+                    self._queued.wait()
             finally:
                 self._waiting -= 1
             member.sign_at = time.monotonic()
@@ -429,7 +427,11 @@ class GpuGroup:
     def _give_back(self, tasks: Iterable[_Task]) -> None:
         """Put candidates back to the front of the queue."""
         self._queue.extendleft(reversed([task for task in tasks if not task.is_done]))
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         self._changed.notify_all()
+        self._queued.notify_all()
 
     def _lose(self, member: _Member, error: AutotileError) -> None:
         """Give a GPU up; its candidates go to the others, except one with which two GPUs were lost."""
@@ -437,6 +439,7 @@ class GpuGroup:
             if member.state == "lost" or self._closing:
                 return
             member.state, member.lost = "lost", str(error)
+            self._lost += 1
             self._error = error
             if self._home is member and self._home_us is None:
                 self._home = None
@@ -460,6 +463,7 @@ class GpuGroup:
             limit_s = self._deadline_s + _MIN_STALL_S + _OPENS_PER_STALL * member.open_s
             if member.tasks and member.state == "working" and now - member.sign_at > limit_s:
                 member.state, member.lost = "lost", f"it gave no sign for {limit_s:.0f} s"
+                self._lost += 1
                 self._error = WorkerError(f"{member.name}: {member.lost}")
                 tasks = list(member.tasks)
                 member.tasks.clear()

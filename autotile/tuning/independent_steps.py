@@ -9,7 +9,7 @@ that occurs outside of the functions of the steps, or in what several of them us
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product, zip_longest
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from autotile.space.search_space import SearchSpace
 
 _WORD = re.compile(r"\w+")
 _OWN_INCLUDE = re.compile(r'#\s*include\s*"')
+_TOGETHER = 16
+"""Trials between two looks at the stopping rules, which keeps the compilers busy."""
 _KEPT = 2
 """Best settings of each group that are combined, as the time of a step is less certain than that of a call."""
 
@@ -147,6 +149,19 @@ class StepTimes:
                     config |= dict(zip(group.parameters, values, strict=True))
             if self._space.row_of(config) is not None:
                 yield config
+
+    def chunks(self, trials: Callable[[], Iterable[Trial]]) -> Iterator[list[Config]]:
+        """Yield the configurations that time every setting, some at a time.
+
+        Parameters
+        ----------
+        trials
+            Return all trials so far.
+        """
+        for configs in (self.first_configs, lambda: self.untimed_configs(trials())):
+            waiting = list(configs())
+            for start in range(0, len(waiting), _TOGETHER):
+                yield waiting[start : start + _TOGETHER]
 
     def untimed_configs(self, trials: Iterable[Trial]) -> list[Config]:
         """Return the default with each setting that has no time because another group's setting failed."""

@@ -135,8 +135,8 @@ class Pipeline:
         return len(self._running)
 
     def remember(self, trials: Iterable[Trial]) -> None:
-        """Register earlier trials, so that identical code is not measured again."""
-        for trial in trials:
+        """Register earlier trials, so that identical code is not measured again; a replay looks all of it up anyway."""
+        for trial in trials if self._backend.source == "cuda" else ():
             if trial.outcome.has_time and trial.cubin_hash and trial.geometry is not None and trial.stage == "measure":
                 self._measured[self._launch_of(trial)] = trial
 
@@ -166,7 +166,8 @@ class Pipeline:
             A function takes other parameters than the declared arguments.
         """
         with self._timeline.span("session", "wait for the compilers"):
-            compiled = {row: self._apply_second_gate(self._queue[row]) for row in self._compiled_rows(proposer)}
+            queued = {row: self._queue[row] for row in self._compiled_rows(proposer)}
+            compiled = {row: one.trial or self._apply_second_gate(one) for row, one in queued.items()}
         if not compiled:
             return None
         failed = (row for row, trial in compiled.items() if trial.outcome is not Outcome.OK)
@@ -259,7 +260,7 @@ class Pipeline:
         computed = computed_values(self._kernel.spec.computed, trial.config)
         others = tuple(
             SizedCubin(sizes, str(other.path), other.symbols)
-            for sizes, compilation in self._others.get(config_key(trial.config), ())
+            for sizes, compilation in self._others_of(trial.config)
             if (other := compilation.result().cubin) is not None
         )
         return Candidate(trial.config, str(cubin.path), cubin.symbols, computed, others=others)
@@ -286,22 +287,23 @@ class Pipeline:
         """Record the stages of an evaluation, which follow one another without a pause."""
         evaluation = finished.evaluation
         start_s = evaluation.began_at
+        if not start_s or not self._timeline.is_recording:
+            return
         track = f"GPU worker {finished.gpu}" if self._backend.gpu_count > 1 else "GPU worker"
-        for stage, seconds in evaluation.seconds.items() if start_s else ():
+        for stage, seconds in evaluation.seconds.items():
             self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(config))
             start_s += seconds
 
     def _apply_second_gate(self, queued: _Queued) -> Trial:
         """Wait for a compilation, and check the compiled resources against the device."""
-        if queued.trial is None:
-            queued.trial = self._gated_trial(queued.config, queued.plan, queued.compilation.result())
+        queued.trial = self._gated_trial(queued.config, queued.plan, queued.compilation.result())
         return queued.trial
 
     def _plan(self, config: Config) -> LaunchPlan:
         return LaunchPlan.of(self._kernel.spec, config, self._problem.sizes, self._device)
 
     def _gated_trial(self, config: Config, plan: LaunchPlan, compiled: Compiled) -> Trial:
-        for sizes, compilation in self._others.get(config_key(config), ()):
+        for sizes, compilation in self._others_of(config):
             if compiled.cubin is not None and (other := compilation.result()).cubin is None:
                 compiled = replace(other, reason=f"at {config_text(sizes)}: {other.reason}", seconds=compiled.seconds)
         trial = gated_trial(self._kernel, self._problem, config, compiled, plan=plan, device=self._device)
@@ -312,8 +314,12 @@ class Pipeline:
         names = known_names(spec, trial.config, problem.sizes, self._device)
         return _Launch(trial.cubin_hash, self._plan(trial.config), LaunchData.of(spec, problem.dtype, names))
 
+    def _others_of(self, config: Config) -> Sequence[tuple[Mapping[str, int], Future[Compiled]]]:
+        """Return the compilations of a configuration for the other problems of its verification."""
+        return self._others.get(config_key(config), ()) if self._others else ()
+
     def _compile(self, config: Config) -> Future[Compiled]:
-        prefetched = self._prefetched.pop(config_key(config), None)
+        prefetched = self._prefetched.pop(config_key(config), None) if self._prefetched else None
         return prefetched if prefetched is not None else self._submit(config)
 
     def _submit(self, config: Config) -> Future[Compiled]:

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
 from autotile.core.text import Displayed, device_text, duration_text, funnel_text, interval_text, time_text
+from autotile.core.timeline import Timeline
+from autotile.database.paths import atomic_write
+from autotile.errors import InputError
 from autotile.report.notebook import StudyPlots, newest_study
 from autotile.tuning.finals import Finals
 from autotile.tuning.gpu_comparison import Confirmation, GpuUse
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
-from autotile.tuning.stopping import Stopped
+from autotile.tuning.stopping import Stopped, TrialLog
 
 if TYPE_CHECKING:
     from autotile.report.study_data import StudyData
@@ -368,3 +372,20 @@ class TuneResult(Displayed, StudyPlots):
             "registers": trial.resources.registers if trial.resources is not None else None,
             **({"scores": trial.scores} if trial.scores else {}),
         }
+
+
+def write_trace(timeline: Timeline, path: Path) -> tuple[str, ...]:
+    """Write the timeline of a session; return a notice if that fails, as the results do not depend on it."""
+    try:
+        with atomic_write(path) as stream:
+            stream.write(encode_json(timeline.to_json()).encode())
+    except (OSError, InputError) as error:
+        return (f"the timeline could not be written to {path}: {error}",)
+    return ()
+
+
+def newest_trials(configs: Iterable[Config], log: TrialLog, finals: Finals | None) -> tuple[Trial, ...]:
+    """Return the newest trial of each configuration, those of the finals included; none of one without a trial."""
+    raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
+    found = [raced.get(config_key(config)) or log.find(config) for config in configs]
+    return tuple(trial for trial in found if trial is not None)

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import encode_json
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Trial
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.paths import atomic_write
-from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate
 from autotile.settings import Settings
@@ -31,18 +28,11 @@ from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
-from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front
+from autotile.tuning.result import Progress, TuneResult, measure_drift, newest_trials, pareto_front, write_trace
 from autotile.tuning.scoring import Scorer, session_objective
 from autotile.tuning.shared_study import SharedStudy
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
-from autotile.tuning.stopping import (
-    Clock,
-    Stopped,
-    StoppingRules,
-    StopRequest,
-    TrialLog,
-    check_kernel_failure,
-)
+from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, TrialLog, check_kernel_failure
 from autotile.tuning.time_left import TimeLeft
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
@@ -53,11 +43,13 @@ if TYPE_CHECKING:
 
 
 Observer = Callable[[Progress], None]
+Ended = tuple[CompiledCandidate, Trial]
+"""A candidate whose trial has ended."""
 
 _WAIT_S = 0.1
 """Interval at which a session looks for the results of others that it waits for, in seconds."""
-_TRIALS_AT_ONCE = 16
-"""Trials of independent steps between two looks at the stopping rules, which keeps the compilers busy."""
+_CLAIMED_AT_ONCE = 16
+"""Candidates that are claimed together at most: they are chosen before any of them runs."""
 
 
 class Session:
@@ -118,6 +110,8 @@ class Session:
             timeline=self._timeline,
             farm=backend.farm,
         )
+        self._chosen: list[CompiledCandidate] = []
+        """Candidates that are about to be claimed and submitted to the device."""
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = Pipeline(
             kernel,
@@ -185,11 +179,10 @@ class Session:
                     self._start_search()
                     self._backend.wait()
                 with self._phase("search"):
-                    for trial in self._trials_of(self._options.tries):
-                        self._shortlist.add(trial)
+                    self._try_all(self._options.tries)
                     is_complete = self._tune_steps_apart()
-                    for candidate, trial in self._trials() if not is_complete else ():
-                        self._store(candidate, trial)  # -> database
+                    for ended in self._trials() if not is_complete else ():
+                        self._store(ended)  # -> database
                     self._combine_steps()
                 with self._phase("finals"):
                     finals = self._hold_finals()
@@ -211,15 +204,8 @@ class Session:
             yield
 
     def _write_trace(self) -> None:
-        """Write the timeline; a failure is a notice, as the results do not depend on it."""
-        path = self._options.trace
-        if path is None:
-            return
-        try:
-            with atomic_write(Path(path)) as stream:
-                stream.write(encode_json(self._timeline.to_json()).encode())
-        except (OSError, InputError) as error:
-            self._notices += (f"the timeline could not be written to {path}: {error}",)
+        if self._options.trace is not None:
+            self._notices += write_trace(self._timeline, Path(self._options.trace))
 
     def _start_run(self) -> None:
         others = self._record.start(
@@ -258,14 +244,10 @@ class Session:
         if room is not None and times.count > room:
             return False  # the search tries the better ones
         before = len(self._log)
-        for configs in (times.first_configs, lambda: times.untimed_configs(self.trials)):
-            waiting = list(configs())
-            while waiting:
-                if self._rules.stopped is not None:
-                    return False
-                chunk, waiting = waiting[:_TRIALS_AT_ONCE], waiting[_TRIALS_AT_ONCE:]
-                for trial in self._trials_of(chunk):
-                    self._shortlist.add(trial)
+        for configs in times.chunks(lambda: self.trials):
+            if self._rules.stopped is not None:
+                return False
+            self._try_all(configs)
         if len(self._log) > before:
             self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
         self._stopped = Stopped("space")
@@ -274,35 +256,53 @@ class Session:
     def _combine_steps(self) -> None:
         """Try the best settings of independent steps together."""
         if self._step_times is not None and not self._stop.requested:
-            for trial in self._trials_of(self._step_times.best_configs(self.trials)):
-                self._shortlist.add(trial)
+            self._try_all(self._step_times.best_configs(self.trials))
 
-    def _trials(self) -> Iterator[tuple[CompiledCandidate, Trial]]:
-        """Yield the trials as they end, until a stopping rule holds or every configuration was tried."""
-        while (stopped := self._rules.stopped) is None:
-            if inherited := self._shared.inherit():
+    def _trials(self) -> Iterator[list[Ended]]:
+        """Yield the trials as they end, until a stopping rule holds or every configuration was tried.
+
+        Those of several GPUs that end at the same time come together, and as many are claimed together.
+        """
+        while (stopped := self._rules.stopped) is None or self._chosen:
+            if not self._chosen and (inherited := self._shared.inherit()):
                 while self._pipeline.running:
-                    yield self._end_next()
-                self._try_inherited(inherited)
-            candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
-            if candidate is not None and not self._shared.claim(candidate.trial.config, self._room):
-                self._shortlist.leave(candidate.row)
-            elif candidate is not None:
-                trial = self._pipeline.begin(candidate, self._limit_us(candidate))  # -> load -> verify -> measure
-                if trial is not None:
-                    yield candidate, trial
-            elif self._pipeline.running:
-                yield self._end_next()
-            else:
+                    yield self._end_running()
+                self._try_all(inherited)
+            candidate = self._pipeline.next_candidate(self._shortlist) if stopped is None else None  # -> cubin
+            if candidate is not None:
+                self._chosen.append(candidate)
+            if self._chosen and (candidate is None or self._begins_at_once(candidate)):
+                if ended := self._begin_chosen():  # -> load -> verify -> measure
+                    yield ended
+            elif candidate is None and self._pipeline.running:
+                yield self._end_running()
+            elif candidate is None:
                 stopped = Stopped("space")
                 break
             self._take_news()
             self._compile_ahead()
         self._stopped = stopped
         while self._pipeline.running:
-            yield self._end_next()
+            yield self._end_running()
         if stopped.rule in ("trials", "space"):
             self._await_others()
+
+    def _begins_at_once(self, last: CompiledCandidate) -> bool:
+        """Return whether the chosen ones are claimed now: one GPU waits for the first, and a failure is a result."""
+        several = self._backend.gpu_count > 1 and len(self._chosen) < _CLAIMED_AT_ONCE
+        return not several or last.trial.outcome is not Outcome.OK
+
+    def _begin_chosen(self) -> list[Ended]:
+        """Claim candidates and submit them to the device; return those that need not be measured, with their trials."""
+        ended: list[Ended] = []
+        ours = self._shared.claim(*(candidate.trial.config for candidate in self._chosen), room=self._room)
+        for candidate, is_ours in zip(self._chosen, ours, strict=True):
+            if not is_ours:
+                self._shortlist.leave(candidate.row)
+            elif (trial := self._pipeline.begin(candidate, self._limit_us(candidate))) is not None:
+                ended.append((candidate, trial))
+        self._chosen.clear()
+        return ended
 
     @property
     def _room(self) -> int | None:
@@ -313,13 +313,14 @@ class Session:
     def _await_others(self) -> None:
         """Wait for what other sessions are trying, and try what they died with."""
         while not self._stop.requested and not self._rules.is_out_of_time:
-            self._try_inherited(self._shared.inherit(now=True))
+            self._try_all(self._shared.inherit(now=True))
             self._take_news()
             if not self._shared.others:
                 return
             time.sleep(_WAIT_S)
 
-    def _try_inherited(self, configs: Sequence[Config]) -> None:
+    def _try_all(self, configs: Sequence[Config]) -> None:
+        """Try configurations that the search has not chosen, and let it learn from them."""
         for trial in self._trials_of(configs):
             self._shortlist.add(trial)
 
@@ -330,31 +331,41 @@ class Session:
             self._shortlist.add(trial)
             self._time_left.add(self._clock.elapsed_s, trial)
             self._report("searching", trial)
-        self._rules.running = self._pipeline.running + self._shared.others
+        self._count_running()
 
-    def _end_next(self) -> tuple[CompiledCandidate, Trial]:
-        """Wait for a trial that runs."""
-        ended = self._pipeline.end_next()
-        self._rules.running = self._pipeline.running + self._shared.others
+    def _count_running(self) -> None:
+        """Let the stopping rules count what runs or is about to."""
+        self._rules.running = self._pipeline.running + len(self._chosen) + self._shared.others
+
+    def _end_running(self) -> list[Ended]:
+        """Wait for a trial that runs; of several GPUs, take all that have ended."""
+        ended = [self._pipeline.end_next()]
+        while self._backend.gpu_count > 1 and self._backend.has_result:
+            ended.append(self._pipeline.end_next())
+        self._count_running()
         return ended
 
     def _limit_us(self, candidate: CompiledCandidate) -> float | None:
         """Return the time at which a candidate would be as good as the best so far; None if none is pruned."""
         return self._scorer.time_limit_us(candidate.trial, self._log.best) if self._options.drops_slow else None
 
-    def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
-        """Commit a trial, and pass it on to the log, the search and the observer."""
-        self._keep(trial)
-        with self._timeline.span("session", "tell"):
-            self._shortlist.tell(candidate.row, trial)
-        self._report("searching", trial)
-        check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
+    def _store(self, ended: Sequence[Ended]) -> None:
+        """Commit trials, and pass each on to the log, the search and the observer."""
+        self._commit(*(trial for _, trial in ended))
+        for candidate, trial in ended:
+            self._count(trial)
+            with self._timeline.span("session", "tell"):
+                self._shortlist.tell(candidate.row, trial)
+            self._report("searching", trial)
+            check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
 
-    def _keep(self, trial: Trial) -> None:
+    def _commit(self, *trials: Trial) -> None:
         if self._stop.aborted:
             raise KeyboardInterrupt
         with self._timeline.span("database", "store"):
-            self._record.add(trial)
+            self._record.add(*trials)
+
+    def _count(self, trial: Trial) -> None:
         self._log.add(trial)
         self._load.add(trial)
         self._time_left.add(self._clock.elapsed_s, trial)
@@ -372,7 +383,7 @@ class Session:
             candidate = self._pipeline.next_candidate(given)
             if candidate is None:
                 candidate, trial = self._pipeline.end_next()
-            elif not self._shared.claim(candidate.trial.config):
+            elif not all(self._shared.claim(candidate.trial.config)):
                 given.end(candidate.row)
                 elsewhere.append(candidate.trial.config)
                 continue
@@ -381,12 +392,13 @@ class Session:
             else:
                 trial = begun
             given.end(candidate.row)
-            self._keep(trial)
+            self._commit(trial)
+            self._count(trial)
             self._report("searching", trial)
             yield trial
         for config in elsewhere:
             while (found := self._log.find(config)) is None and not self._stop.requested:
-                if self._shared.claim(config):
+                if all(self._shared.claim(config)):
                     yield from self._trials_of([config])
                     break
                 time.sleep(_WAIT_S)
@@ -458,18 +470,12 @@ class Session:
             flops=workrate.flops,
             bytes=workrate.bytes,
             notices=self._all_notices,
-            tried=self._tried(finals),
+            tried=newest_trials(self._options.tries, log, finals),
             learnt_from=self._plan.learnt_from,
             not_learnt_from=self._plan.misleading_sources,
             gpus=self._backend.uses,
             confirmation=self._confirmation,
         )
-
-    def _tried(self, finals: Finals | None) -> tuple[Trial, ...]:
-        """Return the newest trial of each configuration that the user named."""
-        raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
-        found = [raced.get(config_key(config)) or self._log.find(config) for config in self._options.tries]
-        return tuple(trial for trial in found if trial is not None)
 
     def _report(self, phase: str, last: Trial | None = None) -> None:
         log, elapsed_s = self._log, self._clock.elapsed_s

@@ -44,18 +44,18 @@ class SharedStudy:
         self._looked_at = time.monotonic()
         self.others = 0
 
-    def claim(self, config: Config, room: int | None = None) -> bool:
-        """Return whether this session may try a configuration; no other does so then.
+    def claim(self, *configs: Config, room: int | None = None) -> tuple[bool, ...]:
+        """Return whether this session may try each of these configurations; no other does so then.
 
         Parameters
         ----------
         room
             Number of trials that may still begin besides those of this session that run; None for any number.
         """
-        claimed = self._record.claim(config, room)
+        claimed = self._record.claim(*configs, room=room)
         self._learn(claimed.news)
         self.others = claimed.others
-        return claimed.is_ours
+        return claimed.ours
 
     def inherit(self, *, now: bool = False) -> list[Config]:
         """Return the configurations that sessions that died were trying, which are now this session's.

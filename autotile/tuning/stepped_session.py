@@ -138,7 +138,8 @@ class SteppedSession(Session):
         """Store the trials that an interrupted evaluation left running."""
         while self._pipeline.running:
             _, trial = self._pipeline.end_next()
-            self._keep(trial)
+            self._commit(trial)
+            self._count(trial)
             self._learn(trial)
 
     def _search_of_session(self) -> Search:

@@ -362,6 +362,8 @@ def check_kernel_failure(source: str, log: TrialLog, last: Trial, default: Confi
     InputError
         Every candidate failed with the same outcome.
     """
+    if last.outcome not in _KERNEL_FAILURES:
+        return
     failure = kernel_failure(log.outcomes, last, log.find(default), max_trials)
     if failure:
         raise InputError(f"{source}: {failure}")

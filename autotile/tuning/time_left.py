@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
-
-import numpy as np
 
 from autotile.core.model import Outcome, Trial
 from autotile.tuning.finals import race_rounds
@@ -38,31 +37,45 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._ends_s: deque[float] = deque(maxlen=_KEPT)
+        self._ends_s: list[float] = []
+        self._squares: list[float] = []
+        """Sum of the squared durations up to each of these."""
 
     def __len__(self) -> int:
-        return max(0, len(self._ends_s) - 1)
+        return max(0, min(len(self._ends_s), _KEPT) - 1)
 
     def add(self, end_s: float, count: int = 1) -> None:
         """Add the end of ``count`` steps that share the time since the last one, in seconds since a common moment."""
-        start_s = self._ends_s[-1] if self._ends_s else end_s
-        self._ends_s.extend(start_s + (end_s - start_s) * (number + 1) / count for number in range(count))
+        start_s, squares = (self._ends_s[-1], self._squares[-1]) if self._ends_s else (end_s, 0.0)
+        step_s = (end_s - start_s) / count
+        self._ends_s += [start_s + step_s * (number + 1) for number in range(count)]
+        self._squares += [squares + step_s**2 * (number + 1) for number in range(count)]
+        if len(self._ends_s) > 2 * _KEPT:
+            del self._ends_s[:-_KEPT], self._squares[:-_KEPT]
 
     @property
     def mean_s(self) -> float | None:
         """Expected seconds of the next steps; None before two steps have ended."""
-        durations_s = np.diff(np.array(self._ends_s))
-        if not len(durations_s):
+        known = len(self)
+        if not known:
             return None
-        used = min(_STEADY, len(durations_s))
-        while used < len(durations_s):
-            more = min(len(durations_s), max(used + 4, int(used * _GROWTH)))
-            newer, older = durations_s[-used:], durations_s[-more:-used]
-            error_s = float(np.sqrt(newer.var() / len(newer) + older.var() / len(older)))
-            if abs(newer.mean() - older.mean()) > _DISAGREEMENT * error_s + _TOLERANCE * newer.mean():
+        used = min(_STEADY, known)
+        newer_s, newer_variance = self._moments(0, used)
+        while used < known:
+            more = min(known, max(used + 4, int(used * _GROWTH)))
+            older_s, older_variance = self._moments(used, more)
+            error_s = math.sqrt(newer_variance / used + older_variance / (more - used))
+            if abs(newer_s - older_s) > _DISAGREEMENT * error_s + _TOLERANCE * newer_s:
                 break
             used = more
-        return float(durations_s[-used:].mean())
+            newer_s, newer_variance = self._moments(0, used)
+        return newer_s
+
+    def _moments(self, newest: int, oldest: int) -> tuple[float, float]:
+        """Return mean and variance of durations, given by their numbers counted back from the newest."""
+        last, first, count = -1 - newest, -1 - oldest, oldest - newest
+        mean_s = (self._ends_s[last] - self._ends_s[first]) / count
+        return mean_s, max(0.0, (self._squares[last] - self._squares[first]) / count - mean_s**2)
 
 
 class TimeLeft:

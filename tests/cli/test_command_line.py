@@ -84,6 +84,18 @@ def test_the_commands_are_these():
     assert {name for name, _ in commands()} == {"", *COMMANDS}
 
 
+def test_a_command_is_made_without_the_others():
+    code = (
+        "import atexit, sys; from autotile.cli.application import main; "
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
+    )
+    done = python("-c", code, "db", "path")
+    assert done.returncode == 0
+    imported = {module.removeprefix("autotile.cli.") for module in done.stderr.split()}
+    assert "db" in imported
+    assert not {"tune", "best", "export"} & imported
+
+
 @pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n or "autotile") for n, c in commands()])
 def test_every_command_and_option_has_help(name, command):
     assert command.help

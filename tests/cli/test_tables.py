@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console, RenderableType
 from stored_rows import CEILINGS
 
-import autotile.cli.application  # noqa: F401 - the modules of commands are imported by it
 from autotile.api.devices import DeviceList
 from autotile.api.listings import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.cli.devices import devices_table

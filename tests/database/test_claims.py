@@ -70,6 +70,27 @@ def test_one_session_at_a_time_tries_a_configuration(session: Open, measured: Ca
     assert (other.is_ours, list(other.news)) == (True, [])
 
 
+def test_several_are_claimed_and_stored_at_once(session: Open, measured: Callable[..., Trial]) -> None:
+    first, second = session(), session()
+    assert first.claim({"BM": 1}, {"BM": 2}, {"BM": 3}).ours == (True, True, True)
+    first.add(measured({"BM": 1}, 10.0), measured({"BM": 3}, 12.0))
+    after = second.claim({"BM": 1}, {"BM": 2}, {"BM": 4}, {"BM": 5})
+    assert (after.ours, after.others) == ((False, False, True, True), 1)
+    assert [trial.config for trial in after.news] == [{"BM": 1}, {"BM": 3}]
+    third = session()
+    assert third.claim({"BM": 4}, {"BM": 6}).ours == (False, True)
+
+
+def test_claims_made_together_share_the_room(session: Open, measured: Callable[..., Trial]) -> None:
+    first, second = session(), session()
+    assert first.claim({"BM": 1}, room=8).is_ours
+    claimed = second.claim(*CONFIGS[2:8], room=4)  # one of which is the first one's
+    assert claimed.ours == (True, True, True, False, False, False)
+    first.add(measured({"BM": 1}, 10.0))
+    assert first.claim(*CONFIGS[8:12], room=7).ours == (True,) * 4  # 3 of the 7 are the second's
+    assert second.claim({"BM": 5}, room=1).ours == (False,)  # which the first one's trial has taken
+
+
 def test_earlier_trials_do_not_count(session: Open, measured: Callable[..., Trial]) -> None:
     first = session()
     first.claim({"BM": 1})

@@ -4,11 +4,14 @@
 // is reversed after every barrier, so that a missing barrier shows as a wrong result. Shared memory holds NaN when a
 // block starts; each buffer ends at an unreadable page, so that an access beyond it ends the process.
 //
-//     g++ -std=c++17 -DKERNEL_FILE='"sgemm_2d.cu"' -DENTRY=sgemm_2d -DBM=128 ... cuda_on_cpu.cpp -o kernel
+//     g++ -std=c++17 -c cuda_on_cpu.cpp
+//     g++ -std=c++17 -DKERNEL_FILE='"sgemm_2d.cu"' -DENTRY=sgemm_2d -DBM=128 ... kernel_on_cpu.cpp cuda_on_cpu.o -o kernel
 //     ./kernel GRID_X GRID_Y GRID_Z BLOCK_X BLOCK_Y BLOCK_Z ARGUMENT...
 //
 // An argument is a file of raw values (a buffer: read before the run, written back after it) or, beginning with "=",
 // a number.
+
+#include "cuda_on_cpu.h"
 
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -21,27 +24,9 @@
 #include <fstream>
 #include <iterator>
 #include <string>
-#include <tuple>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __align__(bytes) __attribute__((aligned(bytes)))
-#define __shared__ static __attribute__((section("block_memory")))
-
-struct Index {
-    unsigned x, y, z;
-};
-
-static Index threadIdx, blockIdx, blockDim, gridDim;
-static void __syncthreads();
-using std::min;
-
-#include KERNEL_FILE
+Index threadIdx, blockIdx, blockDim, gridDim;
 
 // The linker defines the start and stop of the section of all __shared__ variables; without any, there is no section.
 extern "C" char __start_block_memory[] __attribute__((weak));
@@ -56,9 +41,8 @@ struct Fiber {
 
 static ucontext_t scheduler;
 static Fiber* running;
-static void (*thread_body)();
 
-static void __syncthreads()
+void __syncthreads()
 {
     Fiber* self = running;
     swapcontext(&self->context, &scheduler);
@@ -68,7 +52,7 @@ static void __syncthreads()
 
 static void run_thread()
 {
-    thread_body();
+    run_kernel();
     running->done = true;
 }
 
@@ -102,7 +86,6 @@ static void run_block(std::vector<Fiber>& fibers)
     }
 }
 
-// A copy of a file that ends at the start of an unreadable page.
 struct GuardedBuffer {
     std::string path;
     size_t size;
@@ -128,31 +111,9 @@ struct GuardedBuffer {
 
 static std::vector<GuardedBuffer> buffers;
 
-template <typename T>
-static T parse_argument(const char* text)
+void* guarded_buffer(const char* path)
 {
-    if constexpr (std::is_pointer_v<T>) {
-        buffers.emplace_back(text);
-        return reinterpret_cast<T>(buffers.back().data);
-    } else {
-        return static_cast<T>(std::atof(text + 1));
-    }
-}
-
-template <typename... Parameters, size_t... I>
-static auto parse_arguments(void (*)(Parameters...), char** texts, std::index_sequence<I...>)
-{
-    return std::tuple<Parameters...>{parse_argument<Parameters>(texts[I])...};
-}
-
-template <typename... Parameters>
-static auto parse_arguments(void (*kernel)(Parameters...), int count, char** texts)
-{
-    if (count != sizeof...(Parameters)) {
-        std::fprintf(stderr, "the kernel takes %zu arguments, not %d\n", sizeof...(Parameters), count);
-        std::exit(2);
-    }
-    return parse_arguments(kernel, texts, std::index_sequence_for<Parameters...>{});
+    return buffers.emplace_back(path).data;
 }
 
 int main(int argc, char** argv)
@@ -160,8 +121,11 @@ int main(int argc, char** argv)
     const auto number = [&](int i) { return static_cast<unsigned>(std::atoi(argv[i])); };
     gridDim = {number(1), number(2), number(3)};
     blockDim = {number(4), number(5), number(6)};
-    static auto arguments = parse_arguments(ENTRY, argc - 7, argv + 7);
-    thread_body = [] { std::apply(ENTRY, arguments); };
+    if (argc - 7 != parameter_count) {
+        std::fprintf(stderr, "the kernel takes %d arguments, not %d\n", parameter_count, argc - 7);
+        return 2;
+    }
+    parse_arguments(argv + 7);
 
     std::vector<Fiber> fibers(blockDim.x * blockDim.y * blockDim.z);
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)

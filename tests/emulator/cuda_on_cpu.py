@@ -15,7 +15,7 @@ from autotile.core.model import Config
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 
-_SOURCE = Path(__file__).with_name("cuda_on_cpu.cpp")
+_LAUNCHER, _KERNEL = (Path(__file__).with_name(name) for name in ("cuda_on_cpu.cpp", "kernel_on_cpu.cpp"))
 _FLAGS = ["-std=c++17", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-Werror=return-type"]
 
 
@@ -34,18 +34,38 @@ def why_not() -> str:
     return "" if probe.returncode == 0 else f"g++ cannot build the emulator: {probe.stderr.strip()}"
 
 
-class CpuKernel:
-    """A configuration of a kernel, compiled for the CPU."""
+def compile_launcher(folder: Path) -> Path:
+    """Compile what is the same for all kernels, and return the object file."""
+    launcher = folder / "launcher.o"
+    _compile("-c", str(_LAUNCHER), "-o", str(launcher))
+    return launcher
 
-    def __init__(self, kernel: Kernel, config: Config, folder: Path) -> None:
+
+def _compile(*arguments: str) -> None:
+    subprocess.run(["g++", *_FLAGS, *arguments], check=True, capture_output=True, text=True)
+
+
+class CpuKernel:
+    """A configuration of a kernel, compiled for the CPU.
+
+    Parameters
+    ----------
+    kernel, config
+        The kernel and its configuration.
+    launcher
+        Object file of `compile_launcher`.
+    folder
+        Folder for the program and its buffers.
+    """
+
+    def __init__(self, kernel: Kernel, config: Config, launcher: Path, folder: Path) -> None:
         self._spec = kernel.spec
         self._config = config
         self._folder = folder
         self._program = folder / "kernel"
         macros = {"KERNEL_FILE": f'"{kernel.template_path}"', "ENTRY": kernel.spec.entry, **config}
         defines = [f"-D{name}={int(v) if isinstance(v, bool) else v}" for name, v in macros.items()]
-        command = ["g++", *_FLAGS, *defines, str(_SOURCE), "-o", str(self._program)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        _compile(*defines, str(_KERNEL), str(launcher), "-o", str(self._program))
 
     def run(
         self, sizes: Mapping[str, int], device: DeviceProperties, values: Mapping[str, np.ndarray | float]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import cuda_on_cpu
@@ -23,6 +24,7 @@ FLOAT32 = DTYPES["float32"]
 
 Sizes = dict[str, int]
 Values = dict[str, np.ndarray | float]
+Compiled = Callable[[Kernel, Config, Sizes], cuda_on_cpu.CpuKernel]
 
 
 def kernel_named(name: str) -> Kernel:
@@ -57,10 +59,25 @@ def expect_right(kernel: Kernel, program: cuda_on_cpu.CpuKernel, sizes: Sizes, *
         assert np.array_equal(untouched, values[name]), f"the kernel wrote to its input {name}"
 
 
-def compiled(kernel: Kernel, tmp_path: Path, overrides: Config, sizes: Sizes) -> cuda_on_cpu.CpuKernel:
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cuda_on_cpu.compile_launcher(tmp_path_factory.mktemp("launcher"))
+
+
+@pytest.fixture
+def compiled(launcher: Path, tmp_path: Path) -> Compiled:
+    """Compile the default configuration of a kernel with some values replaced, which is valid at these sizes."""
+
+    def compiled(kernel: Kernel, overrides: Config, sizes: Sizes) -> cuda_on_cpu.CpuKernel:
+        return checked(kernel, overrides, sizes, launcher, tmp_path)
+
+    return compiled
+
+
+def checked(kernel: Kernel, overrides: Config, sizes: Sizes, launcher: Path, folder: Path) -> cuda_on_cpu.CpuKernel:
     config = {**kernel.spec.default, **overrides}
     assert check_config(kernel.spec, config, sizes, H200) == ""
-    return cuda_on_cpu.CpuKernel(kernel, config, tmp_path)
+    return cuda_on_cpu.CpuKernel(kernel, config, launcher, folder)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +85,9 @@ def compiled(kernel: Kernel, tmp_path: Path, overrides: Config, sizes: Sizes) ->
     [{}, {"BX": 4, "BY": 16, "UNROLL": 8}, {"BX": 64, "BY": 2, "COALESCED": False, "UNROLL": 1}],
     ids=str,
 )
-def test_naive(overrides: Config, tmp_path: Path) -> None:
+def test_naive(overrides: Config, compiled: Compiled) -> None:
     kernel = kernel_named("matmul_naive")
-    program = compiled(kernel, tmp_path, overrides, {"M": 67, "N": 45, "K": 33})
+    program = compiled(kernel, overrides, {"M": 67, "N": 45, "K": 33})
     for M, N, K in [(1, 1, 1), (67, 45, 33), (3, 130, 2)]:
         expect_right(kernel, program, {"M": M, "N": N, "K": K})
 
@@ -80,10 +97,10 @@ def test_naive(overrides: Config, tmp_path: Path) -> None:
     [{}, {"TILE": 4, "UNROLL": 2, "PAD": 1}, {"TILE": 32, "UNROLL": 32}, {"TILE": 8, "UNROLL": 4, "GUARDED": False}],
     ids=str,
 )
-def test_tiled(overrides: Config, tmp_path: Path) -> None:
+def test_tiled(overrides: Config, compiled: Compiled) -> None:
     kernel = kernel_named("matmul_tiled")
     shapes = [(8, 8, 8), (40, 24, 16)] if "GUARDED" in overrides else [(1, 1, 1), (67, 45, 33), (32, 64, 96)]
-    program = compiled(kernel, tmp_path, overrides, dict(zip("MNK", shapes[-1], strict=True)))
+    program = compiled(kernel, overrides, dict(zip("MNK", shapes[-1], strict=True)))
     for M, N, K in shapes:
         expect_right(kernel, program, {"M": M, "N": N, "K": K})
 
@@ -99,9 +116,11 @@ SGEMM = [
 
 
 @pytest.fixture(scope="module", params=SGEMM, ids=str)
-def sgemm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> cuda_on_cpu.CpuKernel:
+def sgemm(
+    request: pytest.FixtureRequest, launcher: Path, tmp_path_factory: pytest.TempPathFactory
+) -> cuda_on_cpu.CpuKernel:
     kernel = kernel_named("sgemm_2d")
-    return compiled(kernel, tmp_path_factory.mktemp("sgemm"), request.param, dict(kernel.spec.sizes))
+    return checked(kernel, request.param, dict(kernel.spec.sizes), launcher, tmp_path_factory.mktemp("sgemm"))
 
 
 @pytest.mark.parametrize(
@@ -151,28 +170,29 @@ def test_sgemm_keeps_nan_and_infinity_where_they_belong(sgemm: cuda_on_cpu.CpuKe
     [{}, {"BX": 16, "BY": 4, "COLUMNS": 4, "ROWS": 2}, {"BX": 64, "BY": 1, "COLUMNS": 2, "ROWS": 8, "USE_SMEM": False}],
     ids=str,
 )
-def test_stencil(overrides: Config, tmp_path: Path) -> None:
+def test_stencil(overrides: Config, compiled: Compiled) -> None:
     kernel = kernel_named("stencil_2d")
-    program = compiled(kernel, tmp_path, overrides, {"H": 67, "W": 45})
+    program = compiled(kernel, overrides, {"H": 67, "W": 45})
     for H, W in [(1, 1), (67, 45), (5, 131), (64, 64)]:
         expect_right(kernel, program, {"H": H, "W": W}, centre=0.5, neighbour=0.125)
 
 
-def test_the_emulator_sees_a_step_beyond_a_buffer(tmp_path: Path) -> None:
+def test_the_emulator_sees_a_step_beyond_a_buffer(launcher: Path, tmp_path: Path) -> None:
     kernel = kernel_named("matmul_tiled")
     sizes = {"M": 35, "N": 35, "K": 35}
-    unguarded = cuda_on_cpu.CpuKernel(kernel, {**kernel.spec.default, "GUARDED": False}, tmp_path)
+    unguarded = cuda_on_cpu.CpuKernel(kernel, {**kernel.spec.default, "GUARDED": False}, launcher, tmp_path)
     with pytest.raises(AssertionError, match="exit code"):
         unguarded.run(sizes, H200, inputs(kernel, sizes))
 
 
 @pytest.mark.parametrize("missing", [1, 2])
-def test_the_emulator_sees_a_missing_barrier(missing: int, tmp_path: Path) -> None:
+def test_the_emulator_sees_a_missing_barrier(missing: int, launcher: Path, tmp_path: Path) -> None:
     kernel = kernel_named("matmul_tiled")
     barrier = "__syncthreads();"
     parts = kernel.source.split(barrier)
     racing = tmp_path / "racing.cu"
     racing.write_text(barrier.join(parts[:missing]) + barrier.join(parts[missing:]))
-    program = cuda_on_cpu.CpuKernel(dataclasses.replace(kernel, template_path=racing), kernel.spec.default, tmp_path)
+    kernel = dataclasses.replace(kernel, template_path=racing)
+    program = cuda_on_cpu.CpuKernel(kernel, kernel.spec.default, launcher, tmp_path)
     with pytest.raises(AssertionError, match="off by"):
         expect_right(kernel, program, {"M": 40, "N": 40, "K": 40})

@@ -75,6 +75,25 @@ def test_proposals_made_at_the_same_time_differ_and_are_spread() -> None:
     assert len({(config["BM"], config["BN"]) for _, config in batch}) >= 4
 
 
+def test_many_compiled_rows_are_chosen_between_two_results() -> None:
+    space = wide_space()
+    search = Search(space, "feasible", seed=0)
+    rows = [row for row, _ in (search.nominate() or pytest.fail("too few rows") for _ in range(400))]
+    for row in rows[:12]:
+        search.begin(row)
+        search.tell(row, ok(space.config(row), time_us(space.config(row))))
+    waiting, chosen = rows[12:], []
+    for _ in range(40):
+        chosen.append(search.select(waiting))
+        search.begin(chosen[-1])
+        waiting.remove(chosen[-1])
+    assert len(set(chosen)) == 40
+    predicted, others = ([time_us(space.config(row)) for row in part] for part in (chosen, waiting))
+    assert np.median(predicted) < np.median(others)
+    again = search.select(waiting[-3:])  # none of which need be ranked yet
+    assert again in waiting[-3:]
+
+
 def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     space = large_space()
     candidates = Candidates(space)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, L2Mode, Measurement, Outcome, Problem, Trial
+from autotile.cuda.compiler import CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
@@ -22,6 +24,7 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
+from autotile.workers.compile_pool import Compiled, CompilePool
 
 SIZE = 4096
 Judge = Callable[[Config], Trial]
@@ -105,6 +108,20 @@ class Bench:
             return [trial for study in studies for trial in database.trials(study, phase=phase)]
 
 
+@pytest.fixture(scope="module")
+def earlier_study(
+    tmp_path_factory: pytest.TempPathFactory, cubin_cache_folder: Path, write_scale: Callable[[Path], Path]
+) -> Path:
+    """A database that holds a finished session of n = 2048 in one file; tests copy it."""
+    folder = tmp_path_factory.mktemp("earlier")
+    own = Bench(load_kernel(str(write_scale(folder / "kernels"))), folder, device_profile("h200"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTILE_DB", str(folder / "tuning.db"))
+        patch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
+        own.tune(own.record(n=2048), n=2048)
+    return folder / "tuning.db"
+
+
 @pytest.fixture
 def bench(scale_toml: Path, tmp_path: Path) -> Bench:
     return Bench(load_kernel(str(scale_toml)), tmp_path, device_profile("h200"))
@@ -123,6 +140,19 @@ def rewrite(scale_toml: Path, tmp_path: Path) -> Callable[[Mapping[str, str]], B
         return Bench(load_kernel(str(scale_toml)), tmp_path, device_profile("h200"))
 
     return make
+
+
+@pytest.fixture
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the first cubin of a source for each of its configurations: for large spaces of recorded times."""
+    submit = CompilePool.submit
+    first: dict[str, CompileJob] = {}
+
+    def submit_first(self: CompilePool, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+        job = make_job()
+        return submit(self, lambda: first.setdefault(job.source_hash, job))
+
+    monkeypatch.setattr(CompilePool, "submit", submit_first)
 
 
 @pytest.fixture

@@ -27,8 +27,7 @@ from autotile.settings import child_environment, read_settings
 from autotile.tuning.result import Progress
 
 TRIALS = 12
-MOMENTS = (1, TRIALS)
-"""Numbers of trials after which the database is lost; after the last one only the finals are left."""
+"""Number of trials; after the last one only the finals are left."""
 
 
 def log_of(path: Path) -> Path:
@@ -152,17 +151,22 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
 
-@pytest.fixture(params=["new", "in use"])
-def tune(request: pytest.FixtureRequest, bench: Any) -> Callable[[Loss], Any]:
-    """Tune with a database that is new, or that holds an earlier study in the file itself."""
-    recording = bench.record()
-    if request.param == "in use":
-        bench.tune(bench.record(n=2048), n=2048)
-    return lambda loss: bench.tune(recording, loss, sampler="random", discard=False)
+@pytest.fixture
+def in_use(earlier_study: Path) -> None:
+    """The database holds an earlier study, in the file itself."""
+    shutil.copyfile(earlier_study, read_settings().database)
+
+
+@pytest.fixture
+def tune(request: pytest.FixtureRequest, bench: Any, state: str) -> Callable[[Loss], Any]:
+    """Tune with a database that is new, or in use."""
+    if state == "in use":
+        request.getfixturevalue("in_use")
+    return lambda loss: bench.tune(bench.record(), loss, sampler="random", discard=False)
 
 
 class TestAccidents:
-    @pytest.mark.parametrize("after", MOMENTS)
+    @pytest.mark.parametrize(("state", "after"), [("new", 1), ("in use", TRIALS)])
     @pytest.mark.parametrize("harm", LOST)
     def test_a_lost_run_is_rescued(self, tune: Any, harm: Callable[[Path], None], after: int) -> None:
         loss = Loss(harm, after)
@@ -173,7 +177,8 @@ class TestAccidents:
         assert held[: len(loss.seen)] == loss.seen
         assert f"this session are kept in {raised.value.rescued}" in str(raised.value)
 
-    @pytest.mark.parametrize("after", MOMENTS)
+    @pytest.mark.parametrize("state", ["new", "in use"])
+    @pytest.mark.parametrize("after", [1, TRIALS])
     @pytest.mark.parametrize("harm", ENDANGERED)
     def test_an_endangered_run_is_held_by_the_database_or_rescued(
         self, tune: Any, harm: Callable[[Path], None], after: int
@@ -187,11 +192,10 @@ class TestAccidents:
         assert loss.done
         assert searched(location)[: len(loss.seen)] == loss.seen
 
+    @pytest.mark.usefixtures("in_use")
     def test_overwriting_is_found_although_nothing_fails(self, bench: Any) -> None:
-        recording = bench.record()
-        bench.tune(bench.record(n=2048), n=2048)
         with pytest.raises(RescuedRunError, match=r"damaged|malformed|not a database|does not hold"):
-            bench.tune(recording, Loss(overwrite, TRIALS))
+            bench.tune(bench.record(), Loss(overwrite, TRIALS))
 
 
 class TestRescueFile:
@@ -215,13 +219,12 @@ class TestRescueFile:
         with Database.open(raised.value.rescued) as rescued:
             assert (len(rescued.runs(1)), len(rescued.trials(1))) == (runs, trials)
 
+    @pytest.mark.usefixtures("in_use")
     @pytest.mark.parametrize("harm", [unlink, unlink_with_log, move, remove_folder])
     def test_earlier_studies_of_a_deleted_file_are_in_it(self, bench: Any, harm: Callable[[Path], None]) -> None:
         """As long as the file is open it can be read."""
-        recording = bench.record()
-        bench.tune(bench.record(n=2048), n=2048)
         with pytest.raises(RescuedRunError) as raised:
-            bench.tune(recording, Loss(harm, 5))
+            bench.tune(bench.record(), Loss(harm, 5))
         with Database.open(raised.value.rescued) as rescued:
             assert {study.key.sizes["n"]: study.ok for study in rescued.studies()}[2048] > 0
 

@@ -38,6 +38,7 @@ def valley(rewrite: Callable[[Mapping[str, str]], Any], smooth: Callable[[Config
     return bench, bench.record(smooth)
 
 
+@pytest.mark.usefixtures("compiled_once")
 class TestSession:
     def test_it_stops_early_and_says_why_and_goes_no_further(self, valley: tuple[Any, Path]) -> None:
         bench, recording = valley
