@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_result import OperationFamilyResult, OperationResult, SweepStep
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.problem_queue import Lane
+from autotile.tuning.problem_queue import Lane, open_lane
 
 
 def tune_operation(
@@ -55,17 +56,18 @@ def tune_loaded_operation(
     options = replace(options, objectives=objectives, objective=expression)
     check_gpu(options)
     try:
-        return operation_session.tune_operation(
-            operation,
-            problem,
-            read_settings(),
-            options,
-            libraries=_libraries_of(operation, problem, is_present=not options.scheduler),
-            served=lambda kernel, own: served_so_far(kernel, own, options),
-            proposed=partial(_expected_by_model, operation, problem, database=options.database),
-            observe=observe or (lambda _: None),
-            lane=lane,
-        )
+        with open_lane(options) if lane is None else nullcontext(lane) as shared:
+            return operation_session.tune_operation(
+                operation,
+                problem,
+                read_settings(),
+                options,
+                libraries=_libraries_of(operation, problem, is_present=not options.scheduler),
+                served=lambda kernel, own: served_so_far(kernel, own, options),
+                proposed=partial(_expected_by_model, operation, problem, database=options.database),
+                observe=observe or (lambda _: None),
+                lane=shared,
+            )
     finally:
         forget_served()  # the next get_best_kernel reads the database again
 

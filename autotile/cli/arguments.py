@@ -194,7 +194,6 @@ _BUILT_IN = "auto"
 _RECORDING_SUFFIX = ".npz"
 _SPACE_SUFFIX = ".toml"
 
-
 SchedulerOption = Annotated[
     str,
     typer.Option(
@@ -379,9 +378,7 @@ class SearchArguments:
 
         if self.scheduler:
             if self.devices is not None or (self.device or "").isdecimal():
-                raise InputError(
-                    "--scheduler uses all GPUs that its workers offer; to choose a model, name it, as in --device H200"
-                )
+                raise InputError("--scheduler uses all GPUs of a model; to choose a model, name it: --device H200")
             return 0, ()
         if self.devices is None:
             return (resolve_gpu(self.device) if self.device is not None else 0), ()

@@ -192,6 +192,8 @@ class ClusterGpus(GpuGroup):
         No GPU is offered, or all work for other sessions.
     """
 
+    _passing = (AbsentGpuError,)
+
     def __init__(
         self,
         lane: Lane,
@@ -272,10 +274,6 @@ class ClusterGpus(GpuGroup):
             for member in self._left():
                 member.sign_at = time.monotonic()
         super()._abandon_silent()
-
-    def _may_be_replaced(self, error: WorkerError) -> bool:
-        """Return whether the last GPU is absent only: it, or another one, may join again."""
-        return isinstance(error, AbsentGpuError)
 
     def _raise_if_lost(self) -> None:
         """Wait for a GPU to come back if all of them are absent."""

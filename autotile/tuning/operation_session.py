@@ -28,7 +28,7 @@ from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold
 from autotile.tuning.family_study import is_possible
 from autotile.tuning.operation_result import OperationResult, OperationStep, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
-from autotile.tuning.problem_queue import Job, Lane, open_lane, run_jobs
+from autotile.tuning.problem_queue import Job, Lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     from autotile.database.database import Database
 
 Observer = Callable[[OperationStep], None]
+Proposal = tuple[str, Config]
+"""Name of a kernel, and a configuration."""
 Served = Callable[[Kernel, Problem], Config | None]
 """Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
-Proposed = Callable[
-    [Mapping[str, Kernel], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[tuple[str, Config]]
-]
-"""Returns configurations that a model expects to be fast, best first, each with its kernel; given kernels, sizes and
-the device."""
+Proposed = Callable[[Mapping[str, Kernel], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[Proposal]]
+"""Returns what a model expects to be fast, best first; given kernels, their sizes, and the device."""
 
 _HOPELESS = 2.0
 """A kernel that is slower than the fastest by this factor after a round gets no more, whatever its rank."""
@@ -128,7 +127,8 @@ def tune_operation(
     observe
         Called with the state of the session after each trial.
     lane
-        GPUs and the user's interrupt, shared with sessions in other threads; None for the GPUs that the options name.
+        GPUs and the user's interrupt, shared with sessions in other threads; None for those of this machine that the
+        options name.
 
     Raises
     ------
@@ -139,20 +139,10 @@ def tune_operation(
         NVRTC, CuPy or the driver does not work.
     """
     _check_options(options)
-    if lane is None:
-        with open_lane(options) as opened:
-            return tune_operation(
-                operation,
-                problem,
-                settings,
-                options,
-                libraries=libraries,
-                served=served,
-                proposed=proposed,
-                observe=observe,
-                lane=opened,
-            )
-    device = _device(options, lane)
+    lane = lane or Lane(options.devices)
+    device = lane.device
+    if device is None and options.replay is None and has_driver() and device_count() > 0:
+        device = live_device(options.device_index)
     kernels = [
         _Kernel(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
         for member, sizes in operation.fitting(problem, device)
@@ -188,13 +178,6 @@ def tune_operation(
             worker_pool,
         )
         return session.run()
-
-
-def _device(options: TuneOptions, lane: Lane) -> DeviceProperties | None:
-    """Return the device that the kernels run on; None in replay."""
-    if options.scheduler or options.replay is not None:
-        return lane.device
-    return live_device(options.device_index) if has_driver() and device_count() > 0 else None
 
 
 def _check_options(options: TuneOptions) -> None:
@@ -378,7 +361,7 @@ class _OperationSession:
         device = self._device
         assert device is not None
         self._round = self._rounds + 1
-        if _is_replayed(device):
+        if device.source == "replayed":
             if self.libraries:
                 self._notices["launches are replayed: no library can be timed here"] = None
             return self._compared(near, {})
@@ -502,10 +485,6 @@ class _OperationSession:
             bytes=workrate.bytes,
             notices=tuple(self._notices),
         )
-
-
-def _is_replayed(device: DeviceProperties) -> bool:
-    return device.source == "replayed"
 
 
 def _ratio(winner: TunedContender, other: TunedContender, times_us: Mapping[str, Sequence[float]]) -> Interval | None:

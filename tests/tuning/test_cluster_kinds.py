@@ -27,7 +27,7 @@ from autotile.tuning.family_session import FamilyPlan, FamilyStep, tune_family
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan
-from autotile.tuning.problem_queue import GpuName, Job, Lane, run_jobs
+from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
@@ -143,7 +143,8 @@ def test_points_of_a_family_are_tuned_on_all_gpus(bench: Any, site: Site, settin
 
 def test_the_kernels_of_an_operation_share_them(settings: Any, operation: Any, options: TuneOptions) -> None:
     problem = operation.resolve({"n": 4096})
-    result = tune_operation(operation, problem, settings, replace(options, trials=36))
+    with open_lane(options) as lane:
+        result = tune_operation(operation, problem, settings, replace(options, trials=36), lane=lane)
     assert result.winner is not None
     assert result.winner.name == "second"
     assert len(gpus_used()) == 2
