@@ -20,9 +20,10 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -106,13 +107,18 @@ class Faults:
         return disturb
 
     def _cut(self, name: str) -> Disturbance:
+        """Return a cut of the network, after which the session goes on to its end when all GPUs are back."""
+
         def disturb(watch: Watch) -> None:
             if not watch.await_trials(self.after):
                 return
+            watch.held_at = 3 * self.after
             self.site.network.cut(name)
             watch.faults.append(f"after {len(watch.acknowledged)} trials: cut {name}")
-            watch.ended.wait(_CUT_S)
+            time.sleep(_CUT_S)
             self.site.network.mend(name)
+            self.site.await_gpus()
+            watch.held_at = None
 
         return disturb
 
@@ -193,7 +199,7 @@ def main() -> None:
         ThreadPoolExecutor(1) as starter,
         running_server(programs) as server,
         cluster_site(GPUS, recording=found.path, seconds=arguments.seconds) as site,
-        quick_session(),
+        instant_compilers(),
     ):
         results["network"] = "namespaces" if site.network.can_cut else "loopback; nothing is cut"
         faults = Faults(site, server, arguments.trials // 4, starter)
@@ -213,7 +219,10 @@ def main() -> None:
                 run_deadline_s=_DEADLINE_S,
                 transfer=False,
             )
-            run = run_session(name, lambda watch, chosen=options: tune(chosen, watch), str(options.database), disturb)
+            with short_stall() if "hangs" in name else nullcontext():
+                run = run_session(
+                    name, lambda watch, chosen=options: tune(chosen, watch), str(options.database), disturb
+                )
             undisturbed = undisturbed or run
             entry = {"gpus": sum(map(len, GPUS.values())), **run.compared(undisturbed, configs)}
             results["runs"].append(entry)
@@ -231,13 +240,12 @@ def tune(options: TuneOptions, watch: Watch) -> TuneResult:
 
 
 @contextmanager
-def quick_session() -> Iterator[None]:
-    """Let compilers take no time, and give up a silent GPU sooner than a session does."""
+def instant_compilers() -> Iterator[None]:
+    """Let compilers take no time."""
     known = session_run.CompilePool
     session_run.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
     try:
-        with short_stall():
-            yield
+        yield
     finally:
         session_run.CompilePool = known  # type: ignore[misc]
 

@@ -165,6 +165,10 @@ class Site:
         for name in (HEAD, *self.gpus):
             if name not in self._running or self._running[name].poll() is not None:
                 self.start(name)
+        self.await_gpus()
+
+    def await_gpus(self) -> None:
+        """Wait until all GPUs are offered."""
         end = time.monotonic() + _START_S
         with closing(self._connected(end)) as connection:
             expected = sum(len(numbers) for numbers in self.gpus.values())
@@ -181,7 +185,7 @@ class Site:
         else:
             numbers = ",".join(map(str, self.gpus[name]))
             words = ["autotile", "worker", self.address, "--insecure", "--replay", str(self._recording)]
-            words += ["--devices", numbers, "--replay-seconds", str(self._seconds)]
+            words += ["--devices", numbers, "--replay-seconds", str(self._seconds), "--compile", "0"]
         with (self._folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [*self.network.command(name), sys.executable, "-m", *words],

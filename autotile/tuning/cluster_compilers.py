@@ -231,7 +231,7 @@ class ClusterCompilers:
         self._refusal = ""
         self._others: dict[str, int] = {}
         self.slots = 0
-        self._look()
+        self.look()
         self._ending = threading.Event()
         self._watch = threading.Thread(target=self._keep_looking, name="compile farm", daemon=True)
         self._watch.start()
@@ -336,7 +336,7 @@ class ClusterCompilers:
         with self._lock:
             return list(self._running)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Count the cores that are offered."""
         offered: dict[str, int] = {}
         for resources in self._connection.offers():
@@ -348,7 +348,7 @@ class ClusterCompilers:
 
     def _keep_looking(self) -> None:
         while not self._ending.wait(_CHECK_S):
-            self._look()
+            self.look()
             usual_s = sorted(self._took_s)[len(self._took_s) // 2] if self._took_s else 0.0
             latest = time.monotonic() - max(_MIN_PATIENCE_S, _PATIENCE * usual_s)
             for one in self._listed():

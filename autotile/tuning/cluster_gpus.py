@@ -231,6 +231,7 @@ class ClusterGpus(GpuGroup):
         end = time.monotonic() + _FIRST_GPU_S
         while time.monotonic() < end:
             if found := list(self._arriving(None)):
+                self._cluster.compilers.look()
                 return found
             time.sleep(_POLL_S)
         raise no_gpu_error([str(gpu) for gpu in self._lane.devices])
