@@ -164,20 +164,8 @@ def tune_operation(
         Database.open(settings.database if options.database is None else options.database) as database,
         WorkerPool(worker_count(options.workers)) as worker_pool,
     ):
-        session = _OperationSession(
-            operation,
-            problem,
-            settings,
-            options,
-            tuple(libraries),
-            served,
-            observe,
-            kernels,
-            lane,
-            database,
-            worker_pool,
-        )
-        return session.run()
+        given = operation, problem, settings, options, tuple(libraries), served, observe
+        return _OperationSession(*given, kernels, lane, database, worker_pool).run()
 
 
 def _check_options(options: TuneOptions) -> None:
@@ -361,7 +349,7 @@ class _OperationSession:
         device = self._device
         assert device is not None
         self._round = self._rounds + 1
-        if device.source == "replayed":
+        if _is_replayed(device):
             if self.libraries:
                 self._notices["launches are replayed: no library can be timed here"] = None
             return self._compared(near, {})
@@ -485,6 +473,10 @@ class _OperationSession:
             bytes=workrate.bytes,
             notices=tuple(self._notices),
         )
+
+
+def _is_replayed(device: DeviceProperties) -> bool:
+    return device.source == "replayed"
 
 
 def _ratio(winner: TunedContender, other: TunedContender, times_us: Mapping[str, Sequence[float]]) -> Interval | None:
