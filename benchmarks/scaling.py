@@ -194,12 +194,12 @@ def simulations(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the figures of sessions on each number of simulated GPUs."""
     for through in arguments.through:
         for count in sorted(arguments.simulated):
-            if through == "claims":
-                found = [claims(count, arguments.seconds)]
-            else:
-                samplers = arguments.samplers if through == "threads" else arguments.samplers[:1]
-                found = [THROUGH[through](count, arguments.trials, arguments.seconds, one) for one in samplers]
-            for entry in found:
+            samplers = arguments.samplers if through == "threads" else arguments.samplers[:1]
+            for sampler in samplers:
+                if through == "claims":
+                    entry = claims(count, arguments.seconds)
+                else:
+                    entry = THROUGH[through](count, arguments.trials, arguments.seconds, sampler)
                 print(json.dumps(entry), file=sys.stderr, flush=True)
                 yield entry
 
