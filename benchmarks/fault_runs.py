@@ -19,12 +19,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import AutotileError
+from autotile.exchange.recording import Recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.space.search_space import feasible_space
+from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.result import Progress, TuneResult
 
 _TOLERANCE = 0.01
@@ -49,6 +52,11 @@ class Watch:
         Set when the session has ended.
     points
         Numbers of trials after which a fault each is injected.
+    held_at
+        Number of trials at which the session waits until this is None.
+    finds_nothing
+        Whether a fault that is due finds nothing to disturb, as idle workers that died are replaced at their next
+        candidate: the session then goes on.
     """
 
     def __init__(self) -> None:
@@ -56,6 +64,8 @@ class Watch:
         self.faults: list[str] = []
         self.ended = threading.Event()
         self.points: Sequence[int] = ()
+        self.held_at: int | None = None
+        self.finds_nothing = False
         self._in_finals = False
 
     def __call__(self, progress: Progress) -> None:
@@ -63,11 +73,16 @@ class Watch:
         self._in_finals |= progress.phase == "finals"
         if progress.last is not None:
             self.acknowledged[config_key(progress.last.config)] = str(progress.last.outcome)
-        while self._pending() > _MAX_PENDING:
+        while self._is_held():
             time.sleep(_POLL_S)
 
-    def _pending(self) -> int:
-        return sum(point <= len(self.acknowledged) for point in self.points) - len(self.faults)
+    def _is_held(self) -> bool:
+        done, held_at = len(self.acknowledged), self.held_at
+        due = sum(point <= done for point in self.points)
+        pending = due - len(self.faults)
+        if self.finds_nothing:
+            return False
+        return pending > (_MAX_PENDING if due < len(self.points) else 0) or (held_at is not None and done >= held_at)
 
     def await_trials(self, count: int) -> bool:
         """Wait for so many trials; return whether the search has not ended."""
@@ -92,7 +107,7 @@ class Run:
     seconds: float
     winner: Config | None = None
     ties: Sequence[Config] = ()
-    lost_gpus: Sequence[str] = ()
+    uses: Sequence[GpuUse] = ()
     notices: Sequence[str] = ()
     error: str = ""
     outcomes: dict[str, str] = field(init=False)
@@ -130,7 +145,8 @@ class Run:
             "acknowledged": len(self.acknowledged),
             **{what.replace(" ", "_"): count for what, count in losses.items()},
             "winner_excess": excess,
-            "gpus_given_up": len(self.lost_gpus),
+            "gpus_at_end": sum(not use.lost for use in self.uses),
+            "uses": [use.to_json() for use in self.uses],
             "seconds": round(self.seconds, 2),
             "verdict": "; ".join(complaints) or "nothing lost",
             "faults": list(self.faults),
@@ -185,7 +201,7 @@ def run_session(
         seconds=seconds,
         winner=result.winner.config if result is not None and result.winner is not None else None,
         ties=result.ties if result is not None else (),
-        lost_gpus=[use.uuid for use in result.gpus if use.lost] if result is not None else (),
+        uses=result.gpus if result is not None else (),
         notices=result.notices if result is not None else (),
         error="; ".join(filter(None, [error, *broken])),
     )
@@ -209,34 +225,44 @@ def at_random(
             if not watch.await_trials(point) or watch.ended.wait(wait_s):
                 return
             while (done := inject(rng)) is None:
+                watch.finds_nothing = True
                 if watch.ended.wait(_POLL_S):
                     return
+            watch.finds_nothing = False
             watch.faults.append(f"after {len(watch.acknowledged)} trials: {done}")
 
     return disturb
 
 
-def some_configs(kernel: str, sizes: dict[str, int], device: Any, count: int, seed: int = 0) -> list[Config]:
-    """Return random valid configurations of a kernel, the default first."""
+def some_configs(
+    kernel: str, sizes: dict[str, int], device: DeviceProperties, count: int, recording: Recording | None = None
+) -> list[Config]:
+    """Return random valid configurations of a kernel, of those that are recorded if a recording is given."""
     loaded = load_kernel(kernel)
     problem = resolve_problem(loaded.spec, sizes, None)
     space = feasible_space(loaded.spec, problem.sizes, device, problem.dtype)
-    rows = Random(seed).sample(range(len(space)), min(count, len(space)))
-    found = {config_key(loaded.spec.default): loaded.spec.default}
-    found |= {config_key(config): config for config in map(space.config, rows)}
-    return list(found.values())[:count]
+    rows: Sequence[int] = range(len(space))
+    if recording is not None:
+        found = (space.row_of(recording.config(row)) for row in range(len(recording)))
+        rows = [row for row in found if row is not None]
+    return [space.config(row) for row in Random(0).sample(rows, min(count, len(rows)))]
 
 
 def show_runs(entries: Sequence[dict[str, Any]]) -> None:
     """Print one line for each run."""
-    counts = ("acknowledged_trials_lost", "candidates_without_a_trial", "candidates_tried_twice")
-    headings = ("acknowledged lost", "untried", "tried twice", "failed", "winner", "GPUs given up", "seconds")
+    counts = (
+        "acknowledged_trials_lost",
+        "candidates_without_a_trial",
+        "candidates_tried_twice",
+        "candidates_that_failed",
+    )
+    headings = ("acknowledged lost", "untried", "tried twice", "failed", "winner", "GPUs at the end", "seconds")
     table = Table("GPUs", "fault", "injected", "trials", *headings, "verdict")
     for entry in entries:
-        excess = entry["winner_excess"]
+        excess = entry.get("winner_excess", 0.0)
         winner = "none" if excess is None else f"{excess:+.2%}" if excess else "same"
-        row = [entry[name] for name in ("gpus", "fault", "injected", "trials", *counts, "candidates_that_failed")]
+        row = [entry.get(name, 0) for name in ("gpus", "fault", "injected", "trials", *counts)]
         style = "green" if entry["verdict"] == "nothing lost" else "red"
         verdict = f"[{style}]{escape(entry['verdict'])}[/{style}]"
-        table.add_row(*map(str, row), winner, str(entry["gpus_given_up"]), f"{entry['seconds']:.1f}", verdict)
+        table.add_row(*map(str, row), winner, str(entry["gpus_at_end"]), f"{entry['seconds']:.1f}", verdict)
     Console(width=180).print(table)

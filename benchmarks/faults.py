@@ -125,10 +125,12 @@ def run_hanging(count: int, faults: list[Fault]) -> dict[str, Any]:
         "injected": len(faults),
         "trials": len(found.trials),
         "candidates_without_a_trial": 4 + len(faults) - len(found.trials),
-        "gpus_given_up": sum(bool(use.lost) for use in found.result.gpus),
+        "gpus_at_end": sum(not use.lost for use in found.result.gpus),
         "seconds": round(found.seconds, 2),
         "verdict": "; ".join(complaints) or "nothing lost",
-        "faults": [f"{fault.name}: {found.trial_of(fault.name)}" for fault in faults],
+        "faults": [
+            f"{trial.config['FAULT']}: {trial.outcome}, {trial.reason}" for trial in found.trials if trial.reason
+        ],
     }
 
 

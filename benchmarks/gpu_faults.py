@@ -15,9 +15,10 @@ from typing import Any
 from fault_runs import Disturbance, Run, Watch, at_random, run_session, some_configs
 from instant_compilers import InstantCompilers
 
+from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
 from autotile.cuda.driver import live_device
-from autotile.exchange.recording import find_recording, read_recording
+from autotile.exchange.recording import Recording, find_recording, read_recording
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
@@ -63,9 +64,12 @@ def run_gpu_faults(
         "one GPU hangs for good": hang(trials // 3),
         f"{kills} random kills of GPU workers": at_random(kills, trials, seed, kill_one, spread_s=_SPREAD_S),
     }
-    with tempfile.TemporaryDirectory() as name, simulated(seconds) if seconds is not None else on_gpus() as device:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        simulated(seconds) if seconds is not None else on_gpus() as (device, recording),
+    ):
         folder = Path(name)
-        configs = some_configs(KERNEL, SIZES, device, trials)
+        configs = some_configs(KERNEL, SIZES, device, trials, recording)
 
         def disturbed(what: str, disturb: Disturbance) -> Run:
             database = str(folder / f"{what}.db")
@@ -156,15 +160,15 @@ def short_stall() -> Iterator[None]:
 
 
 @contextmanager
-def on_gpus() -> Iterator[Any]:
+def on_gpus() -> Iterator[tuple[DeviceProperties, None]]:
     """Return the properties of this machine's first GPU."""
     with short_stall():
-        yield live_device()
+        yield live_device(), None
 
 
 @contextmanager
-def simulated(seconds: float) -> Iterator[Any]:
-    """Let sessions run on processes that replay a recording, with compilers that take no time."""
+def simulated(seconds: float) -> Iterator[tuple[DeviceProperties, Recording]]:
+    """Let sessions run on processes that replay a recording, with compilers that take no time; return both."""
     found = find_recording(read_settings().recording_folders, KERNEL, SIZES, "float32")
     assert found is not None
     folder = str(Path(__file__).parent)
@@ -173,7 +177,8 @@ def simulated(seconds: float) -> Iterator[Any]:
         "BENCHMARK_SECONDS": str(seconds),
         "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])),
     }
-    device = ReplayBackend(read_recording(found.path)).device
+    recording = read_recording(found.path)
+    device = ReplayBackend(recording).device
     known = session.choose_backend, session_run.CompilePool
 
     def choose(
@@ -196,6 +201,6 @@ def simulated(seconds: float) -> Iterator[Any]:
     session_run.CompilePool = InstantCompilers
     try:
         with short_stall():
-            yield device
+            yield device, recording
     finally:
         session.choose_backend, session_run.CompilePool = known

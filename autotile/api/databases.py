@@ -246,8 +246,8 @@ def clean(
 ) -> CleanResult:
     """Delete stored trials that are old, of other GPUs or of other versions of their kernels.
 
-    The best configuration of each study is kept unless ``winners``; so are trials of a session that may still be
-    running.
+    The best configuration of each study and the verdicts on wrong ones are kept unless ``winners``; trials of a session
+    that may still be running are kept in any case. Sessions may go on meanwhile.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def clean(
     stale
         Delete trials of other versions of the kernels than the current ones. Kernels that are not found are skipped.
     winners
-        Delete the best configuration of a study too if it is selected.
+        Delete the best configuration of a study and verdicts too if they are selected.
     dry_run
         Delete nothing; return what would be deleted.
     database
@@ -280,10 +280,12 @@ def clean(
     with opened:
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
         criteria = Criteria(before, kept, current_versions(kernel) if stale else None, winners)
-        studies = rows_of_kernel(opened.studies, kernel)
-        if not studies:
-            return CleanResult(opened.location, (), dry_run)
-        name = studies[0].key.kernel if kernel is not None else None
+        name = None
+        if kernel is not None:
+            studies = rows_of_kernel(opened.studies, kernel)
+            if not studies:
+                return CleanResult(opened.location, (), dry_run)
+            name = studies[0].key.kernel
         if dry_run:
             return CleanResult(opened.location, tuple(clean_database(opened, name, criteria, dry_run=True)), dry_run)
     with Database.open(database_location(database), set_damage_aside=False) as writable:

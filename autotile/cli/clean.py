@@ -57,8 +57,8 @@ def clean(
 ) -> None:
     """Delete trials that are no longer wanted.
 
-    It does not ask for confirmation. The best configuration of each study is kept unless --winners is given, and so are
-    the trials of a session that may still be running.
+    It does not ask for confirmation. The best configuration of each study, and the verdicts on wrong ones, are kept
+    unless --winners is given; the trials of a session that may still be running are kept in any case.
     """
     from autotile.api import databases
 

@@ -263,6 +263,13 @@ def forget_dead(connection: Connection, study_id: int) -> int:
     return len(rows) - len(gone)
 
 
+def claiming_runs(connection: Connection, study_id: int) -> set[int]:
+    """Return the ids of the runs whose sessions are trying configurations of a study now."""
+    held = select(CLAIMS.c.owner).where(CLAIMS.c.study_id == study_id, CLAIMS.c.expires_at >= _now(connection))
+    runs = (owner.partition(" ")[0] for owner in connection.execute(held).scalars() if not is_gone(owner))
+    return {int(run) for run in runs if run.isdecimal()}
+
+
 class Renewal:
     """Renews the leases of a session in a thread, until it is closed."""
 

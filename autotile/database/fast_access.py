@@ -162,6 +162,15 @@ def read_winners_fast(location: str, kernel: str, dtype: str) -> list[Winner] | 
         return None
 
 
+def read_winner_fast(location: str, study: str) -> list[Winner] | None:
+    """Return the winner of the study with a digest, as a list of one; the cases are those of `read_winners_fast`."""
+    try:
+        rows = _rows(location, WINNER_SQL, digest=study)
+        return None if rows is None else [parsed_winner(row) for row in rows]
+    except DataError:
+        return None
+
+
 def read_rules_fast(location: str, kernel: str, dtype: str) -> list[StoredRule] | None:
     """Return the rules of a kernel's families, newest first; the cases are those of `read_winners_fast`."""
     try:

@@ -1,18 +1,23 @@
-"""Deletion of stored trials: old ones, those of other GPUs, those of other kernel versions. Winners stay by default."""
+"""Deletion of stored trials: old ones, those of other GPUs, those of other kernel versions. Winners stay by default.
+
+Sessions go on meanwhile: a transaction deletes a few hundred trials of a study, so that nobody waits long for it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Connection, delete, exists, select
+from sqlalchemy import Connection, delete, exists, literal_column, select
 
 from autotile.core.device import device_profile
+from autotile.database.claims import claiming_runs
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.rows import parsed_rows
-from autotile.database.schema import BEST, RUNS, STUDIES, TRIALS
+from autotile.database.schema import BEST, CLAIMS, RUNS, STUDIES, TRIALS
 from autotile.database.studies import StoredStudy, stored_study
 from autotile.errors import AutotileError, InputError
 from autotile.kernel.library import KernelName, kernel_names, load_kernel
@@ -20,7 +25,7 @@ from autotile.kernel.library import KernelName, kernel_names, load_kernel
 _MAX_RUN_AGE = timedelta(days=1)
 """A younger run without an end may still be going: its trials stay."""
 _CHUNK = 500
-"""Rows per statement: SQLite accepts 32,766 values in a statement, older versions 999."""
+"""Rows per transaction, and per statement: SQLite accepts 32,766 values in a statement, older versions 999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class Criteria:
         Template hash and space hash of each kernel's current version, by name: trials of other versions. None for no
         criterion.
     winners
-        Delete selected trials even if they are the best of their study.
+        Delete selected trials even if they are the best of their study, or verdicts on configurations that are not
+        ranked, without which a wrong one could be served.
     """
 
     before: datetime | None = None
@@ -70,9 +76,10 @@ class CleanedStudy:
 
 
 def clean_database(database: Database, kernel: str | None, criteria: Criteria, *, dry_run: bool) -> list[CleanedStudy]:
-    """Delete trials, and runs and studies without any trial left, in one transaction.
+    """Delete trials, and runs and studies without any trial left.
 
-    Trials of a run that may still be going are kept.
+    Trials of a run that may still be going are kept. If it is interrupted, some studies have been cleaned; the rest is
+    cleaned by the same call.
 
     Parameters
     ----------
@@ -95,13 +102,12 @@ def clean_database(database: Database, kernel: str | None, criteria: Criteria, *
     DatabaseError
         The database cannot be read or written.
     """
-    transaction = database.reading() if dry_run else database.writing()
-    with transaction as connection:
-        query = select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id)
-        if kernel is not None:
-            query = query.where(STUDIES.c.kernel == kernel)
+    query = select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id)
+    if kernel is not None:
+        query = query.where(STUDIES.c.kernel == kernel)
+    with database.reading() as connection:
         studies = parsed_rows(connection, query, stored_study)
-        return [found for study in studies if (found := _clean_study(connection, study, criteria, dry_run=dry_run))]
+    return [found for study in studies if (found := _clean_study(database, study, criteria, dry_run=dry_run))]
 
 
 def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
@@ -113,7 +119,8 @@ def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
         A name is neither in the database nor that of a profile: a mistyped name of a GPU to keep would delete the
         results of that GPU.
     """
-    stored = {study.key.gpu_name for study in database.studies()}
+    with database.reading() as connection:
+        stored = set(connection.execute(select(STUDIES.c.gpu_name).distinct()).scalars())
     for name in names:
         try:
             yield name if name in stored else device_profile(name).name
@@ -142,23 +149,21 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _clean_study(
-    connection: Connection, study: StoredStudy, criteria: Criteria, *, dry_run: bool
-) -> CleanedStudy | None:
-    study_reasons = tuple(_study_reasons(study.key, criteria))
-    columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
-    trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study.study_id)).all()
+def _clean_study(database: Database, study: StoredStudy, criteria: Criteria, *, dry_run: bool) -> CleanedStudy | None:
+    study_id, study_reasons = study.study_id, tuple(_study_reasons(study.key, criteria))
     before = criteria.before.astimezone(UTC).isoformat(timespec="microseconds") if criteria.before else ""
+    with database.reading() as connection:
+        columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
+        trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study_id)).all()
+        kept, open_runs = _kept(connection, study_id, criteria), _open_runs(connection, study_id)
     selected = [trial for trial in trials if study_reasons or str(trial.created_at) < before]
-    kept = set() if criteria.winners else set(_winners(connection, study.study_id))
-    open_runs = set(_open_runs(connection, study.study_id))
     selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
     emptied = len(selected) == len(trials) and not open_runs
     if not selected and not (study_reasons and emptied):
         return None
     is_old = bool(before) and any(str(trial.created_at) < before for trial in selected)
     if not dry_run:
-        _delete(connection, study.study_id, [trial.id for trial in selected], open_runs)
+        _delete(database, study_id, [trial.id for trial in selected], criteria)
     reasons = (*study_reasons, *(("old",) if is_old else ()))
     return CleanedStudy(study.key, reasons, len(selected), len(trials), emptied)
 
@@ -172,22 +177,45 @@ def _study_reasons(key: TuningKey, criteria: Criteria) -> Iterator[str]:
         yield "other version"
 
 
-def _winners(connection: Connection, study_id: int) -> Iterable[int]:
-    return connection.execute(select(BEST.c.trial_id).where(BEST.c.study_id == study_id)).scalars()
+def _kept(connection: Connection, study_id: int, criteria: Criteria) -> set[int]:
+    """Return the trials of a study that are needed to serve: its winner, and verdicts on configurations."""
+    if criteria.winners:
+        return set()
+    winner = select(BEST.c.trial_id).where(BEST.c.study_id == study_id)
+    is_verdict = (TRIALS.c.phase == literal_column("'final'")) & TRIALS.c.rank.is_(None)
+    verdicts = select(TRIALS.c.id).where(TRIALS.c.study_id == study_id, is_verdict)
+    return {*connection.execute(winner).scalars(), *connection.execute(verdicts).scalars()}
 
 
-def _open_runs(connection: Connection, study_id: int) -> Iterable[int]:
+def _open_runs(connection: Connection, study_id: int) -> set[int]:
+    """Return the runs of a study that may still be going: young ones without an end, and those that hold claims."""
     now = datetime.now(UTC)
     since, until = ((now + age).isoformat(timespec="microseconds") for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
     unfinished = select(RUNS.c.id).where(RUNS.c.study_id == study_id, RUNS.c.ended_at.is_(None))
-    return connection.execute(unfinished.where(RUNS.c.started_at.between(since, until))).scalars()
+    young = connection.execute(unfinished.where(RUNS.c.started_at.between(since, until))).scalars()
+    return {*young, *claiming_runs(connection, study_id)}
 
 
-def _delete(connection: Connection, study_id: int, trials: Sequence[int], open_runs: Collection[int]) -> None:
+def _delete(database: Database, study_id: int, trials: Sequence[int], criteria: Criteria) -> None:
+    """Delete trials of a study, and then its runs without any trial, and the study without any run.
+
+    What must stay is asked in each transaction, since others may decide something new between two.
+    """
     for start in range(0, len(trials), _CHUNK):
-        connection.execute(delete(TRIALS).where(TRIALS.c.id.in_(trials[start : start + _CHUNK])))
-    has_trials = exists().where(TRIALS.c.run_id == RUNS.c.id)
-    unused = delete(RUNS).where(RUNS.c.study_id == study_id, ~has_trials, RUNS.c.id.not_in(sorted(open_runs)))
-    connection.execute(unused)
-    has_runs = exists().where(RUNS.c.study_id == STUDIES.c.id)
-    connection.execute(delete(STUDIES).where(STUDIES.c.id == study_id, ~has_runs))
+        begun = time.monotonic()
+        with database.writing() as connection:
+            chosen = set(trials[start : start + _CHUNK]) - _kept(connection, study_id, criteria)
+            connection.execute(delete(TRIALS).where(TRIALS.c.id.in_(sorted(chosen))))
+        if (
+            database.path is not None
+        ):  # SQLite gives the lock to whoever asks first, and those who wait ask now and then
+            time.sleep(time.monotonic() - begun)
+    with database.writing() as connection:
+        connection.execute(select(STUDIES.c.id).where(STUDIES.c.id == study_id).with_for_update())  # no run begins now
+        has_trials = exists().where(TRIALS.c.run_id == RUNS.c.id)
+        open_runs = sorted(_open_runs(connection, study_id))
+        connection.execute(delete(RUNS).where(RUNS.c.study_id == study_id, ~has_trials, RUNS.c.id.not_in(open_runs)))
+        has_runs = exists().where(RUNS.c.study_id == STUDIES.c.id)
+        emptied = connection.execute(delete(STUDIES).where(STUDIES.c.id == study_id, ~has_runs)).rowcount
+        if emptied:
+            connection.execute(delete(CLAIMS).where(CLAIMS.c.study_id == study_id))

@@ -18,16 +18,18 @@ from autotile.database.fast_access import (
     read_checks_fast,
     read_model_fast,
     read_rules_fast,
+    read_winner_fast,
     read_winners_fast,
 )
-from autotile.database.keys import key_differences, key_of
+from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.paths import looks_like_url
 from autotile.database.winners import Check, StoredRule, Winner
 from autotile.errors import BundleError, DatabaseError, DataError, NotTunedError, ToolchainError
 from autotile.exchange.bundle import FALLBACK, Bundle, BundledCubin, BundledKernel
 from autotile.exchange.shipped import shipped_model, shipped_rules, shipped_winners
+from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_device, runs_on
-from autotile.serving.choice import Choice, choose
+from autotile.serving.choice import Choice, choose, choose_stored
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -61,12 +63,38 @@ class Candidates:
         self._location = location
         self._kernel = problem.kernel
         self._dtype = problem.dtype
+        self._winners: list[Winner] | None = None
+
+    def choose(self, kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str) -> Choice:
+        """Return what `autotile.serving.choice.choose` does among all stored results.
+
+        The user's own result of exactly this problem precedes all others, and is looked up by its key, which takes as
+        long in a large database as in a small one.
+        """
+        requested = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+        found = choose_stored(kernel, problem, device, nvrtc_version, self._exact(requested))
+        if found is not None:
+            return found
+        rules = self.rules()
+        return choose(kernel, problem, device, nvrtc_version, self.winners(), rules=rules, checks=self.checks)
+
+    def _exact(self, requested: TuningKey) -> list[Winner]:
+        """Return the user's winner of the study of a key, if there is one."""
+        if self._winners is not None:
+            return [winner for winner in self._winners if winner.key == requested and not winner.shipped]
+        own = read_winner_fast(self._location, requested.digest)
+        return own if own is not None else self._read(lambda found: [*filter(None, [found.winner(requested)])])
 
     def winners(self) -> list[Winner]:
         """Return the user's winners, then the shipped ones."""
+        if self._winners is None:
+            self._winners = self._read_winners()
+        return self._winners
+
+    def _read_winners(self) -> list[Winner]:
         own = read_winners_fast(self._location, self._kernel, self._dtype)
         if own is None:
-            own = self._read(lambda found: [best.winner for best in found.best(self._kernel, dtype=self._dtype)])
+            own = self._read(lambda found: found.winners(self._kernel, self._dtype))
         return [*own, *shipped_winners(self._kernel, self._dtype)]
 
     def checks(self) -> list[Check]:
@@ -220,11 +248,12 @@ def absent_device(name: str | None, stored: list[Winner]) -> DeviceProperties:
     return by_name.get(profile.name.lower(), profile)
 
 
-def nvrtc_of(stored: list[Winner]) -> str:
+def nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
     """Return the version of NVRTC on this machine; without NVRTC, the one that the newest result was compiled with."""
     try:
         return nvrtc_version()
     except ToolchainError:
+        stored = read_stored()
         return stored[0].key.nvrtc_version if stored else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.candidates import Candidates, absent_device, nvrtc_of, refusal
-from autotile.serving.choice import Choice, choose
+from autotile.serving.choice import Choice
 from autotile.serving.miss_counter import MissCounter
 from autotile.serving.numerics import Requested, check_numerics, exchanged
 from autotile.serving.pinning import Pins
@@ -306,15 +306,12 @@ class Dispatcher:
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, sizes, dtype)
         candidates = Candidates(location, problem)
-        stored = candidates.winners()
-        index, properties = self._device(device, stored)
-        version = nvrtc_of(stored)
+        index, properties = self._device(device, candidates.winners)
+        version = nvrtc_of(candidates.winners)
         request = Requested(kernel, problem, properties, version, location)
         choice = self.pins.choice_for(request, numerics)
         if choice is None:
-            choice = choose(
-                kernel, problem, properties, version, stored, rules=candidates.rules(), checks=candidates.checks
-            )
+            choice = candidates.choose(kernel, problem, properties, version)
             if like is not None and choice.config != like.config:
                 choice = exchanged(like, request)
         if candidates.fault:
@@ -368,7 +365,7 @@ class Dispatcher:
         table = self._tables.get(key)
         if table is None or table.is_outdated(anew=anew):
             table = self._tables[key] = OperationTable(
-                operation, problem.dtype, location, lambda stored: self._device(device, stored), nvrtc_of
+                operation, problem.dtype, location, lambda stored: self._device(device, lambda: stored), nvrtc_of
             )
         served = self.pins.serve_operation(table, problem, library=library, numerics=numerics)
         if served is None:
@@ -450,7 +447,7 @@ class Dispatcher:
         bundle = self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
         bundled = bundle.kernel(name)
         problem = resolve_problem(bundled.kernel.spec, sizes, dtype)
-        index, properties = self._device(device, list(bundled.winners))
+        index, properties = self._device(device, lambda: list(bundled.winners))
         choice, cubin = choose_bundled(bundle, bundled, problem, properties)
         return BoundKernel(bundled.kernel, problem, properties, index, choice, packed=cubin)
 
@@ -460,14 +457,16 @@ class Dispatcher:
             bundled = self._bundles[path].kernel(served.kernel)
             return refusal(served, bundled.winners, bundled.nvrtc_version)
         stored = Candidates(location, served.problem).winners()
-        return refusal(served, stored, nvrtc_of(stored))
+        return refusal(served, stored, nvrtc_of(lambda: stored))
 
-    def _device(self, device: int | str | None, stored: list[Winner]) -> tuple[int | None, DeviceProperties]:
+    def _device(
+        self, device: int | str | None, read_stored: Callable[[], list[Winner]]
+    ) -> tuple[int | None, DeviceProperties]:
         """Return the CUDA device to launch on, None if the kernel can only be inspected, and its properties."""
         if isinstance(device, str):
-            return None, absent_device(device, stored)
+            return None, absent_device(device, read_stored())
         index = self.current_device() if device is None else device
-        return index, live_device(index) if index is not None else absent_device(None, stored)
+        return index, live_device(index) if index is not None else absent_device(None, read_stored())
 
 
 default_dispatcher = Dispatcher()

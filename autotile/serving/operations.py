@@ -130,7 +130,7 @@ class OperationTable:
         dtype: str,
         location: str,
         find_device: Callable[[list[Winner]], tuple[int | None, DeviceProperties]],
-        find_nvrtc: Callable[[list[Winner]], str],
+        find_nvrtc: Callable[[Callable[[], list[Winner]]], str],
     ) -> None:
         self.operation = operation
         self._location = location
@@ -140,7 +140,7 @@ class OperationTable:
         winners = {name: candidates.winners() for name, candidates in stored.items()}
         every = [winner for found in winners.values() for winner in found]
         self.device_index, self.device = find_device(every)
-        self._nvrtc_version = find_nvrtc(every)
+        self._nvrtc_version = find_nvrtc(lambda: every)
         self._members = {
             member.name: _MemberTable(
                 member,

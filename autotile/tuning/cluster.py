@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
+import math
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,24 +30,28 @@ from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished, workload_of
 from autotile.tuning.cluster_compilers import ClusterCompilers
 from autotile.tuning.cluster_worker import SIMULATED, Operation, Reply, answer
+from autotile.tuning.connection import Connection
 from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
-from autotile.tuning.scheduler import check_scheduler, distributed
+from autotile.tuning.scheduler import distributed
 from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 from autotile.workers.sanitizer import Finding
 
-_CONNECT_S = 10.0
 _FIRST_GPU_S = 60.0
 """Time that a session waits for a first GPU."""
 _POLL_S = 1.0
 """Interval at which a session looks for GPUs that join or are gone."""
 _ABSENT_S = 30.0
 """Time after which a GPU that is gone is given up; its nanny replaces a worker that died within seconds."""
+_DESCRIBE_S = 10.0
+"""Time in which a GPU describes itself; one that works for another session may take longer, and is asked again."""
 _MAX_JOINS = 4
-"""Times that a GPU joins a session, the first one included."""
+"""Times that a GPU joins a session, the first one included, and those after an absence left out."""
+_RETURN_S = 300.0
+"""Time that a session without a GPU waits for one to come back."""
 _GPU_PREFIXES = ("GPU-", "MIG-")
 
 
@@ -72,123 +78,130 @@ class RemoteWork:
 
 
 class Cluster:
-    """Connection to a scheduler, which sessions may share.
+    """The GPUs and compilers of a scheduler, which sessions may share.
+
+    A request waits for its GPU and for the scheduler: if the connection was lost, it is sent again.
 
     Parameters
     ----------
-    address
-        Address of the scheduler.
-    insecure
-        Whether the connection may leave the machine without TLS.
-
-    Raises
-    ------
-    InputError
-        The address is not allowed, or nothing answers there.
+    address, insecure
+        As for `autotile.tuning.connection.Connection`, whose errors are raised.
     """
 
     def __init__(self, address: str, *, insecure: bool) -> None:
-        security = check_scheduler(address, insecure=insecure)
-        self._address = address
-        try:
-            self._client = distributed.Client(
-                address, security=security, timeout=_CONNECT_S, set_as_default=False, direct_to_workers=False
-            )
-        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-            raise InputError(f"no scheduler answers at {address}: {error}; see `dask scheduler --help`") from None
-        self._seen_at: dict[str, float] = {}
-        """Time at which each GPU was seen last, by `time.monotonic`."""
-        self.compilers = ClusterCompilers(self)
+        self._connection = Connection(address, insecure=insecure)
+        self.compilers = ClusterCompilers(self._connection)
 
-    def offers(self) -> list[Mapping[str, float]]:
-        """Return the resources of each process of Dask that is present."""
-        try:
-            workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
-        except Exception:  # the scheduler is gone; any error of the connection says so
-            return []
-        return [worker.get("resources", {}) for worker in workers] if self._client.status == "running" else []
+    @property
+    def is_lost(self) -> bool:
+        """Whether the scheduler does not answer."""
+        return self._connection.lost_s > 0
 
     def look(self) -> list[str]:
         """Return the UUIDs of the GPUs that are present."""
-        found = [name for resources in self.offers() for name in resources if _is_gpu(name)]
-        self._seen_at.update(dict.fromkeys(found, time.monotonic()))
-        return sorted(set(found))
+        return sorted({name for resources in self._connection.offers() for name in resources if _is_gpu(name)})
 
-    def request(self, gpu: str, op: Operation, work: RemoteWork) -> Reply:
-        """Send a request without a candidate, and wait for the reply; errors are those of `submit` and `result`."""
-        return self.result(gpu, self.send(gpu, op, (), work))
+    def send(self, gpu: str, op: Operation, candidates: Sequence[Candidate], work: RemoteWork, **fields: Any) -> Sent:
+        """Send a request with its cubins to a GPU; other fields are those of `Request`.
 
-    def send(self, gpu: str, op: Operation, candidates: Sequence[Candidate], work: RemoteWork, **fields: Any) -> Any:
-        """Send a request with its cubins to a GPU, and return its future; other fields are those of `Request`.
-
-        Raises
-        ------
-        WorkerError
-            The connection is lost.
+        A GPU answers one at a time, in the order in which they were sent.
         """
         cubins: dict[str, bytes] = {}
-        sent = [_packed(one, cubins) for one in candidates]
+        packed = [_packed(one, cubins) for one in candidates]
         common = {"version": __version__, **asdict(work)}
-        return self.submit(
-            answer, encode_json({"op": op, **common, "candidates": sent, **fields}), cubins, resource=gpu
-        )
+        sent = Sent(gpu, encode_json({"op": op, **common, "candidates": packed, **fields}), cubins)
+        self._submit(sent)
+        return sent
 
-    def submit(self, function: Callable[..., Any], *arguments: Any, resource: str) -> Any:
-        """Submit a task for a process that has a resource, and return its future.
-
-        A GPU runs one task at a time, in the order of submission. If the process dies, the scheduler has the task run
-        by its successor, or by another one with the resource.
-
-        Raises
-        ------
-        WorkerError
-            The connection is lost.
-        """
-        try:
-            key = f"autotile-{uuid.uuid4().hex}"
-            return self._client.submit(function, *arguments, key=key, resources={resource: 1}, pure=False)
-        except Exception as error:
-            raise WorkerError(f"the scheduler {self._address} is lost: {error}") from None
-
-    def result(self, gpu: str, future: Any) -> Reply:
+    def result(self, sent: Sent, limit_s: float = math.inf) -> Reply:
         """Wait for the reply to a request.
 
+        Parameters
+        ----------
+        sent
+            The request.
+        limit_s
+            Time to wait at most, in seconds.
+
         Raises
         ------
         WorkerError
-            The GPU or the scheduler is lost, or the session ends.
+            The GPU or the scheduler is lost, the time is over, or the request was withdrawn.
         InputError, ToolchainError
             The GPU cannot be set up for the session.
         """
-        while True:
-            try:
-                reply = decode_json(future.result(timeout=_POLL_S), Reply)
-                break
-            except TimeoutError:
-                absent_s = time.monotonic() - self._seen_at.get(gpu, 0.0)
-                if absent_s > _ABSENT_S + _POLL_S:
-                    future.cancel()
-                    raise WorkerError(f"the cluster has lost {gpu}: it is absent for {absent_s:.0f} s") from None
-            except (asyncio.CancelledError, concurrent.futures.CancelledError):
-                raise WorkerError(
-                    f"a request to {gpu} was cancelled, as the session ends or the scheduler died"
-                ) from None
-            except AutotileError:
-                raise
-            except Exception as error:  # whatever Dask raises where a process died again and again
-                raise WorkerError(f"{gpu}: {type(error).__name__}: {error}") from None
+        end = time.monotonic() + limit_s
+        while (reply := self._poll(sent)) is None:
+            if time.monotonic() > end:
+                sent.withdraw()
+                raise WorkerError(f"{sent.gpu} has not answered for {limit_s:.0f} s")
         if reply.error:
             raise {"input": InputError, "toolchain": ToolchainError}.get(reply.kind, WorkerError)(reply.error)
         return reply
 
-    def forget(self, future: Any) -> None:
-        """Have a request answered although nobody waits for the reply."""
-        distributed.fire_and_forget(future)
+    def _poll(self, sent: Sent) -> Reply | None:
+        """Wait a moment for the reply, and send the request again if it was lost; None if there is no reply yet."""
+        if sent.is_withdrawn:
+            raise WorkerError(f"a request to {sent.gpu} was withdrawn")
+        if sent.future is None or self._connection.is_lost(sent.future):
+            self._connection.await_look()
+            self._submit(sent)
+            return None
+        try:
+            return decode_json(sent.future.result(timeout=_POLL_S), Reply)
+        except TimeoutError:
+            absent_s = self._connection.absent_s(sent.gpu)
+            if absent_s > _ABSENT_S:
+                sent.withdraw()
+                raise AbsentGpuError(f"the cluster has lost {sent.gpu}: it is absent for {absent_s:.0f} s") from None
+        except (asyncio.CancelledError, concurrent.futures.CancelledError):
+            sent.future = None
+        except AutotileError:
+            raise
+        except Exception as error:  # whatever Dask raises where a process died again and again
+            raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
+        return None
+
+    def _submit(self, sent: Sent) -> None:
+        try:
+            sent.future = self._connection.submit(answer, sent.request, sent.cubins, resource=sent.gpu)
+        except WorkerError:  # it is sent again when the scheduler is back
+            sent.future = None
 
     def close(self) -> None:
         """Disconnect; the scheduler drops what is not done."""
         self.compilers.close()
-        self._client.close(timeout=_CONNECT_S)
+        self._connection.close()
+
+
+@dataclass(eq=False, slots=True)
+class Sent:
+    """A request that was sent to a GPU."""
+
+    gpu: str
+    request: str
+    """A `Request` as JSON."""
+    cubins: Mapping[str, bytes]
+    future: Any = None
+    """Future of Dask; None while the scheduler is lost."""
+    is_withdrawn: bool = False
+
+    def withdraw(self) -> None:
+        """Let nobody wait for the reply any more."""
+        self.is_withdrawn = True
+        if self.future is not None and not self.future.done():
+            with suppress(Exception):  # of a connection that is closed, and the future with it
+                self.future.cancel()
+
+    def forget(self) -> None:
+        """Have the request answered although nobody waits for the reply."""
+        if self.future is not None:
+            with suppress(Exception):
+                distributed.fire_and_forget(self.future)
+
+
+class AbsentGpuError(WorkerError):
+    """A GPU is gone: its machine is off or cannot be reached. It may come back."""
 
 
 def _is_gpu(resource: str) -> bool:
@@ -236,10 +249,11 @@ class RemoteGpu:
         self._cluster = cluster
         self._work = work
         self._recorded = recorded
-        self._submitted: deque[tuple[Candidate, Any]] = deque()
-        """Candidates without a result and their futures, oldest first."""
-        self._running: Any = None
-        """Future that another method waits for."""
+        self.was_absent = False
+        self._submitted: deque[tuple[Candidate, Sent]] = deque()
+        """Candidates without a result and their requests, oldest first."""
+        self._running: Sent | None = None
+        """Request of another method."""
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the recorded rows; None for a real GPU."""
@@ -255,16 +269,16 @@ class RemoteGpu:
 
     def result(self) -> Finished:
         """Wait for the oldest candidate; a crash or a hang of the GPU's worker process is an outcome."""
-        candidate, future = self._submitted[0]
-        reply = self._cluster.result(self.uuid, future)
+        candidate, sent = self._submitted[0]
+        reply = self._reply(sent)
         self._submitted.popleft()
         return Finished(candidate, self._evaluation(reply), self.uuid)
 
     def withdraw(self) -> None:
         """Forget the candidates without a result."""
         submitted, self._submitted = self._submitted, deque()
-        for _, future in submitted:
-            _cancel(future)
+        for _, sent in submitted:
+            sent.withdraw()
 
     def race(
         self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
@@ -299,11 +313,9 @@ class RemoteGpu:
             return
         self.is_closed = True
         self.withdraw()
-        _cancel(self._running)
-        try:
-            self._cluster.forget(self._send("close", ()))
-        except WorkerError:
-            return
+        if self._running is not None:
+            self._running.withdraw()
+        self._send("close", ()).forget()
 
     def _evaluation(self, reply: Reply) -> Evaluation:
         if reply.evaluation is None:
@@ -313,18 +325,17 @@ class RemoteGpu:
 
     def _request(self, op: Operation, candidates: Sequence[Candidate], **fields: Any) -> Reply:
         self._running = self._send(op, candidates, **fields)
-        return self._cluster.result(self.uuid, self._running)
+        return self._reply(self._running)
 
-    def _send(self, op: Operation, candidates: Sequence[Candidate], **fields: Any) -> Any:
-        return self._cluster.send(self.uuid, op, candidates, self._work, **fields)
-
-
-def _cancel(future: Any) -> None:
-    if future is not None and not future.done():
+    def _reply(self, sent: Sent) -> Reply:
         try:
-            future.cancel()
-        except Exception:  # the connection is closed, and the future with it
-            return
+            return self._cluster.result(sent)
+        except AbsentGpuError:
+            self.was_absent = True
+            raise
+
+    def _send(self, op: Operation, candidates: Sequence[Candidate], **fields: Any) -> Sent:
+        return self._cluster.send(self.uuid, op, candidates, self._work, **fields)
 
 
 def _packed(candidate: Candidate, cubins: dict[str, bytes]) -> dict[str, Any]:
@@ -371,6 +382,8 @@ class ClusterGpus(GpuGroup):
         self._refused: set[str] = set()
         """GPUs of other models."""
         self._ending = threading.Event()
+        self._alone_at = math.inf
+        """Time since which no GPU is left, by `time.monotonic`."""
         super().__init__(self._first(), work.deadline_s)
         self._watch = threading.Thread(target=self._let_join, name="cluster", daemon=True)
         self._watch.start()
@@ -387,6 +400,7 @@ class ClusterGpus(GpuGroup):
         end = time.monotonic() + _FIRST_GPU_S
         while time.monotonic() < end:
             if found := list(self._arriving(None)):
+                self._cluster.compilers.look()
                 return found
             time.sleep(_POLL_S)
         present = self._cluster.look()
@@ -395,11 +409,9 @@ class ClusterGpus(GpuGroup):
 
     def _let_join(self) -> None:
         while not self._ending.wait(_POLL_S):
-            try:
+            with suppress(AutotileError):  # of one that is not of this version
                 for one in self._arriving(self.device):
                     self.add(one)
-            except AutotileError:  # of one that is gone again
-                continue
 
     def _arriving(self, model: DeviceProperties | None) -> Iterator[RemoteGpu]:
         """Yield the GPUs that are present, of the session's model, and not part of it."""
@@ -407,10 +419,10 @@ class ClusterGpus(GpuGroup):
             known = self._joined.setdefault(gpu, [])
             if gpu.startswith(SIMULATED) != (self._recorded is not None) or gpu in self._refused:
                 continue
-            if len(known) >= _MAX_JOINS or (known and not known[-1].is_closed):
+            if sum(not one.was_absent for one in known) >= _MAX_JOINS or (known and not known[-1].is_closed):
                 continue
-            reply = self._cluster.request(gpu, "describe", self._work)
-            if reply.is_busy or reply.device is None:
+            reply = self._description(gpu)
+            if reply is None or reply.is_busy or reply.device is None:
                 continue
             model = model or reply.device
             if (reply.device.name, reply.device.compute_capability) != (model.name, model.compute_capability):
@@ -419,6 +431,29 @@ class ClusterGpus(GpuGroup):
             one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded)
             known.append(one)
             yield one
+
+    def _description(self, gpu: str) -> Reply | None:
+        """Return what a GPU says of itself; None if it says nothing."""
+        try:
+            return self._cluster.result(self._cluster.send(gpu, "describe", (), self._work), _DESCRIBE_S)
+        except WorkerError:
+            return None
+
+    def _abandon_silent(self) -> None:
+        """Give up silent GPUs; while the scheduler is lost, all are silent."""
+        if self._cluster.is_lost:
+            for member in self._left():
+                member.sign_at = time.monotonic()
+        super()._abandon_silent()
+
+    def _raise_if_lost(self) -> None:
+        """Wait for a GPU to come back if all of them are absent."""
+        if self._left():
+            self._alone_at = math.inf
+            return
+        self._alone_at = min(self._alone_at, time.monotonic())
+        if time.monotonic() - self._alone_at > _RETURN_S or not isinstance(self._error, AbsentGpuError):
+            super()._raise_if_lost()
 
 
 def cluster_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend:

@@ -11,12 +11,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
 from autotile.kernel.sources import included_files, read_bytes
 from autotile.settings import read_settings
+from autotile.tuning.connection import Connection
 from autotile.tuning.scheduler import WorkerPlugin, distributed
 from autotile.workers.compile_pool import CompilePool, FarmResult
 
@@ -187,16 +188,6 @@ def _write_files(root: Path, files: Mapping[str, bytes]) -> None:
             raise
 
 
-class Connection(Protocol):
-    """What `ClusterCompilers` needs of a connection to a scheduler."""
-
-    def offers(self) -> list[Mapping[str, float]]:
-        """Return the resources of each process of Dask that is present."""
-
-    def submit(self, function: Callable[..., Any], *arguments: Any, resource: str) -> Any:
-        """Return the future of a task; raises `WorkerError` if the connection is lost."""
-
-
 @dataclass(eq=False, slots=True)
 class _Job:
     """A compilation that the farm was given."""
@@ -240,7 +231,7 @@ class ClusterCompilers:
         self._refusal = ""
         self._others: dict[str, int] = {}
         self.slots = 0
-        self._look()
+        self.look()
         self._ending = threading.Event()
         self._watch = threading.Thread(target=self._keep_looking, name="compile farm", daemon=True)
         self._watch.start()
@@ -312,6 +303,9 @@ class ClusterCompilers:
         """Pass on what a task has returned; anything but a result of the job gives it back."""
         if one.done.done():
             return
+        if task.cancelled():  # the scheduler was lost
+            one.end(None)
+            return
         try:
             reply, cubin = _read(task.result(timeout=_FETCH_S))
             if reply.lacks_files:
@@ -342,7 +336,7 @@ class ClusterCompilers:
         with self._lock:
             return list(self._running)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Count the cores that are offered."""
         offered: dict[str, int] = {}
         for resources in self._connection.offers():
@@ -354,7 +348,7 @@ class ClusterCompilers:
 
     def _keep_looking(self) -> None:
         while not self._ending.wait(_CHECK_S):
-            self._look()
+            self.look()
             usual_s = sorted(self._took_s)[len(self._took_s) // 2] if self._took_s else 0.0
             latest = time.monotonic() - max(_MIN_PATIENCE_S, _PATIENCE * usual_s)
             for one in self._listed():

@@ -282,6 +282,8 @@ class GpuGroup:
                 self._changed.notify_all()
             while self._take_tasks(member):
                 self._advance(member)
+            if member.state == "lost" and not self._closing:
+                member.backend.close()  # it was given up, and came back: it may join again
         except AutotileError as error:
             self._lose(member, error)
         except BaseException as error:  # a thread must not end without a word
@@ -440,13 +442,9 @@ class GpuGroup:
         with self._changed:
             if member.state == "lost" or self._closing:
                 return
-            member.state, member.lost = "lost", str(error)
-            self._lost += 1
-            self._error = error
+            tasks = self._mark_lost(member, str(error), error)
             if self._home is member and self._home_us is None:
                 self._home = None
-            tasks = list(member.tasks)
-            member.tasks.clear()
             for task in tasks[:1]:
                 if member not in task.suspects:
                     task.suspects.append(member)
@@ -458,18 +456,20 @@ class GpuGroup:
         if member.thread is threading.current_thread() or not member.backend.is_dead:
             member.backend.close()
 
+    def _mark_lost(self, member: _Member, reason: str, error: AutotileError) -> list[_Task]:
+        """Mark a GPU as lost, and return the candidates that it held."""
+        member.state, member.lost, self._error = "lost", reason, error
+        self._lost += 1
+        tasks, member.tasks = list(member.tasks), deque()
+        return tasks
+
     def _abandon_silent(self) -> None:
         """Give up the GPUs that hold candidates and have given no sign for too long."""
-        now = time.monotonic()
         for member in self._left():
             limit_s = self._deadline_s + _MIN_STALL_S + _OPENS_PER_STALL * member.open_s
-            if member.tasks and member.state == "working" and now - member.sign_at > limit_s:
-                member.state, member.lost = "lost", f"it gave no sign for {limit_s:.0f} s"
-                self._lost += 1
-                self._error = WorkerError(f"{member.name}: {member.lost}")
-                tasks = list(member.tasks)
-                member.tasks.clear()
-                self._give_back(tasks)
+            if member.tasks and member.state == "working" and time.monotonic() - member.sign_at > limit_s:
+                reason = f"it gave no sign for {limit_s:.0f} s"
+                self._give_back(self._mark_lost(member, reason, WorkerError(f"{member.name}: {reason}")))
 
     def _raise_if_lost(self) -> None:
         if not self._left() and not self._finished:

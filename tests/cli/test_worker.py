@@ -37,7 +37,7 @@ def test_a_scheduler_is_of_one_session(run, words: list[str]) -> None:
 
 
 def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cluster", "cluster_compilers", "cluster_worker", "scheduler"):
+    for name in ("cluster", "cluster_compilers", "cluster_worker", "connection", "scheduler"):
         monkeypatch.delitem(sys.modules, f"autotile.tuning.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "distributed", None)
     for words in (["worker"], ["tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler"]):

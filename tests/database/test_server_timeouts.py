@@ -58,8 +58,8 @@ def test_what_the_url_states_precedes() -> None:
     assert "connect_timeout" not in timeouts
     assert timeouts["tcp_user_timeout"] == 2000
     statement = database_engine._session_settings(url, SERVER_TIMEOUT_S, readonly=False)
-    assert statement == "SELECT set_config('lock_timeout', '2000', false)"
-    both = url.update_query_dict({"options": "-c statement_timeout=0 -c lock_timeout=0"})
+    assert statement == "SELECT set_config('lock_timeout', '2000', false), set_config('jit', 'off', false)"
+    both = url.update_query_dict({"options": "-c statement_timeout=0 -c lock_timeout=0 -c jit=on"})
     assert database_engine._session_settings(both, SERVER_TIMEOUT_S, readonly=False) == "SELECT 1"
     assert database_engine._connection_timeouts(make_url("postgresql+pg8000://host/name"), 1.0) == {}
 

@@ -195,13 +195,22 @@ class TestDatabases:
         path.write_bytes(data)
         assert store.ask(4096).tier == "default"
 
+    @pytest.mark.usefixtures("live_gpu")
+    def test_an_exact_result_is_read_without_the_others(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.put(4096, BEST)
+        with monkeypatch.context() as patch:
+            patch.delattr("autotile.serving.candidates.read_winners_fast")
+            assert (store.ask(4096, device=None).tier, store.ask(4096, device=None).config) == ("exact", BEST)
+        assert store.ask(8192, device=None).tier == "nearest"
+
     def test_one_that_fails_only_when_it_is_read(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any, **__: Any) -> None:
             raise DatabaseError("the disk refused")
 
         store.put(4096, BEST)
-        monkeypatch.setattr("autotile.serving.candidates.read_winners_fast", lambda *_: None)
-        monkeypatch.setattr(Database, "best", fail)
+        for one in ("winner", "winners"):
+            monkeypatch.setattr(f"autotile.serving.candidates.read_{one}_fast", lambda *_: None)
+            monkeypatch.setattr(Database, one, fail)
         assert store.ask(4096).tier == "default"
 
     @pytest.mark.usefixtures("live_gpu")

@@ -21,7 +21,7 @@ from autotile.tuning.result import TuneResult
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
-from autotile.tuning import cluster, cluster_worker
+from autotile.tuning import cluster, cluster_worker, connection
 from autotile.tuning.scheduler import check_scheduler
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -143,7 +143,7 @@ def test_a_scheduler_without_workers(bench: Any, scheduler: str, monkeypatch: py
 
 
 def test_no_scheduler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
     with pytest.raises(InputError, match="no scheduler answers"):
         bench.tune(bench.record(), scheduler="tcp://127.0.0.1:1")
 

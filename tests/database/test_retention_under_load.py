@@ -1,0 +1,125 @@
+"""Deletion of old trials while sessions store and claim: it goes in batches, and keeps what serving needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, select, update
+
+from autotile.core.model import Outcome, Trial, config_key
+from autotile.database import retention
+from autotile.database.claims import StudyClaims
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey
+from autotile.database.retention import Criteria, clean_database
+from autotile.database.schema import CLAIMS, RUNS, STUDIES, TRIALS
+
+Maker = Callable[..., Trial]
+TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(request.getfixturevalue("server_url")) if request.param == "postgresql" else str(tmp_path / "team.db")
+
+
+@pytest.fixture
+def shared(location: str) -> Iterator[Database]:
+    with Database.open(location) as database:
+        yield database
+
+
+def add_study(database: Database, key: TuningKey, measured: Maker, trials: int) -> int:
+    """Store a finished run with a winner and a refused configuration; return the id of the study."""
+    study = database.study(key, None)
+    run = database.start_run(study, sampler="random")
+    database.add_trials(study, run, [measured({"BM": number}, 10.0 + number) for number in range(trials)])
+    database.add_trial(study, run, measured({"BM": 3}, 11.0), phase="final", rank=1)
+    database.add_trial(study, run, measured({"BM": 4}, 12.0), phase="final", rank=2)
+    database.add_trial(study, run, Trial({"BM": 0}, Outcome.WRONG_RESULT, "y[1] is 0"), phase="final")
+    database.end_run(run)
+    return study
+
+
+def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
+    shared: Database,
+    location: str,
+    key: TuningKey,
+    measured: Maker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "_CHUNK", 10)
+    study = add_study(shared, key, measured, 40)
+    running = shared.start_run(study, sampler="random")
+    neighbour = shared.study(replace(key, kernel="other"), None)
+    its_run = shared.start_run(neighbour, sampler="random")
+    with Database.open(location) as session:
+        begin, stored = shared.writing, []
+
+        @contextmanager
+        def writing() -> Iterator[Connection]:
+            stored.append(session.add_trial(study, running, measured({"BM": 100 + len(stored)}, 50.0)))
+            with begin() as connection:
+                yield connection
+                if shared.path is None:  # the locks of a batch keep no one else out
+                    session.add_trial(neighbour, its_run, measured({"BM": len(stored)}, 50.0))
+
+        monkeypatch.setattr(shared, "writing", writing)
+        (cleaned,) = clean_database(shared, None, TOMORROW, dry_run=False)
+    assert (cleaned.deleted, cleaned.total, cleaned.emptied) == (41, 43, False)
+    assert len(stored) == 6
+    left = shared.stored_trials(study)
+    assert [(one.trial.config, one.rank) for one in left[:2]] == [({"BM": 3}, 1), ({"BM": 0}, None)]
+    assert [one.trial_id for one in left[2:]] == stored
+    assert [best.trial.config for best in shared.best(study_id=study)] == [{"BM": 3}]
+    assert [(check.config, check.passed) for check in shared.checks(key.kernel, key.dtype)] == [('{"BM":0}', False)]
+    assert shared.check().ok
+
+
+def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
+    shared: Database, key: TuningKey, measured: Maker
+) -> None:
+    study = shared.study(key, None)
+    run = shared.start_run(study, sampler="random")
+    shared.add_trial(study, run, measured({"BM": 1}, 10.0))
+    everything = replace(TOMORROW, winners=True)
+    claims = StudyClaims(study, run, 0)
+    with shared.writing() as connection:
+        connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
+        assert claims.take(connection, config_key({"BM": 2})).is_ours
+    assert clean_database(shared, None, everything, dry_run=False) == []
+    with shared.writing() as connection:
+        connection.execute(update(CLAIMS).values(expires_at=0.0))
+    (cleaned,) = clean_database(shared, None, everything, dry_run=False)
+    assert cleaned.emptied
+    with shared.reading() as connection:
+        assert not any(connection.execute(select(table)).all() for table in (STUDIES, RUNS, TRIALS, CLAIMS))
+
+
+def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
+    shared: Database, key: TuningKey, measured: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = add_study(shared, key, measured, 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "_CHUNK", 10)
+        kept, calls = retention._kept, []
+
+        def interrupt(*given: Any) -> set[int]:
+            calls.append(given)
+            if len(calls) == 4:  # the first is that of the selection
+                raise KeyboardInterrupt
+            return kept(*given)
+
+        patch.setattr(retention, "_kept", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            clean_database(shared, None, TOMORROW, dry_run=False)
+    assert shared.check().ok
+    assert len(shared.trials(study)) == 23
+    (cleaned,) = clean_database(shared, None, TOMORROW, dry_run=False)
+    assert (cleaned.deleted, cleaned.total) == (21, 23)
