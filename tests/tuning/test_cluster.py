@@ -21,7 +21,7 @@ from autotile.tuning.result import TuneResult
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
-from autotile.tuning import cluster, cluster_worker, connection
+from autotile.tuning import cluster, cluster_lane, cluster_worker, connection
 from autotile.tuning.scheduler import check_scheduler
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -137,7 +137,7 @@ def test_a_worker_may_join_late(bench: Any, scheduler: str, offer: Offer) -> Non
 
 
 def test_a_scheduler_without_workers(bench: Any, scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_FIRST_GPU_S", 1.0)
+    monkeypatch.setattr(cluster_lane, "_FIRST_GPU_S", 1.0)
     with pytest.raises(InputError, match="none joined; start `autotile worker`"):
         bench.tune(bench.record(), scheduler=scheduler)
 
