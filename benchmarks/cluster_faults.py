@@ -80,7 +80,7 @@ class Faults:
         """Return the faults by their names."""
         found: dict[str, Disturbance] = {
             "process of a GPU killed": self._once(self._kill_gpu),
-            "process of a GPU hangs": self._once(self._stop_gpu),
+            "process of a GPU hangs": self._hang,
             "machine killed for good": self._once(self._kill_machine),
             "machine killed and restarted": self._once(self._kill_machine, self._start_machine),
             "scheduler killed and restarted": self._once(self._kill_scheduler, self._start_scheduler),
@@ -127,10 +127,15 @@ class Faults:
         os.kill(pid, signal.SIGKILL)
         return f"killed process {pid} of a GPU"
 
-    def _stop_gpu(self) -> str:
+    def _hang(self, watch: Watch) -> None:
+        """Stop a process of a GPU until the session has ended."""
+        if not watch.await_trials(self.after):
+            return
         pid = self.site.gpu_processes()[0]
         os.kill(pid, signal.SIGSTOP)
-        return f"stopped process {pid} of a GPU"
+        watch.faults.append(f"after {len(watch.acknowledged)} trials: stopped process {pid} of a GPU")
+        watch.ended.wait()
+        os.kill(pid, signal.SIGKILL)
 
     def _kill_machine(self) -> str:
         self.site.kill("one")

@@ -178,7 +178,10 @@ def test_another_toolchain_is_not_used(kit: ClusterKit, monkeypatch: pytest.Monk
     assert notice.endswith("and this session with autotile 0.0 and NVRTC 1.0: they are not used")
 
 
-def test_a_session_uses_simulated_gpus_and_the_farm(bench: Any, kit: ClusterKit) -> None:
+def test_a_session_uses_simulated_gpus_and_the_farm(
+    bench: Any, kit: ClusterKit, farm: ClusterCompilers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
     recording = bench.record()
     worker = kit.simulated(recording, 0)
     try:
