@@ -54,6 +54,9 @@ class Watch:
         Numbers of trials after which a fault each is injected.
     held_at
         Number of trials at which the session waits until this is None.
+    finds_nothing
+        Whether a fault that is due finds nothing to disturb, as idle workers that died are replaced at their next
+        candidate: the session then goes on.
     """
 
     def __init__(self) -> None:
@@ -62,6 +65,7 @@ class Watch:
         self.ended = threading.Event()
         self.points: Sequence[int] = ()
         self.held_at: int | None = None
+        self.finds_nothing = False
         self._in_finals = False
 
     def __call__(self, progress: Progress) -> None:
@@ -76,6 +80,8 @@ class Watch:
         done, held_at = len(self.acknowledged), self.held_at
         due = sum(point <= done for point in self.points)
         pending = due - len(self.faults)
+        if self.finds_nothing:
+            return False
         return pending > (_MAX_PENDING if due < len(self.points) else 0) or (held_at is not None and done >= held_at)
 
     def await_trials(self, count: int) -> bool:
@@ -219,8 +225,10 @@ def at_random(
             if not watch.await_trials(point) or watch.ended.wait(wait_s):
                 return
             while (done := inject(rng)) is None:
+                watch.finds_nothing = True
                 if watch.ended.wait(_POLL_S):
                     return
+            watch.finds_nothing = False
             watch.faults.append(f"after {len(watch.acknowledged)} trials: {done}")
 
     return disturb

@@ -73,7 +73,13 @@ def main() -> None:
         compare_pairs(curves, f"session:{name}", f"session-estimated:{name}", arguments)
     for method, error in errors.items():
         print(f"{method} failed: {error}")
-    report = {**provenance(), "spaces": list(spaces), "seeds": arguments.seeds, "batch": arguments.batch}
+    report = {
+        **provenance(),
+        "spaces": list(spaces),
+        "seeds": arguments.seeds,
+        "batch": arguments.batch,
+        "gpus": arguments.gpus,
+    }
     report |= {"budget": arguments.budget, "methods": summary(curves, cost, arguments), "errors": errors}
     report |= {"proposals": proposals_digest(), "first_seed": arguments.seed}
     if arguments.output:
@@ -94,9 +100,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--as-session", action="store_true", help="compare with the proposals of a tuning session")
     parser.add_argument("--estimates", action="store_true", help="compare with searches that have estimated times")
     parser.add_argument("--workers", type=int, default=16, help="compile workers of the session")
-    parser.add_argument(
-        "--gpus", type=int, default=1, help="GPUs of the session; runs of each number need a --work of their own"
-    )
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of the session")
     parser.add_argument("--work", type=Path, default=Path("search-runs"), help="folder of the stored runs")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, help="JSON file to write")
@@ -118,7 +122,8 @@ def seeds_of(arguments: argparse.Namespace) -> range:
 def kept(arguments: argparse.Namespace, method: str, space: str, seed: int) -> Path:
     """Return the file of one run; its name contains a digest of the recording, so that a changed one is redone."""
     digest = hashlib.sha256((arguments.data / f"{space}.npz").read_bytes()).hexdigest()[:8]
-    name = f"{method.replace(':', '+')}-{space}-{digest}-{seed}-{arguments.budget}-{arguments.batch}.json"
+    gpus = f"-{arguments.gpus}-gpus" if arguments.gpus > 1 and method.startswith("session") else ""
+    name = f"{method.replace(':', '+')}{gpus}-{space}-{digest}-{seed}-{arguments.budget}-{arguments.batch}.json"
     return Path(arguments.work / name)
 
 
