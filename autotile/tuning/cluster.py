@@ -48,6 +48,8 @@ _ABSENT_S = 30.0
 """Time after which a GPU that is gone is given up; its nanny replaces a worker that died within seconds."""
 _DESCRIBE_S = 10.0
 """Time in which a GPU describes itself; one that works for another session may take longer, and is asked again."""
+_MAX_FAILURES = 10
+"""Replies to one request that may be lost on their way."""
 _MAX_JOINS = 4
 """Times that a GPU joins a session, the first one included, and those after an absence left out."""
 _RETURN_S = 300.0
@@ -158,8 +160,11 @@ class Cluster:
             sent.future = None
         except AutotileError:
             raise
-        except Exception as error:  # whatever Dask raises where a process died again and again
-            raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
+        except Exception as error:  # whatever Dask raises where processes die
+            sent.failures += 1
+            if sent.future.status == "error" or sent.failures > _MAX_FAILURES:
+                raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
+            sent.future = None  # there was a reply, but its process died before it arrived
         return None
 
     def _submit(self, sent: Sent) -> None:
@@ -184,6 +189,8 @@ class Sent:
     cubins: Mapping[str, bytes]
     future: Any = None
     """Future of Dask; None while the scheduler is lost."""
+    failures: int = 0
+    """Number of replies that did not arrive."""
     is_withdrawn: bool = False
 
     def withdraw(self) -> None:

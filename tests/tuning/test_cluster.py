@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from cluster_kit import START_S, ClusterKit, children, running_cluster, tls_vari
 
 from autotile.core.model import config_key
 from autotile.errors import InputError, WorkerError
+from autotile.settings import read_settings
 from autotile.tuning.result import TuneResult
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
@@ -23,7 +24,10 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 import dask.config
 
 from autotile.tuning import cluster, cluster_worker, connection
+from autotile.tuning.backend import workload_of
+from autotile.tuning.cluster import Cluster, RemoteWork
 from autotile.tuning.connection import Connection
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.scheduler import check_scheduler
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -124,6 +128,56 @@ def test_a_scheduler_that_does_not_come_back(kit: ClusterKit, monkeypatch: pytes
             wait_forever(connected)
         assert task.cancelled()
         assert connected.offers() == []
+
+
+class Futures:
+    """A connection whose tasks end one after the other as given: with a reply, with an error, or cancelled."""
+
+    def __init__(self, *ends: str | Exception | None, status: str = "finished") -> None:
+        self._ends = list(ends)
+        self._status = status
+        self.submitted = 0
+
+    def submit(self, *arguments: Any, resource: str) -> Any:
+        self.submitted += 1
+        end, future = self._ends.pop(0), Future[str]()
+        future.status = self._status  # type: ignore[attr-defined]
+        if end is None:
+            future.cancel()
+        elif isinstance(end, str):
+            future.set_result(end)
+        else:
+            future.set_exception(end)
+        return future
+
+    def await_look(self) -> None:
+        return
+
+    def is_lost(self, future: Any) -> bool:
+        return False
+
+
+def asked(bench: Any, connected: Futures) -> cluster.Reply:
+    """Send a request over a connection, and return the reply."""
+    one = Cluster.__new__(Cluster)
+    one._connection = connected  # type: ignore[assignment]
+    options = TuneOptions()
+    work = RemoteWork(bench.kernel.name, workload_of(bench.kernel, bench.problem(), read_settings(), options), 1.0)
+    return one.result(one.send("GPU-7", "describe", (), work))
+
+
+def test_a_request_that_was_lost_is_sent_again(bench: Any) -> None:
+    connected = Futures(None, OSError("the process is gone"), None, '{"is_busy": true}')
+    assert asked(bench, connected).is_busy
+    assert connected.submitted == 4
+
+
+@pytest.mark.parametrize(("ends", "status"), [([OSError("gone")], "error"), ([OSError("gone")] * 11, "finished")])
+def test_a_request_that_fails_again_and_again_is_given_up(bench: Any, ends: list[Exception], status: str) -> None:
+    connected = Futures(*ends, status=status)
+    with pytest.raises(WorkerError, match="GPU-7: OSError: gone"):
+        asked(bench, connected)
+    assert connected.submitted == len(ends)
 
 
 def wait_forever(connected: Connection) -> None:
