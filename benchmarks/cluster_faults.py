@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random kills")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))  # and all is cleaned up
     programs = programs_folder()
     if programs is None:
         sys.exit("PostgreSQL is not installed; on Debian: apt install postgresql")
