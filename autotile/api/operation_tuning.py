@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autotile.api.progress import OperationObserver, operation_observer, sweep_observer
 from autotile.api.targets import check_device_index, models_of
+from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import split_objectives
-from autotile.cuda.driver import device_count, live_device
+from autotile.cuda.driver import device_count
 from autotile.errors import InputError
 from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel
@@ -25,7 +28,7 @@ from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_result import OperationFamilyResult, OperationResult, SweepStep
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.stopping import StopRequest
+from autotile.tuning.problem_queue import Lane, open_lane
 
 
 def tune_operation(
@@ -46,24 +49,25 @@ def tune_loaded_operation(
     problem: Problem,
     options: TuneOptions,
     observe: OperationObserver | None = None,
-    stop: StopRequest | None = None,
+    lane: Lane | None = None,
 ) -> OperationResult:
     """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
     objectives, expression = split_objectives(options.objectives, ())
     options = replace(options, objectives=objectives, objective=expression)
     check_gpu(options)
     try:
-        return operation_session.tune_operation(
-            operation,
-            problem,
-            read_settings(),
-            options,
-            libraries=_libraries_of(operation, problem),
-            served=lambda kernel, own: served_so_far(kernel, own, options),
-            proposed=lambda kernels, sizes: _expected_by_model(operation, problem, kernels, sizes, options),
-            observe=observe or (lambda _: None),
-            stop=stop,
-        )
+        with open_lane(options) if lane is None else nullcontext(lane) as shared:
+            return operation_session.tune_operation(
+                operation,
+                problem,
+                read_settings(),
+                options,
+                libraries=_libraries_of(operation, problem, is_present=not options.scheduler),
+                served=lambda kernel, own: served_so_far(kernel, own, options),
+                proposed=partial(_expected_by_model, operation, problem, database=options.database),
+                observe=observe or (lambda _: None),
+                lane=shared,
+            )
     finally:
         forget_served()  # the next get_best_kernel reads the database again
 
@@ -164,11 +168,12 @@ def _expected_by_model(
     problem: Problem,
     kernels: Mapping[str, Kernel],
     sizes: Mapping[str, Mapping[str, int]],
-    options: TuneOptions,
+    device: DeviceProperties,
+    *,
+    database: str | None,
 ) -> list[tuple[str, Config]]:
     """Return the configurations that the model of the operation expects to be the fastest; none without a model."""
-    device = live_device(options.device_index)
-    location = options.database or str(read_settings().database)
+    location = database or str(read_settings().database)
     model = model_of(location, operation.name, problem.dtype, device.name)
     if model is None:
         return []
@@ -178,11 +183,11 @@ def _expected_by_model(
     return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
 
 
-def _libraries_of(operation: Operation, problem: Problem) -> list[OperationLibrary]:
-    """Return the libraries that compute a problem here."""
+def _libraries_of(operation: Operation, problem: Problem, *, is_present: bool) -> list[OperationLibrary]:
+    """Return the libraries that compute a problem here, or on another machine."""
     return [
         OperationLibrary(library.name, library.version, library.call)
-        for library in libraries_for(operation)
+        for library in libraries_for(operation, is_present=is_present)
         if computes(library, operation, problem)
     ]
 
@@ -190,9 +195,10 @@ def _libraries_of(operation: Operation, problem: Problem) -> list[OperationLibra
 def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:
     """Return the configuration that is served for a problem before it is tuned, unless it is the default.
 
-    It is left out in replay, and if the options exclude earlier results or name the configurations to try.
+    It is left out in replay, with a scheduler, and if the options exclude earlier results or name the configurations to
+    try.
     """
-    excluded = options.fresh or not options.transfer or options.only is not None
+    excluded = options.fresh or not options.transfer or options.only is not None or bool(options.scheduler)
     if excluded or options.replay is not None or device_count() == 0:
         return None
     location = options.database or read_settings().database
@@ -205,6 +211,8 @@ def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Con
 
 def check_gpu(options: TuneOptions) -> None:
     """Raise if a selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
+    if options.scheduler:
+        return
     for index in (options.device_index, *options.devices) if options.replay is None else ():
         if index > 0:
             check_device_index(index)

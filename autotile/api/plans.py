@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotile.api.operation_tuning import tune_loaded_operation
-from autotile.api.targets import is_name_of, models_of
+from autotile.api.targets import models_of
 from autotile.api.tuning import session_options, tune_problem
+from autotile.core.device import DeviceProperties, is_name_of
 from autotile.core.text import NOTHING, Displayed, duration_text, plural, sizes_text, time_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, location_text, open_existing
@@ -27,7 +28,7 @@ from autotile.tuning.missed_problems import missed_problems
 from autotile.tuning.operation_result import OperationResult, OperationStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan, is_done, plan_text, read_plan
-from autotile.tuning.problem_queue import Job, Lane, run_jobs
+from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import worker_count
@@ -212,25 +213,28 @@ def tune_plan(
         The plan cannot be read, names a GPU that is not there, or the database cannot be written.
     """
     options = options or TuneOptions()
-    return _PlanRun(plan if isinstance(plan, TuningPlan) else read_plan(Path(plan)), options, observe).run()
+    read = plan if isinstance(plan, TuningPlan) else read_plan(Path(plan))
+    with open_lane(options, is_of_one_model=False) as opened:
+        lane = opened if opened.devices else Lane((options.device_index,))
+        return _PlanRun(read, options, observe, lane).run()
 
 
 class _PlanRun:
-    def __init__(self, plan: TuningPlan, options: TuneOptions, observe: PlanObserver) -> None:
+    def __init__(self, plan: TuningPlan, options: TuneOptions, observe: PlanObserver, lane: Lane) -> None:
         self._plan = plan
         self._options = options
         self._observe = observe
-        self._devices = options.devices or (options.device_index,)
-        self._models = self._models_here()
+        self._lane = lane
+        self._models = _models_of(lane, options)
         self._places = [
-            (planned, gpu_name, chosen)
+            (planned, model.name, partial(model.allows, planned))
             for planned in plan.problems
-            for gpu_name, devices in self._models
-            if (chosen := _chosen(planned, gpu_name, devices))
+            for model in self._models
+            if any(model.allows(planned, gpu) for gpu in lane.devices)
         ]
         for planned in plan.problems:
             if not any(place[0] is planned for place in self._places):
-                here = ", ".join(name for name, _ in self._models)
+                here = ", ".join(model.name for model in self._models)
                 wanted = " or ".join(map(str, planned.gpus))
                 raise InputError(
                     f"{planned.problem} is to be tuned on {wanted}, and the GPUs of this command are {here}"
@@ -246,13 +250,13 @@ class _PlanRun:
         interrupted = False
         with WorkerPool(worker_count(self._options.workers)) as worker_pool:
             jobs = [Job(partial(self._tune, number, worker_pool), self._places[number][2]) for number in left]
-            with closing(run_jobs(jobs, self._devices)) as ended:
+            with closing(run_jobs(jobs, self._lane)) as ended:
                 for _, entry in ended:
                     if isinstance(entry, Exception):
                         raise entry
                     if entry.state == "left" and not self._is_out_of_time:
                         interrupted = True
-                        if len(self._devices) < 2:
+                        if not self._lane.is_parallel:
                             break
         entries = [
             self._entries.get(number) or PlanEntry(planned, gpu_name, "left")
@@ -271,12 +275,6 @@ class _PlanRun:
         """Time left of the plan's budget, in seconds; None without one."""
         total_s = self._plan.total_budget_s
         return None if total_s is None else total_s - (time.monotonic() - self._begun)
-
-    def _models_here(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the GPUs of the command by model, each with the model's name; unnamed in replay."""
-        if self._options.replay is not None or device_count() == 0:
-            return [("", tuple(self._devices))]
-        return [(live_device(group[0]).name, group) for group in models_of(self._devices)]
 
     def _is_done(self, number: int, location: str, planned: PlannedProblem, gpu_name: str) -> bool:
         options = planned.options(self._options)
@@ -299,9 +297,9 @@ class _PlanRun:
         try:
             if isinstance(planned.target, Operation):
                 see = partial(self._see_operation, number)
-                result = tune_loaded_operation(planned.target, planned.problem, options, see, lane.stop)
+                result = tune_loaded_operation(planned.target, planned.problem, options, see, lane)
             else:
-                shared = {"worker_pool": worker_pool, "stop": lane.stop}
+                shared = {"worker_pool": worker_pool, "lane": lane}
                 see_session = partial(self._see, number)
                 result = tune_problem(planned.target, planned.problem, options, see_session, **shared)
         except DatabaseError:
@@ -336,15 +334,69 @@ class _PlanRun:
             self._observe(PlanStep(number + 1, len(self._places), planned, gpu_name, progress, entry, ended))
 
 
-def _chosen(planned: PlannedProblem, gpu_name: str, devices: tuple[int, ...]) -> tuple[int, ...]:
-    """Return those GPUs of a model on which a problem is to be tuned."""
-    if not planned.gpus or not gpu_name:
-        return devices
-    return tuple(
-        index
-        for index in devices
-        if any(one == index if isinstance(one, int) else is_name_of(one, live_device(index)) for one in planned.gpus)
-    )
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """GPUs of one model, which have studies of their own.
+
+    Attributes
+    ----------
+    name
+        Name of the model; empty in replay.
+    has
+        Returns whether a GPU is one of them.
+    device_of
+        Returns the properties of one of them.
+    """
+
+    name: str
+    has: Callable[[GpuName], bool]
+    device_of: Callable[[GpuName], DeviceProperties | None]
+
+    def allows(self, planned: PlannedProblem, gpu: GpuName) -> bool:
+        """Return whether a problem is to be tuned on a GPU."""
+        if not self.has(gpu):
+            return False
+        if not planned.gpus or not self.name:
+            return True
+        device = self.device_of(gpu)
+        return any(
+            one == gpu or (isinstance(one, str) and device is not None and is_name_of(one, device))
+            for one in planned.gpus
+        )
+
+
+def has_several_models(options: TuneOptions) -> bool:
+    """Return whether the GPUs are of several models, whose times are studies of their own.
+
+    Raises
+    ------
+    InputError
+        The scheduler cannot be reached, or has no GPU.
+    """
+    if options.replay is not None or not (options.scheduler or len(options.devices) > 1):
+        return False
+    with open_lane(options, is_of_one_model=False) as lane:
+        return len(_models_of(lane, options)) > 1
+
+
+def _models_of(lane: Lane, options: TuneOptions) -> list[_Model]:
+    """Return the models of the GPUs."""
+    if options.replay is not None or (lane.cluster is None and device_count() == 0):
+        return [_Model("", lambda _: True, lambda _: None)]
+    if lane.cluster is not None:
+        found = {device.name: device for device in filter(None, map(lane.device_of, lane.devices))}
+        return [_Model(name, partial(_is_of_model, lane, name), lane.device_of) for name in found]
+    groups = models_of([index for index in lane.devices if isinstance(index, int)])
+    return [_Model(live_device(group[0]).name, group.__contains__, _live_device) for group in groups]
+
+
+def _is_of_model(lane: Lane, name: str, gpu: GpuName) -> bool:
+    device = lane.device_of(gpu)
+    return device is not None and device.name == name
+
+
+def _live_device(gpu: GpuName) -> DeviceProperties | None:
+    return live_device(gpu) if isinstance(gpu, int) else None
 
 
 def plan(

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.device import DeviceProperties, device_profile, is_name_of
 from autotile.core.model import Config, Problem, Value
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import ConfigError, InputError, nearest
@@ -239,16 +239,6 @@ def _parse_index(device: int | str) -> int | None:
 def _find_gpu(name: str) -> int | None:
     """Return the CUDA index of the first GPU of this machine with a name; None if there is none."""
     return next((index for index, gpu in enumerate(local_gpus()) if is_name_of(name, gpu)), None)
-
-
-def is_name_of(name: str, gpu: DeviceProperties) -> bool:
-    """Return whether a name is that of a GPU or of its profile."""
-    if name.casefold() == gpu.name.casefold():
-        return True
-    try:
-        return device_profile(name) == device_profile(gpu.name)
-    except InputError:
-        return False
 
 
 def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:

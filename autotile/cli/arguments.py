@@ -194,7 +194,6 @@ _BUILT_IN = "auto"
 _RECORDING_SUFFIX = ".npz"
 _SPACE_SUFFIX = ".toml"
 
-
 SchedulerOption = Annotated[
     str,
     typer.Option(
@@ -325,6 +324,8 @@ class SearchArguments:
     workers: WorkersOption = None
     device: GpuOption = None
     devices: GpusOption = None
+    scheduler: SchedulerOption = ""
+    insecure: InsecureOption = False
     database: DatabaseOption = None
 
     def options(self) -> TuneOptions:
@@ -357,6 +358,9 @@ class SearchArguments:
             workers=self.workers,
             device_index=index,
             devices=devices,
+            scheduler=self.scheduler,
+            gpu_model=(self.device or "") if self.scheduler else "",
+            insecure=self.insecure,
             replay=self.replay if self.replay in (None, _BUILT_IN) else Path(self.replay),
             database=self.database,
         )
@@ -372,6 +376,10 @@ class SearchArguments:
         """
         from autotile.api.targets import resolve_gpu, resolve_gpus, simulated_gpus
 
+        if self.scheduler:
+            if self.devices is not None or (self.device or "").isdecimal():
+                raise InputError("--scheduler uses all GPUs of a model; to choose a model, name it: --device H200")
+            return 0, ()
         if self.devices is None:
             return (resolve_gpu(self.device) if self.device is not None else 0), ()
         if self.device is not None:

@@ -16,11 +16,9 @@ from rich.text import Text
 
 from autotile.cli.arguments import (
     DtypeOption,
-    InsecureOption,
     JsonOption,
     OptionalKernelArgument,
     ReplayCommand,
-    SchedulerOption,
     SearchArguments,
     SizesArgument,
     with_search_options,
@@ -117,8 +115,6 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE.json", help="Write a timeline of the session, for ui.perfetto.dev."),
     ] = None,
-    scheduler: SchedulerOption = "",
-    insecure: InsecureOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest configuration, verify it, and keep it.
@@ -130,13 +126,12 @@ def tune(
     The kernels of an operation, such as matmul, share --budget or --trials; the best of them are raced with the
     libraries that compute it.
     """
-    options = replace(search.options(), trace=trace, scheduler=scheduler, insecure=insecure)
+    options = replace(search.options(), trace=trace)
     for name, is_given in (
         ("--trace", trace is not None),
         ("--try", bool(tries)),
         ("--ask-tell", ask_tell),
         ("--captured", captured is not None),
-        ("--scheduler", bool(scheduler)),
     ):
         if is_given and (family or from_misses or plan is not None):
             raise InputError(f"{name} is of one session; use it with one problem")
@@ -167,7 +162,7 @@ def tune(
     elif kernel is not None and is_operation(kernel):
         from autotile.cli.tune_operation import run_operation
 
-        _check_no_session_options(kernel, tries, ask_tell, trace, scheduler)
+        _check_no_session_options(kernel, tries, ask_tell, trace)
         run_operation(kernel, sizes or [], dtype, options, as_json=as_json)
     elif kernel is not None:
         _run(kernel, sizes or [], dtype, options, tries=tries or [], ask_tell=ask_tell, as_json=as_json)
@@ -182,9 +177,7 @@ def _check_only_plan(*given: object) -> None:
 
 def _check_no_session_options(operation: str, *given: object) -> None:
     if any(given):
-        raise InputError(
-            f"--try, --ask-tell, --trace and --scheduler are of one kernel's session, and {operation} is an operation"
-        )
+        raise InputError(f"--try, --ask-tell and --trace are of one kernel's session, and {operation} is an operation")
 
 
 def is_operation(name: str) -> bool:
@@ -220,12 +213,13 @@ def _run(
     ask_tell: bool,
     as_json: bool,
 ) -> None:
+    from autotile.api.plans import has_several_models
     from autotile.api.targets import open_problem
     from autotile.api.tuning import serving_call, tune_problem
     from autotile.cli.assignments import read_sizes, read_values
 
     kernel, problem = open_problem(asked_as, read_sizes(words), dtype)
-    if _has_several_models(options):
+    if has_several_models(options):
         from autotile.cli.plan import run_plan
         from autotile.tuning.plan import PlannedProblem, TuningPlan
 
@@ -244,13 +238,6 @@ def _run(
         result = tune_problem(kernel, problem, options, progress)
     show(result, partial(tune_table, call=call), partial(tune_document, call=call), as_json=as_json)
     exit_after([result])
-
-
-def _has_several_models(options: TuneOptions) -> bool:
-    """Return whether the GPUs are of several models, whose times are studies of their own."""
-    from autotile.api.targets import models_of
-
-    return options.replay is None and len(options.devices) > 1 and len(models_of(options.devices)) > 1
 
 
 def live_progress(kernel: Kernel, problem: Problem) -> TuneProgress:

@@ -46,7 +46,7 @@ def run_misses(kernel: str | None, options: TuneOptions, *, as_json: bool) -> No
     """Tune missed problems, show the results, and exit with 1 if one of them could not be tuned."""
     from autotile.api.tuning import serving_call, tune_missed_problems
 
-    if len(options.devices) > 1:
+    if len(options.devices) > 1 or options.scheduler:
         from autotile.api.plans import plan_of_misses
         from autotile.cli.plan import run_plan
 

@@ -212,6 +212,16 @@ def device_profile(name: str) -> DeviceProperties:
     raise InputError(f"no GPU profile is named {name!r}; {hint}known: {', '.join(files)}")
 
 
+def is_name_of(name: str, gpu: DeviceProperties) -> bool:
+    """Return whether a name is that of a GPU or of its profile."""
+    if name.casefold() == gpu.name.casefold():
+        return True
+    try:
+        return device_profile(name) == device_profile(gpu.name)
+    except InputError:
+        return False
+
+
 def profile_names() -> list[str]:
     """Return the names of the known GPUs, sorted."""
     return list(_files())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, KernelSource, RaceTimes, Workload
 from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
+
+if TYPE_CHECKING:
+    from autotile.tuning.problem_queue import Lane
 
 SECOND_SEED = 1
 """Seed of the second set of inputs, with which finalists are verified."""
@@ -304,7 +307,13 @@ class LiveBackend:
 
 
 def choose_backend(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None = None
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    worker_pool: WorkerPool | None = None,
+    *,
+    lane: Lane | None = None,
 ) -> Backend:
     """Return the GPU if there is one and no replay was requested, and a recording otherwise.
 
@@ -316,6 +325,8 @@ def choose_backend(
         Settings of the installation and options of the session.
     worker_pool
         Source of worker processes, see `autotile.workers.gpu.Gpu`.
+    lane
+        GPUs of a cluster to use; None for those that the options name.
 
     Raises
     ------
@@ -326,9 +337,9 @@ def choose_backend(
         The requested sanitizer is not installed.
     """
     if options.scheduler:
-        from autotile.tuning.cluster import cluster_backend
+        from autotile.tuning.cluster_gpus import cluster_backend
 
-        return cluster_backend(kernel, problem, settings, options)
+        return cluster_backend(kernel, problem, settings, options, lane)
     if options.replay is None and has_driver():
         live = _start_gpus(kernel, problem, settings, options, worker_pool)
         if live is not None:

@@ -58,9 +58,9 @@ class Request(msgspec.Struct):
     op: Operation
     version: str
     session: str
-    kernel: str
-    workload: Workload
-    deadline_s: float
+    kernel: str = ""
+    workload: Workload | None = None
+    deadline_s: float = 0.0
     candidates: list[Candidate] = []
     best_us: float | None = None
     rounds: int = 1
@@ -161,15 +161,18 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
 
     def _opened(self, request: Request) -> Backend:
         """Return the GPU, set up for the session's problem."""
+        workload = request.workload
+        if workload is None:
+            raise WorkerError("the request states no problem")
         if self._backend is not None and self._session == request.session:
-            if request.workload.verify_seed and request.workload != self._workload:
-                self._backend.draw_second_inputs(request.workload.verify_seed)
-                self._workload = request.workload
+            if workload.verify_seed and workload != self._workload:
+                self._backend.draw_second_inputs(workload.verify_seed)
+                self._workload = workload
             return self._backend
         self._end()
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
-        backend = self._start(request)
-        self._backend, self._session, self._workload = backend, request.session, request.workload
+        backend = self._start(request, workload)
+        self._backend, self._session, self._workload = backend, request.session, workload
         try:
             backend.wait()
         except BaseException:
@@ -177,21 +180,23 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             raise
         return backend
 
-    def _start(self, request: Request) -> Backend:
+    def _start(self, request: Request, asked: Workload) -> Backend:
         if self._gpu.recordings:
-            return SimulatedGpu(self._recording_of(request), uuid=self._gpu.uuid, seconds=self._gpu.seconds)
+            return SimulatedGpu(
+                self._recording_of(request.kernel, asked), uuid=self._gpu.uuid, seconds=self._gpu.seconds
+            )
         settings = read_settings()
         workload = replace(
-            request.workload,
+            asked,
             device_index=self._gpu.index,
             cache=str(settings.cache),
             cache_limit_bytes=settings.cache_limit_bytes,
         )
         return LiveBackend(Gpu(workload, request.deadline_s), self._gpu.device, uuid=self._gpu.uuid)
 
-    def _recording_of(self, request: Request) -> Recording:
+    def _recording_of(self, kernel: str, workload: Workload) -> Recording:
         found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
-        asked = (request.kernel, dict(request.workload.sizes), request.workload.dtype)
+        asked = (kernel, dict(workload.sizes), workload.dtype)
         for file, problem in found.items():
             if (problem.kernel, dict(problem.sizes), problem.dtype) == asked:
                 return read_recording(Path(file))

@@ -31,7 +31,7 @@ from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.tuning.family_study import FamilyMatrix, family_points, proposals, read_matrix, union
 from autotile.tuning.options import TuneOptions, check_whole
-from autotile.tuning.problem_queue import Job, Lane, run_jobs
+from autotile.tuning.problem_queue import Job, Lane, open_lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
@@ -251,13 +251,14 @@ def tune_family(
     from autotile.database.database import Database
 
     plan = plan or FamilyPlan()
-    device, points = family_points(kernel, family, dtype, settings, options, count=plan.points)
     with (
+        open_lane(options) as lane,
         Database.open(settings.database if options.database is None else options.database) as database,
         WorkerPool(worker_count(options.workers)) as worker_pool,
     ):
+        points = family_points(kernel, family, dtype, settings, options, count=plan.points, device=lane.device)
         session = _FamilySession(
-            kernel, family, dtype, settings, options, plan, observe, device, points, database, worker_pool
+            kernel, family, dtype, settings, options, plan, observe, *points, lane, database, worker_pool
         )
         return session.run()
 
@@ -275,6 +276,7 @@ class _FamilySession:
     observe: FamilyObserver
     device: DeviceProperties
     points: Sequence[Mapping[str, int]]
+    lane: Lane
     database: Database
     worker_pool: WorkerPool
     _notices: dict[str, None] = field(default_factory=dict)
@@ -350,11 +352,11 @@ class _FamilySession:
         """
         done: set[int] = set()
         jobs = [Job(partial(run, number)) for number in numbers]
-        with closing(run_jobs(jobs, self.options.devices)) as ended:
+        with closing(run_jobs(jobs, self.lane)) as ended:
             for place, result in ended:
                 if isinstance(result, Exception):
                     raise result
-                if result.interrupted and len(self.options.devices) < 2:
+                if result.interrupted and not self.lane.is_parallel:
                     return False
                 done |= {numbers[place]} - ({numbers[place]} if result.interrupted else set())
                 finished = next((number for number in numbers if number not in done), numbers[-1] + 1)
@@ -397,7 +399,7 @@ class _FamilySession:
         """Return one point's part of the remaining budget, in seconds; None without a budget."""
         if self.options.budget_s is None:
             return None
-        rounds = math.ceil(left / max(1, len(self.options.devices)))
+        rounds = math.ceil(left / self.lane.count)
         return max((share * self.options.budget_s - self._elapsed_s) / rounds, _MIN_SEARCH_S)
 
     def _session(self, phase: FamilyPhase, number: int, options: TuneOptions, lane: Lane) -> TuneResult:
@@ -414,7 +416,7 @@ class _FamilySession:
             lane.options(options),
             observe,
             worker_pool=self.worker_pool,
-            stop=lane.stop,
+            lane=lane,
         )
         self._notices.update(dict.fromkeys(result.notices))
         return result

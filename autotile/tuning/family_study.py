@@ -30,11 +30,27 @@ if TYPE_CHECKING:
 
 
 def family_points(
-    kernel: Kernel, family: Family, dtype: str, settings: Settings, options: TuneOptions, *, count: int
+    kernel: Kernel,
+    family: Family,
+    dtype: str,
+    settings: Settings,
+    options: TuneOptions,
+    *,
+    count: int,
+    device: DeviceProperties | None = None,
 ) -> tuple[DeviceProperties, list[dict[str, int]]]:
     """Return the device, and the sizes of the problems to tune.
 
     In replay, the points are selected from the problems of the family that were recorded.
+
+    Parameters
+    ----------
+    kernel, family, dtype, settings, options
+        As for `autotile.tuning.family_session.tune_family`.
+    count
+        Number of points.
+    device
+        Device of another machine; None for that of this one, or a replay.
 
     Raises
     ------
@@ -43,9 +59,10 @@ def family_points(
     """
     if options.replay not in (None, "auto"):
         raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
-    if options.replay is None and has_driver() and device_count() > 0:
+    if device is None and options.replay is None and has_driver() and device_count() > 0:
         device = live_device(options.device_index)
-        return device, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, device))
+    if (gpu := device) is not None:
+        return gpu, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, gpu))
     headers = [entry.header for entry in list_recordings(settings.recording_folders) if entry.header is not None]
     recorded = [header for header in headers if _belongs_to(header, kernel, dtype, options)]
     members = [header for header in recorded if header.key.sizes in family]

@@ -201,7 +201,8 @@ def scaled(evaluation: Evaluation, scale: float | None) -> Evaluation:
     measurement = Measurement(
         measured.time_us * scale, measured.low_us * scale, measured.high_us * scale, times, measured.l2
     )
-    return replace(evaluation, measurement=measurement, telemetry={**telemetry, GPU_SCALE: scale})
+    whole = round(scale * float(telemetry.get(GPU_SCALE, 1.0)), 6)  # that of a GPU to its session, of that to its study
+    return replace(evaluation, measurement=measurement, telemetry={**telemetry, GPU_SCALE: whole})
 
 
 def measured_on(gpu: str, trial: Trial) -> Trial:

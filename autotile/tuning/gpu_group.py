@@ -34,8 +34,7 @@ _CALIBRATIONS = 3
 _CHECKS = 3
 """Attempts at the reference after a worker died: another process may have killed it."""
 _MIN_STALL_S = 60.0
-"""Time beyond the deadline of a candidate after which a GPU that gives no sign is abandoned, as a driver that hangs
-does not let go of its process."""
+"""Time beyond a candidate's deadline after which a silent GPU is abandoned: a driver that hangs keeps its process."""
 _OPENS_PER_STALL = 3.0
 """Times that the worker of a GPU took to start, added to that: a worker that died is replaced."""
 _CHECK_S = 0.5
@@ -106,6 +105,8 @@ class GpuGroup:
     """
 
     farm: CompileFarm | None = None
+    _passing: tuple[type[WorkerError], ...] = ()
+    """Errors of the last GPU after which another one may join in its place."""
 
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]
@@ -269,8 +270,6 @@ class GpuGroup:
             if member.thread is not None and not member.thread.is_alive():
                 member.backend.close()
 
-    # what the thread of a GPU does
-
     def _serve(self, member: _Member) -> None:
         try:
             begun = time.monotonic()
@@ -423,8 +422,6 @@ class GpuGroup:
             self._finished.append(Finished(task.candidate, scaled(evaluation, member.scale), member.backend.uuid))
             self._changed.notify_all()
 
-    # what any thread does, with the lock
-
     def _left(self) -> list[_Member]:
         return [member for member in self._members if member.state != "lost"]
 
@@ -473,8 +470,7 @@ class GpuGroup:
 
     def _raise_if_lost(self) -> None:
         if not self._left() and not self._finished:
-            assert self._error is not None
-            raise self._error
+            raise self._error or WorkerError("no GPU is left")
 
     def _racing_member(self) -> _Member:
         """Return the home, or another GPU if it is lost."""
@@ -486,15 +482,18 @@ class GpuGroup:
 
     def _on_one(self, call: Callable[[Backend], _T]) -> _T:
         """Call a method of the GPU that holds races; where it fails, of the next one."""
+        is_another = False
         while True:
             with self._changed:
                 member = self._racing_member()
                 is_last = len(self._left()) <= 1
             try:
+                if is_another and self._second_seed is not None:
+                    member.backend.draw_second_inputs(self._second_seed)
                 return call(member.backend)
             except WorkerError as error:
-                if is_last:
+                if is_last and not isinstance(error, self._passing):
                     raise
                 self._lose(member, error)
-            if self._second_seed is not None:
-                self._racing_member().backend.draw_second_inputs(self._second_seed)
+                self.wait()
+                is_another = True

@@ -105,7 +105,7 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
     InputError
         The database cannot be read, or there is no such kernel.
     """
-    live = device_count() > 0 and options.replay is None
+    live = device_count() > 0 and options.replay is None and not options.scheduler
     gpu_name = live_device(options.device_index).name if live else None
     opened = open_for_reading(options.database)
     if opened is None:

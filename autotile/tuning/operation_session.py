@@ -31,7 +31,6 @@ from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.problem_queue import Job, Lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
-from autotile.tuning.stopping import StopRequest
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import worker_count
 
@@ -39,10 +38,12 @@ if TYPE_CHECKING:
     from autotile.database.database import Database
 
 Observer = Callable[[OperationStep], None]
+Proposal = tuple[str, Config]
+"""Name of a kernel, and a configuration."""
 Served = Callable[[Kernel, Problem], Config | None]
 """Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
-Proposed = Callable[[Mapping[str, Kernel], Mapping[str, Mapping[str, int]]], Sequence[tuple[str, Config]]]
-"""Returns configurations that a model expects to be fast, best first, each with its kernel; given kernels and sizes."""
+Proposed = Callable[[Mapping[str, Kernel], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[Proposal]]
+"""Returns what a model expects to be fast, best first; given kernels, their sizes, and the device."""
 
 _HOPELESS = 2.0
 """A kernel that is slower than the fastest by this factor after a round gets no more, whatever its rank."""
@@ -102,9 +103,9 @@ def tune_operation(
     *,
     libraries: Sequence[OperationLibrary] = (),
     served: Served = lambda kernel, problem: None,
-    proposed: Proposed = lambda kernels, sizes: (),
+    proposed: Proposed = lambda kernels, sizes, device: (),
     observe: Observer = lambda _: None,
-    stop: StopRequest | None = None,
+    lane: Lane | None = None,
 ) -> OperationResult:
     """Tune the kernels that compute a problem within one budget, and race the best of each with the libraries.
 
@@ -125,8 +126,9 @@ def tune_operation(
         See `Served` and `Proposed`; what they return is tried first.
     observe
         Called with the state of the session after each trial.
-    stop
-        The user's interrupt, shared with sessions in other threads; None to receive it here.
+    lane
+        GPUs and the user's interrupt, shared with sessions in other threads; None for those of this machine that the
+        options name.
 
     Raises
     ------
@@ -137,8 +139,10 @@ def tune_operation(
         NVRTC, CuPy or the driver does not work.
     """
     _check_options(options)
-    is_live = options.replay is None and has_driver() and device_count() > 0
-    device = live_device(options.device_index) if is_live else None
+    lane = lane or Lane(options.devices)
+    device = lane.device
+    if device is None and options.replay is None and has_driver() and device_count() > 0:
+        device = live_device(options.device_index)
     kernels = [
         _Kernel(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
         for member, sizes in operation.fitting(problem, device)
@@ -151,7 +155,7 @@ def tune_operation(
     if device is not None and options.transfer:
         fit = {one.name: one for one in kernels if not one.failed}
         sizes = {name: one.problem.sizes for name, one in fit.items()}
-        for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes):
+        for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
             if len(fit[name].seeds) < _MAX_SEEDS:
                 fit[name].seeds.append(config)
     from autotile.database.database import Database
@@ -160,20 +164,8 @@ def tune_operation(
         Database.open(settings.database if options.database is None else options.database) as database,
         WorkerPool(worker_count(options.workers)) as worker_pool,
     ):
-        session = _OperationSession(
-            operation,
-            problem,
-            settings,
-            options,
-            tuple(libraries),
-            served,
-            observe,
-            kernels,
-            database,
-            worker_pool,
-            stop,
-        )
-        return session.run()
+        given = operation, problem, settings, options, tuple(libraries), served, observe
+        return _OperationSession(*given, kernels, lane, database, worker_pool).run()
 
 
 def _check_options(options: TuneOptions) -> None:
@@ -205,9 +197,9 @@ class _OperationSession:
     served: Served
     observe: Observer
     kernels: list[_Kernel]
+    lane: Lane
     database: Database
     worker_pool: WorkerPool
-    stop: StopRequest | None = None
     _notices: dict[str, None] = field(default_factory=dict)
     _device: DeviceProperties | None = None
     _interrupted: bool = False
@@ -279,12 +271,12 @@ class _OperationSession:
         """Hold the sessions of a round, several at once on several GPUs; nothing is left to do after an interrupt."""
         jobs = [Job(partial(self._tune, one, len(live) - place)) for place, one in enumerate(live)]
         begun = 0
-        with closing(run_jobs(jobs, self.options.devices, stop=self.stop)) as ended:
+        with closing(run_jobs(jobs, self.lane)) as ended:
             for _, fault in ended:
                 begun += 1
                 if isinstance(fault, Exception):
                     raise fault
-                if self._interrupted and len(self.options.devices) < 2:
+                if self._interrupted and not self.lane.is_parallel:
                     return
         self._interrupted = self._interrupted or begun < len(jobs)
 
@@ -304,7 +296,7 @@ class _OperationSession:
                 lane.options(self._session_options(one, left)),
                 observe,
                 worker_pool=self.worker_pool,
-                stop=lane.stop,
+                lane=lane,
             )
         except (DatabaseError, ToolchainError):
             raise
@@ -324,7 +316,7 @@ class _OperationSession:
     def _session_options(self, one: _Kernel, left: int) -> TuneOptions:
         budget_s, trials = None, None
         if self.options.budget_s is not None:
-            turns = math.ceil(left / max(1, len(self.options.devices)))
+            turns = math.ceil(left / self.lane.count)
             budget_s = max((self._round_end - time.monotonic()) / turns, _MIN_SEARCH_S)
         if self._trials_left is not None:
             with self._sharing:

@@ -94,6 +94,8 @@ class TuneOptions:
     scheduler
         Address of a scheduler of Dask, ``tls://HOST:PORT``, whose GPUs run the session in place of those of this
         machine; empty for none.
+    gpu_model
+        Name of the model of its GPUs to use; empty if they are of one.
     insecure
         Whether the connection to it may leave the machine without TLS.
     replay
@@ -134,6 +136,7 @@ class TuneOptions:
     device_index: int = 0
     devices: tuple[int, ...] = ()
     scheduler: str = ""
+    gpu_model: str = ""
     insecure: bool = False
     replay: str | Path | None = None
     database: str | None = field(default=None, repr=False)  # its URL may hold a password

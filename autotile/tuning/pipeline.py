@@ -21,6 +21,7 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config, compiled_steps
 from autotile.tuning.backend import Backend, Finished
+from autotile.tuning.gpu_comparison import scaled
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.protocol import Candidate, SizedCubin
 
@@ -100,6 +101,11 @@ class Pipeline:
         each of them.
     score
         Function that adds the objective and metrics to a trial that was measured.
+
+    Attributes
+    ----------
+    scale
+        Factor of the device's times to those of the study; None for none.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class Pipeline:
         verify_sizes: Sequence[Mapping[str, int]] = (),
         score: Callable[[Trial], Trial] = lambda trial: trial,
     ) -> None:
+        self.scale: float | None = None
         self._score = score
         self._kernel = kernel
         self._problem = problem
@@ -200,7 +207,7 @@ class Pipeline:
             cubin = self._submit(trial.config).result().cubin or cubin
         given = self.candidate(trial, cubin)
         self._running[id(given)] = given, candidate
-        self._backend.submit(given, best_us)
+        self._backend.submit(given, best_us / self.scale if best_us is not None and self.scale else best_us)
         return None
 
     def end_next(self) -> tuple[CompiledCandidate, Trial]:
@@ -214,7 +221,7 @@ class Pipeline:
         with self._timeline.span("session", "wait for the GPU"):
             finished = self._backend.result()
         _, candidate = self._running.pop(id(finished.candidate))
-        evaluation = finished.evaluation
+        evaluation = scaled(finished.evaluation, self.scale)
         self._record(finished, candidate.trial.config)
         trial = replace(
             candidate.trial,
@@ -241,6 +248,17 @@ class Pipeline:
         if not wrong:
             return trial
         return replace(trial, outcome=Outcome.WRONG_RESULT, reason=wrong, stage="verify", measurement=None)
+
+    def measure_again(self, trial: Trial, count: int) -> list[float]:
+        """Measure the configuration of a finished trial while nothing runs; return times in us, none if it fails."""
+        cubin = self._submit(trial.config).result().cubin
+        times_us: list[float] = []
+        for _ in range(count if cubin is not None else 0):
+            assert cubin is not None
+            self._backend.submit(self.candidate(trial, cubin), None)
+            measured = self._backend.result().evaluation.measurement
+            times_us += [measured.time_us] if measured is not None else []
+        return times_us
 
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Return finished trials with their compiled candidates; trials that no longer compile are left out.

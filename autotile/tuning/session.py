@@ -18,9 +18,10 @@ from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.problem_queue import Lane
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session_run import Observer, Session
-from autotile.tuning.stopping import StopRequest, check_until
+from autotile.tuning.stopping import check_until
 from autotile.workers.child import WorkerPool
 
 SessionClass = TypeVar("SessionClass", bound="Session")
@@ -34,7 +35,7 @@ def tune(
     observe: Observer = lambda _: None,
     *,
     worker_pool: WorkerPool | None = None,
-    stop: StopRequest | None = None,
+    lane: Lane | None = None,
 ) -> TuneResult:
     """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
 
@@ -50,8 +51,9 @@ def tune(
         Called with the state of the session after each trial.
     worker_pool
         Worker processes to share with other sessions; None to start and end them here.
-    stop
-        The user's interrupt, shared by sessions in several threads; None to receive it here.
+    lane
+        GPUs of a cluster, and the user's interrupt, which sessions in several threads share; None for the GPUs that the
+        options name, and to receive the interrupt here.
 
     Raises
     ------
@@ -61,10 +63,10 @@ def tune(
         NVRTC, CuPy or the driver does not work.
     """
     with open_session(
-        kernel, problem, settings, options, observe, worker_pool=worker_pool, session_class=Session
+        kernel, problem, settings, options, observe, worker_pool=worker_pool, lane=lane, session_class=Session
     ) as session:
-        if stop is not None:
-            session.share_stop(stop)
+        if lane is not None and lane.stop is not None:
+            session.share_stop(lane.stop)
         return session.run()
 
 
@@ -77,6 +79,7 @@ def open_session(
     observe: Observer,
     *,
     worker_pool: WorkerPool | None = None,
+    lane: Lane | None = None,
     session_class: type[SessionClass],
 ) -> Iterator[SessionClass]:
     """Open a session of a class: its device, its space and its database. Parameters and errors are those of `tune`."""
@@ -85,7 +88,8 @@ def open_session(
     if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
         raise InputError(f"{options.trace}: the folder of the timeline does not exist; make it, or name another")
     with ExitStack() as stack:
-        backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options, worker_pool)))
+        chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
+        backend = stack.enter_context(closing(chosen))
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)

@@ -33,6 +33,7 @@ from autotile.tuning.scoring import Scorer, session_objective
 from autotile.tuning.shared_study import SharedStudy
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, TrialLog, check_kernel_failure
+from autotile.tuning.study_scale import StudyScale
 from autotile.tuning.time_left import TimeLeft
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
@@ -83,8 +84,7 @@ class Session:
         self._stop = StopRequest()
         self._receives_stop = True
         self._clock = Clock()
-        notices = (backend.notice, kernel.spec.reference.notice, *database.notices)
-        self._notices = tuple(notice for notice in notices if notice)
+        self._notices = tuple(filter(None, (backend.notice, kernel.spec.reference.notice, *database.notices)))
         from autotile.database.run_record import RunRecord
 
         self._record = RunRecord(database, self.key, backend.device)
@@ -124,6 +124,9 @@ class Session:
         )
         self._pipeline.remember(self._log.trials)
         self._shared = SharedStudy(self._record, self._log, space, self._scorer.scored)
+        self._scale = StudyScale(
+            self._pipeline, backend, self._plan.default, log=self._log, shared=self._shared, rules=self._rules
+        )
 
     @property
     def device(self) -> DeviceProperties:
@@ -144,8 +147,8 @@ class Session:
     @property
     def _all_notices(self) -> tuple[str, ...]:
         """Remarks for the user, those about machines that came and went included."""
-        farm = self._backend.farm
-        return (*self._notices, *(farm.notices if farm is not None else ()), *gpu_notices(self._backend.uses))
+        farm = self._backend.farm.notices if self._backend.farm is not None else ()
+        return (*self._notices, *self._scale.notices, *farm, *gpu_notices(self._backend.uses))
 
     def share_stop(self, stop: StopRequest) -> None:
         """Take the user's interrupt from the main thread, before `run`."""
@@ -178,6 +181,7 @@ class Session:
                 with self._phase("start"):
                     self._start_search()
                     self._backend.wait()
+                    self._scale.align()
                 with self._phase("search"):
                     self._try_all(self._options.tries)
                     is_complete = self._tune_steps_apart()
@@ -295,7 +299,7 @@ class Session:
     def _begin_chosen(self) -> list[Ended]:
         """Claim candidates and submit them to the device; return those that need not be measured, with their trials."""
         ended: list[Ended] = []
-        ours = self._shared.claim(*(candidate.trial.config for candidate in self._chosen), room=self._room)
+        ours = self._scale.claim([candidate.trial.config for candidate in self._chosen], self._room)
         for candidate, is_ours in zip(self._chosen, ours, strict=True):
             if not is_ours:
                 self._shortlist.leave(candidate.row)
@@ -411,12 +415,7 @@ class Session:
         if not self._options.finals:
             return None
         finalists = choose_finalists(
-            self.trials,
-            plan.default,
-            plan.incumbent,
-            self._options.finals,
-            tries=self._options.tries,
-            hurried=hurried,
+            self.trials, plan.default, plan.incumbent, self._options.finals, tries=self._options.tries, hurried=hurried
         )
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None

@@ -27,17 +27,23 @@ def test_the_time_of_a_simulated_gpu_needs_a_recording(run) -> None:
     assert "--replay" in answer.err
 
 
-@pytest.mark.parametrize(
-    "words", [["tune-family", "sgemm_2d", "M=1..64", "N=64", "K=64"], ["tune", "matmul", "M=64", "N=64", "K=64"]]
-)
-def test_a_scheduler_is_of_one_session(run, words: list[str]) -> None:
-    answer = run(*words, "--scheduler", "tcp://127.0.0.1:1")
+@pytest.mark.parametrize("choice", [["--devices", "0,1"], ["--device", "1"]])
+def test_gpus_of_a_scheduler_are_chosen_by_their_model(run, choice: list[str]) -> None:
+    answer = run("tune", "sgemm_2d", "M=64", "N=64", "K=64", "--scheduler", "tcp://127.0.0.1:1", *choice)
     assert answer.code == 2
-    assert "--scheduler" in answer.err
+    assert "to choose a model, name it" in answer.err
 
 
 def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cluster", "cluster_compilers", "cluster_worker", "connection", "scheduler"):
+    for name in (
+        "cluster",
+        "cluster_compilers",
+        "cluster_gpus",
+        "cluster_lane",
+        "cluster_worker",
+        "connection",
+        "scheduler",
+    ):
         monkeypatch.delitem(sys.modules, f"autotile.tuning.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "distributed", None)
     for words in (["worker"], ["tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler"]):

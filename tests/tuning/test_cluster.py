@@ -23,7 +23,7 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 
 import dask.config
 
-from autotile.tuning import cluster, cluster_worker, connection
+from autotile.tuning import cluster, cluster_lane, cluster_worker, connection
 from autotile.tuning.backend import workload_of
 from autotile.tuning.cluster import Cluster, RemoteWork
 from autotile.tuning.connection import Connection
@@ -186,7 +186,7 @@ def wait_forever(connected: Connection) -> None:
 
 
 def test_a_scheduler_without_workers(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_FIRST_GPU_S", 1.0)
+    monkeypatch.setattr(cluster_lane, "_FIRST_GPU_S", 1.0)
     with pytest.raises(InputError, match="none joined; start `autotile worker`"):
         bench.tune(bench.record(), scheduler=kit.scheduler)
 

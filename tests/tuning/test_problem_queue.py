@@ -22,21 +22,21 @@ def job(
         time.sleep(s)
         return number
 
-    return Job(run, devices)
+    return Job(run, lambda gpu: not devices or gpu in devices)
 
 
 def test_each_problem_gets_a_gpu_and_the_last_ones_several() -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
     jobs = [job(seen, number) for number in range(9)]
-    ended = dict(run_jobs(jobs, (0, 1, 2, 3)))
+    ended = dict(run_jobs(jobs, Lane((0, 1, 2, 3))))
     assert ended == {number: number for number in range(9)}
     assert [number for number, _ in seen] == sorted(number for number, _ in seen)
     assert all(len(devices) == 1 for number, devices in seen if number < 4)
     one = list[tuple[int, tuple[int, ...]]]()
-    dict(run_jobs([job(one, 0)], (0, 1, 2, 3)))
+    dict(run_jobs([job(one, 0)], Lane((0, 1, 2, 3))))
     assert one == [(0, (0, 1, 2, 3))]
     two = list[tuple[int, tuple[int, ...]]]()
-    dict(run_jobs([job(two, 0), job(two, 1)], (0, 1, 2, 3)))
+    dict(run_jobs([job(two, 0), job(two, 1)], Lane((0, 1, 2, 3))))
     assert sorted(devices for _, devices in two) == [(0, 1), (2, 3)]
 
 
@@ -52,14 +52,14 @@ def test_no_gpu_has_two_problems_at_once() -> None:
         with lock:
             busy.difference_update(lane.devices)
 
-    ended = list(run_jobs([Job(run) for _ in range(20)], (0, 1, 2)))
+    ended = list(run_jobs([Job(run) for _ in range(20)], Lane((0, 1, 2))))
     assert [outcome for _, outcome in ended] == [None] * 20
 
 
 def test_a_job_may_use_some_of_the_gpus_only() -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
     jobs = [job(seen, number, (2,) if number % 2 else (0, 1)) for number in range(6)]
-    assert len(list(run_jobs(jobs, (0, 1, 2)))) == 6
+    assert len(list(run_jobs(jobs, Lane((0, 1, 2))))) == 6
     assert {devices for number, devices in seen if number % 2} == {(2,)}
     assert all(set(devices) <= {0, 1} for number, devices in seen if not number % 2)
 
@@ -71,7 +71,7 @@ def test_one_gpu_takes_them_in_order_in_this_thread() -> None:
         threads.append(threading.current_thread())
         return lane.devices
 
-    assert list(run_jobs([Job(run), Job(run)], ())) == [(0, ()), (1, ())]
+    assert list(run_jobs([Job(run), Job(run)], Lane(()))) == [(0, ()), (1, ())]
     assert set(threads) == {threading.current_thread()}
 
 
@@ -80,7 +80,7 @@ def test_an_error_is_a_result(devices: tuple[int, ...]) -> None:
     def fail(lane: Lane) -> int:
         raise InputError("no")
 
-    ended = dict(run_jobs([Job(fail), job([], 1)], devices))
+    ended = dict(run_jobs([Job(fail), job([], 1)], Lane(devices)))
     assert isinstance(ended[0], InputError)
     assert ended[1] == 1
 
@@ -89,7 +89,7 @@ def test_no_other_begins_after_an_interrupt() -> None:
     stop, seen = StopRequest(), list[tuple[int, tuple[int, ...]]]()
     jobs = [job(seen, number) for number in range(10)]
     ended = []
-    for number, _ in run_jobs(jobs, (0, 1), stop=stop):
+    for number, _ in run_jobs(jobs, Lane((0, 1), stop)):
         ended.append(number)
         stop.requested = True
     assert len(ended) == len(seen) <= 3
@@ -102,7 +102,7 @@ def test_a_caller_who_leaves_ends_the_sessions() -> None:
         while lane.stop is not None and not lane.stop.aborted:
             time.sleep(0.01)
 
-    with closing(run_jobs([job([], 0), Job(run)], (0, 1), stop=stop)) as ended:
+    with closing(run_jobs([job([], 0), Job(run)], Lane((0, 1), stop))) as ended:
         assert next(ended) == (0, 0)
     assert stop.aborted
     assert not any(thread.name.startswith("problem ") for thread in threading.enumerate())

@@ -1,0 +1,288 @@
+"""Families, operations and plans on the GPUs of a cluster, and how their sessions share them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.api.plans import PlanStep, _models_of, tune_plan
+from autotile.core.device import device_profile
+from autotile.core.model import Config, config_key
+from autotile.database.database import Database
+from autotile.errors import InputError, WorkerError
+from autotile.families.family import parse_family
+from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import load_operation
+from autotile.settings import read_settings
+from autotile.tuning.family_session import FamilyPlan, FamilyStep, tune_family
+from autotile.tuning.operation_session import tune_operation
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.plan import PlannedProblem, TuningPlan
+from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
+
+pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
+
+from cluster_kit import ClusterKit, children, running_cluster, wait_until
+
+from autotile.tuning import cluster, cluster_lane
+from autotile.tuning.cluster_lane import ClusterLane
+from autotile.tuning.cluster_worker import Reply
+
+SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
+FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
+KERNELS = ("first", "second")
+OPERATION = """
+[operation]
+name = "scaling"
+sizes = { n = 4096 }
+dtypes = ["float32"]
+
+[kernels.first]
+kernel = "./first.toml"
+[kernels.second]
+kernel = "./second.toml"
+"""
+
+
+class Site:
+    """A cluster with two simulated GPUs that replay the recordings in a folder."""
+
+    def __init__(self, kit: ClusterKit, folder: Path) -> None:
+        self.kit = kit
+        self.folder = folder
+        self.workers: list[Any] = []
+
+    def start(self) -> None:
+        self.workers = [self.kit.simulated(self.folder, number, 0.02) for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def own_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as kit:
+        yield Site(kit, tmp_path_factory.mktemp("recordings"))
+
+
+@pytest.fixture
+def operation(scale_toml: Path) -> Any:
+    for name in KERNELS:
+        for suffix in (".toml", ".cu"):
+            text = scale_toml.with_suffix(suffix).read_text()
+            text = text.replace('name = "scale"', f'name = "{name}"').replace("scale.cu", f"{name}.cu")
+            scale_toml.with_name(name + suffix).write_text(text)
+    path = scale_toml.with_name("scaling.toml")
+    path.write_text(OPERATION)
+    return load_operation(str(path))
+
+
+@pytest.fixture
+def site(own_site: Site, bench: Any, operation: Any, judges: Any) -> Site:
+    """The cluster, with recordings of the tiny kernel at several sizes, and of two copies of it."""
+    bench.folder = own_site.folder
+    if own_site.workers:
+        return own_site
+
+    def judge(n: int) -> Callable[[Config], Any]:
+        best = config_key(FEW if n <= 10_000 else MANY)
+        return lambda config: judges["timed"](
+            config, 10.0 if config_key(config) == best else 11.0 + int(config["THREADS"]) / 64 + int(config["WORK"])
+        )
+
+    for n in SIZES:
+        bench.record(judge(n), n=n)
+    own = bench.kernel
+    for name, factor in zip(KERNELS, (1.5, 1.0), strict=True):
+        bench.kernel = load_kernel(next(member.kernel for member in operation.members if member.name == name))
+        bench.record(lambda config, f=factor: judges["timed"](config, f * judges["by_threads"](config).time_us))
+    bench.kernel = own
+    own_site.start()
+    return own_site
+
+
+@pytest.fixture
+def options(site: Site) -> TuneOptions:
+    return TuneOptions(replay="auto", workers=1, scheduler=site.kit.scheduler)
+
+
+@pytest.fixture
+def settings(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = replace(read_settings(), recording_folders=(site.folder,))
+    monkeypatch.setattr("autotile.api.tuning.read_settings", lambda: found)
+    return found
+
+
+def gpus_used() -> set[str]:
+    with Database.open(read_settings().database) as database:
+        return {trial.gpu for study in database.studies() for trial in database.trials(study.study_id)}
+
+
+def test_points_of_a_family_are_tuned_on_all_gpus(bench: Any, site: Site, settings: Any, options: TuneOptions) -> None:
+    threads: dict[int, set[int]] = {}
+
+    def observe(step: FamilyStep) -> None:
+        if step.phase == "tuning":
+            threads.setdefault(step.number, set()).add(threading.get_ident())
+
+    family = parse_family(bench.kernel.spec, ["n=1000..65536"])
+    plan = FamilyPlan(points=6, max_configs=4)
+    result = tune_family(bench.kernel, family, "float32", settings, options, plan=plan, observe=observe)
+    assert result.rule is not None
+    assert result.rule.mean_loss == 0.0
+    assert sorted(threads) == [1, 2, 3, 4, 5, 6]
+    assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
+    assert len(gpus_used()) == 2
+
+
+def test_the_kernels_of_an_operation_share_them(settings: Any, operation: Any, options: TuneOptions) -> None:
+    problem = operation.resolve({"n": 4096})
+    with open_lane(options) as lane:
+        result = tune_operation(operation, problem, settings, replace(options, trials=36), lane=lane)
+    assert result.winner is not None
+    assert result.winner.name == "second"
+    assert len(gpus_used()) == 2
+
+
+def test_a_plan_goes_on_when_a_machine_dies(
+    bench: Any, site: Site, settings: Any, options: TuneOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session on its GPU goes on with another one. The last test of the two GPUs."""
+    monkeypatch.setattr(cluster, "_ABSENT_S", 1.0)
+    planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)
+    killed = threading.Event()
+
+    def observe(step: PlanStep) -> None:
+        if step.ended and not killed.is_set():
+            killed.set()
+            doomed = children(site.workers[0].pid)
+            site.workers[0].kill()
+            for pid in doomed:
+                os.kill(pid, signal.SIGKILL)
+
+    result = tune_plan(TuningPlan("all", planned), replace(options, sampler="brute-force"), observe)
+    assert killed.is_set()
+    assert [entry.state for entry in result.entries] == ["tuned"] * len(SIZES), [e.reason for e in result.entries]
+    assert sum(len(bench.configs(n)) for n in SIZES) == len(bench.stored())
+
+
+class Pool(Lane):
+    """GPUs that a test lets come and go."""
+
+    def __init__(self, *gpus: GpuName) -> None:
+        super().__init__(gpus, cluster=object())  # type: ignore[arg-type]
+
+    def set(self, *gpus: GpuName) -> None:
+        self._devices = gpus
+
+
+def test_gpus_that_join_take_problems_and_help_with_the_last() -> None:
+    pool, seen, helped = Pool("GPU-0"), list[tuple[int, tuple[GpuName, ...]]](), threading.Event()
+
+    def run(number: int, lane: Lane) -> int:
+        seen.append((number, lane.devices))
+        if number == 0:
+            pool.set("GPU-0", "GPU-1")
+            wait_until(lambda: any(one == 1 for one, _ in seen))
+        elif number == 2:
+            wait_until(lambda: len(lane.devices) == 2)
+            helped.set()
+        return number
+
+    jobs = [Job(lambda lane, n=n: run(n, lane)) for n in range(3)]  # type: ignore[misc]
+    assert sorted(run_jobs(jobs, pool)) == [(0, 0), (1, 1), (2, 2)]
+    assert dict(seen)[1] == ("GPU-1",)
+    assert helped.is_set()
+
+
+def test_a_session_that_has_lost_its_gpu_gets_the_next_one() -> None:
+    pool = Pool("GPU-0", "GPU-1")
+
+    def lose(lane: Lane) -> tuple[GpuName, ...]:
+        pool.set(*({"GPU-0", "GPU-1", "GPU-2"} - {*lane.devices}))
+        wait_until(lambda: len(lane.devices) == 2)
+        return lane.devices
+
+    def keep(lane: Lane) -> tuple[GpuName, ...]:
+        time.sleep(0.1)
+        return lane.devices
+
+    ended = dict(run_jobs([Job(lose), Job(keep), Job(keep)], pool))
+    assert len(ended) == 3
+    assert not isinstance(ended[0], Exception)
+    assert len({*ended[0]}) == 2
+
+
+def test_problems_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotile.tuning.problem_queue._ABSENT_S", 0.3)
+    with pytest.raises(WorkerError, match="no GPU for the problems left"):
+        list(run_jobs([Job(lambda lane: 1)], Pool()))
+
+
+class _Cluster:
+    """A cluster whose GPUs say what a test wants."""
+
+    def __init__(self, address: str, *, insecure: bool) -> None:
+        self.gpus = {"GPU-a": "h200", "GPU-b": "h100", "GPU-c": "h200"}
+        self.busy: set[str] = {"GPU-c"}
+
+    def look(self) -> list[str]:
+        return sorted(self.gpus)
+
+    def describe(self, gpu: str) -> str:
+        return gpu
+
+    def description(self, gpu: str) -> Reply:
+        if gpu not in self.gpus:
+            raise WorkerError("it is gone")
+        return Reply(device=device_profile(self.gpus[gpu]), is_busy=gpu in self.busy)
+
+    def close(self) -> None:
+        return
+
+
+@pytest.fixture
+def two_models(monkeypatch: pytest.MonkeyPatch) -> TuneOptions:
+    monkeypatch.setattr(cluster_lane, "Cluster", _Cluster)
+    monkeypatch.setattr(cluster_lane, "_FRESH_S", 0.0)
+    return TuneOptions(scheduler="tcp://127.0.0.1:1")
+
+
+def test_gpus_of_several_models_need_a_choice_or_a_plan(two_models: TuneOptions) -> None:
+    with pytest.raises(InputError, match=r"2 models.*choose one, as in --device .*, or use a plan"):
+        ClusterLane(two_models)
+    with closing(ClusterLane(replace(two_models, gpu_model="H100"))) as lane:
+        assert lane.devices == ("GPU-b",)
+        assert lane.device == device_profile("h100")
+    with closing(ClusterLane(two_models, is_of_one_model=False)) as lane:
+        models = _models_of(lane, two_models)
+        chosen = [{gpu for gpu in lane.devices if model.has(gpu)} for model in models]
+        assert [model.name for model in models] == [device_profile(name).name for name in ("h200", "h100")]
+        assert chosen == [{"GPU-a", "GPU-c"}, {"GPU-b"}]
+
+
+def test_gpus_of_other_commands_and_models_are_left_alone(
+    two_models: TuneOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(ClusterLane(replace(two_models, gpu_model="h200"))) as lane:
+        given: Any = lane.cluster
+
+        def free(held: Collection[GpuName] = ()) -> list[GpuName]:
+            lane.free(held)  # asks
+            return lane.free(held)
+
+        assert free() == ["GPU-a"]
+        given.busy = set()
+        given.gpus["GPU-d"] = "h100"
+        assert free({"GPU-a"}) == ["GPU-c"]
+        del given.gpus["GPU-a"]
+        assert lane.devices == ("GPU-c",)
+    monkeypatch.setattr(cluster_lane, "_FIRST_GPU_S", 0.1)
+    with pytest.raises(InputError, match="is a RTX 4090 that is free"):
+        ClusterLane(replace(two_models, gpu_model="RTX 4090"))
