@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -79,10 +80,11 @@ def test_a_machine_joins_late_and_another_is_killed(
 ) -> None:
     monkeypatch.setattr(cluster, "_ABSENT_S", 2.0)
     recording = bench.record()
-    slow = secure_kit.simulated(recording, 0, 2.0)
+    slow = secure_kit.simulated(recording, 0, 3.0)
+    begun = threading.Event()
 
     def replace() -> None:
-        wait_until(lambda: bool(bench.stored()))
+        assert begun.wait(START_S)
         secure_kit.simulated(recording, 1, 0.01)
         wait_until(lambda: any(trial.gpu.endswith("-1") for trial in bench.stored()))
         doomed = [slow.pid, *children(slow.pid)]
@@ -91,7 +93,7 @@ def test_a_machine_joins_late_and_another_is_killed(
             os.kill(pid, signal.SIGKILL)
 
     with meanwhile(replace):
-        result = bench.tune(recording, sampler="brute-force", scheduler=secure_kit.scheduler)
+        result = bench.tune(recording, lambda _: begun.set(), sampler="brute-force", scheduler=secure_kit.scheduler)
     assert secure_kit.scheduler.startswith("tls://")
     check(result, bench)
     assert all(use.uuid.startswith(cluster_worker.SIMULATED) for use in result.gpus)
