@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select, update
 
-from autotile.core.model import Outcome, Trial, config_key
+from autotile.core.model import Outcome, Trial
 from autotile.database import retention
 from autotile.database.claims import StudyClaims
 from autotile.database.database import Database
@@ -89,10 +90,10 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     run = shared.start_run(study, sampler="random")
     shared.add_trial(study, run, measured({"BM": 1}, 10.0))
     everything = replace(TOMORROW, winners=True)
-    claims = StudyClaims(study, run, 0)
+    claim = {"study_id": study, "config_key": '{"BM":2}', "owner": StudyClaims(study, run, 0).owner}
     with shared.writing() as connection:
         connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
-        assert claims.take(connection, config_key({"BM": 2})).is_ours
+        connection.execute(CLAIMS.insert(), claim | {"expires_at": time.time() + 60.0})
     assert clean_database(shared, None, everything, dry_run=False) == []
     with shared.writing() as connection:
         connection.execute(update(CLAIMS).values(expires_at=0.0))
