@@ -261,6 +261,7 @@ def main() -> None:
                 keys = fill(database, trials)
                 row = {"trials": trials, "fill_s": round(time.perf_counter() - start, 1)}
                 row |= {"bytes": bytes_stored(database)}
+                print(f"{kind}: {trials:,} trials are stored", file=sys.stderr, flush=True)
                 reader = Database.open_readonly(location)
                 assert reader is not None
                 with reader:
