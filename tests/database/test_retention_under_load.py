@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,13 +12,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select, update
 
-from autotile.core.model import Outcome, Trial
+from autotile.core.model import Outcome, Trial, config_key
 from autotile.database import retention
 from autotile.database.claims import StudyClaims
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.retention import Criteria, clean_database
 from autotile.database.schema import CLAIMS, RUNS, STUDIES, TRIALS
+from autotile.database.transactions import EngineTransaction
 
 Maker = Callable[..., Trial]
 TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
@@ -90,10 +90,10 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     run = shared.start_run(study, sampler="random")
     shared.add_trial(study, run, measured({"BM": 1}, 10.0))
     everything = replace(TOMORROW, winners=True)
-    claim = {"study_id": study, "config_key": '{"BM":2}', "owner": StudyClaims(study, run, 0).owner}
+    claims = StudyClaims(study, run, 0)
     with shared.writing() as connection:
         connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
-        connection.execute(CLAIMS.insert(), claim | {"expires_at": time.time() + 60.0})
+        assert claims.take(EngineTransaction(connection), [config_key({"BM": 2})]).ours == (True,)
     assert clean_database(shared, None, everything, dry_run=False) == []
     with shared.writing() as connection:
         connection.execute(update(CLAIMS).values(expires_at=0.0))
