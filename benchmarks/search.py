@@ -168,9 +168,14 @@ def averages(by_space: dict[str, np.ndarray], counts: list[int]) -> Iterator[tup
         yield float(np.mean([each.mean() for each in reached])), float(np.sqrt(squares) / len(reached))
 
 
+def counts_of(arguments: argparse.Namespace) -> list[int]:
+    """Return the numbers of measurements to state, the last of which is the budget."""
+    return [*(count for count in COUNTS if count < arguments.budget), arguments.budget]
+
+
 def summary(curves: Curves, cost: dict[str, float], arguments: argparse.Namespace) -> dict[str, Any]:
     """Return all figures, rounded to their precision."""
-    counts = [count for count in COUNTS if count <= arguments.budget]
+    counts = counts_of(arguments)
     return {
         method: {
             "ms_a_measurement": round(cost[method], 3),
@@ -189,7 +194,7 @@ def summary(curves: Curves, cost: dict[str, float], arguments: argparse.Namespac
 
 def show(curves: Curves, cost: dict[str, float], arguments: argparse.Namespace) -> None:
     """Print one line per method, the best last, and compare the first method with the others on each space."""
-    counts = [count for count in COUNTS if count <= arguments.budget]
+    counts = counts_of(arguments)
     table = Table("method", *(f"after {count}" for count in counts), "ms each", box=None)
     middle = max(count for count in counts if count <= 100) - 1
     order = sorted(curves, key=lambda method: np.mean([each[:, middle].mean() for each in curves[method].values()]))
@@ -217,7 +222,7 @@ def compare(curves: Curves, counts: list[int], ours: str) -> None:
 
 def compare_pairs(curves: Curves, first: str, second: str, arguments: argparse.Namespace) -> None:
     """Print, for each space, the ratio that two methods reach, and the difference."""
-    counts = [count for count in COUNTS if count <= arguments.budget]
+    counts = counts_of(arguments)
     one, other = curves[first], curves[second]
     table = Table(f"{second} against {first}", *(f"after {count}" for count in counts), box=None)
     for space in one:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,9 @@ class TestRowSums:
         served = autotile.get_best_kernel(self.FILE, **request)
         assert (served.kernel, served.is_library, dict(served.config)) == ("cupy", True, {})
         assert not autotile.get_best_kernel(self.FILE, library=False, **request).is_library
+
+
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("*/*.sh")), ids=lambda path: path.parent.name)
+def test_a_script_is_valid_and_may_be_run(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
+    assert os.access(script, os.X_OK)

@@ -97,6 +97,8 @@ def tune_operation_family(
     """
     if options.only is not None or options.tries or options.verify_sizes or options.until or options.fresh:
         raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
+    if options.scheduler:
+        raise InputError("a family of an operation is measured on a GPU of this machine; leave --scheduler out")
     check_gpu(options)
     chosen = dtype_name(dtype) if dtype is not None else operation.dtypes[0]
     if chosen not in operation.dtypes:
@@ -184,11 +186,11 @@ def _expected_by_model(
 
 
 def _libraries_of(operation: Operation, problem: Problem, *, is_present: bool) -> list[OperationLibrary]:
-    """Return the libraries that compute a problem here, or on another machine."""
+    """Return the libraries that compute a problem, on this machine or, as far as an operation names them, on others."""
     return [
         OperationLibrary(library.name, library.version, library.call)
         for library in libraries_for(operation, is_present=is_present)
-        if computes(library, operation, problem)
+        if computes(library, operation, problem) and (is_present or library.call is None)
     ]
 
 
