@@ -24,7 +24,7 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 
 import dask.config
 
-from autotile.tuning import cluster, cluster_lane, cluster_worker, connection
+from autotile.tuning import cluster, cluster_lane, connection
 from autotile.tuning.backend import workload_of
 from autotile.tuning.cluster import Cluster, RemoteWork
 from autotile.tuning.connection import Connection
@@ -96,7 +96,8 @@ def test_a_machine_joins_late_and_another_is_killed(
         result = bench.tune(recording, lambda _: begun.set(), sampler="brute-force", scheduler=secure_kit.scheduler)
     assert secure_kit.scheduler.startswith("tls://")
     check(result, bench)
-    assert all(use.uuid.startswith(cluster_worker.SIMULATED) for use in result.gpus)
+    assert [use.uuid.rpartition("-")[2] for use in result.gpus] == ["0", "1"]
+    assert [bool(use.lost) for use in result.gpus] == [True, False]
 
 
 def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate(
