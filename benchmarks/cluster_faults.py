@@ -50,7 +50,10 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from postgresql_server import PostgresqlServer, programs_folder, running_server
 
 GPUS = {"one": (0, 1), "two": (2, 3)}
-_CUT_S = 30.0
+_CUTS_S = (30.0, 80.0)
+"""A cut that the connections survive, or that they are made again after; and one after which GPUs are given up."""
+_JOIN_S = 5.0
+"""Time in which GPUs that are offered again join the session."""
 _DOWN_S = 5.0
 """Time for which the scheduler, a machine or the database is down."""
 _DEADLINE_S = 10.0
@@ -87,8 +90,9 @@ class Faults:
             "database killed and restarted": self._once(self._kill_database, self._start_database),
         }
         if self.site.network.can_cut:
-            found["network of a machine cut for 30 s"] = self._cut("one")
-            found["network of the scheduler cut for 30 s"] = self._cut(HEAD)
+            for seconds in _CUTS_S:
+                found[f"network of a machine cut for {seconds:.0f} s"] = self._cut("one", seconds)
+                found[f"network of the scheduler cut for {seconds:.0f} s"] = self._cut(HEAD, seconds)
         if kills:
             found[f"{kills} random kills"] = at_random(kills, trials, seed, self._kill_any, spread_s=_SPREAD_S)
         return found
@@ -106,7 +110,7 @@ class Faults:
 
         return disturb
 
-    def _cut(self, name: str) -> Disturbance:
+    def _cut(self, name: str, seconds: float) -> Disturbance:
         """Return a cut of the network, after which the session goes on to its end when all GPUs are back."""
 
         def disturb(watch: Watch) -> None:
@@ -115,9 +119,10 @@ class Faults:
             watch.held_at = 3 * self.after
             self.site.network.cut(name)
             watch.faults.append(f"after {len(watch.acknowledged)} trials: cut {name}")
-            time.sleep(_CUT_S)
+            time.sleep(seconds)
             self.site.network.mend(name)
             self.site.await_gpus()
+            time.sleep(_JOIN_S)
             watch.held_at = None
 
         return disturb
