@@ -227,3 +227,9 @@ def test_tls_needs_certificates() -> None:
 def test_what_other_machines_lack_is_refused(bench: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="which other machines lack"):
         bench.tune(bench.record(), scheduler="tcp://127.0.0.1:1", **options)
+
+
+def test_the_processes_of_dask_log_warnings_only() -> None:
+    import dask
+
+    assert dask.config.get("distributed.nanny.pre-spawn-environ")["DASK_LOGGING__DISTRIBUTED"] == "warning"
