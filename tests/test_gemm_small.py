@@ -6,11 +6,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from compiled_templates import compiled_as_declared
 
 from autotile.core.device import device_profile
-from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import InputError
-from autotile.kernel.launch import fixed_names, value_or_zero
 from autotile.kernel.library import load_kernel
 from autotile.space.search_space import feasible_space
 
@@ -45,6 +44,4 @@ def test_configurations_spread_over_the_space_use_what_is_declared(part: int) ->
         space = feasible_space(SPEC, problem, H200)
         config = dict(space.config((2 * part + 1) * len(space) // 8))
         architecture = ("sm_80", "sm_90")[index % 2]
-        job = compile_job(KERNEL, config, SPEC.dtypes[part % 3], architecture, problem)
-        declared = value_or_zero(SPEC.steps[0].launch.static_smem_bytes, {**fixed_names(SPEC, problem, H200), **config})
-        assert compile_cubin(job).resources.static_smem_bytes == declared, config
+        compiled_as_declared(KERNEL, config, SPEC.dtypes[part % 3], architecture, problem)

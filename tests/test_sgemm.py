@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compiled_templates import compiled_as_declared
 
 from autotile.core.device import device_profile
-from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.space.limits import check_config
@@ -33,7 +33,7 @@ def test_configurations_over_the_space_compile(kernel: Kernel, layout: tuple[int
     first = 1 + 2 * layout[0] + layout[1]  # each layout at other places of the space
     for i in range(SPREAD):
         config = space.config((len(space) - 1) * (5 * i + first) // (5 * SPREAD))
-        resources = compile_cubin(compile_job(kernel, config, "float32", "sm_90a", sizes)).resources
+        resources = compiled_as_declared(kernel, config, "float32", "sm_90a", sizes)
         assert resources.spill_bytes <= 300, config
 
 

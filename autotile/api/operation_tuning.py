@@ -105,7 +105,7 @@ def tune_operation_family(
         )
     family = operation_family.operation_family(operation, words, chosen)
     try:
-        with sweep_observer(progress) as observe:
+        with open_lane(options) as lane, sweep_observer(progress) as observe:
             return operation_family.tune_operation_family(
                 operation,
                 family,
@@ -114,6 +114,7 @@ def tune_operation_family(
                 options,
                 libraries=[OperationLibrary(one.name, one.version, one.call) for one in libraries_for(operation)],
                 observe=observe,
+                lane=lane,
             )
     finally:
         forget_served()
@@ -184,11 +185,11 @@ def _expected_by_model(
 
 
 def _libraries_of(operation: Operation, problem: Problem, *, is_present: bool) -> list[OperationLibrary]:
-    """Return the libraries that compute a problem here, or on another machine."""
+    """Return the libraries that compute a problem, on this machine or, as far as an operation names them, on others."""
     return [
         OperationLibrary(library.name, library.version, library.call)
         for library in libraries_for(operation, is_present=is_present)
-        if computes(library, operation, problem)
+        if computes(library, operation, problem) and (is_present or library.call is None)
     ]
 
 

@@ -303,7 +303,8 @@ def select_points_from(
     uncovered = np.ones(covers.shape[1], np.bool_)
     chosen: list[dict[str, int]] = []
     while len(chosen) < count and left.any():
-        order = _preferred(np.minimum(distances, nearest) @ counted, covers[:, uncovered].sum(axis=1))
+        np.minimum(distances, nearest, out=distances)  # distances to a point that is chosen, if that is nearer
+        order = _preferred(distances @ counted, covers[:, uncovered].sum(axis=1))
         new = next((number for number in order if left[number] and is_possible(members[number])), None)
         if new is None:
             break
@@ -365,7 +366,8 @@ def _candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
 
     Small sizes stand for many, since an octave holds few integers; members at corners and edges stand for none.
     """
-    extents = family.extents.values()
+    extents = list(family.extents.values())
+    ends = [extent.ends for extent in extents]
     found: Counter[tuple[int, ...]] = Counter()
     for number, row in enumerate(_even_fractions(count, len(extents))):
         inside = tuple(
@@ -373,11 +375,11 @@ def _candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
         )
         found[inside] += 1
         on_edge = tuple(
-            e.ends[int(u * len(e.ends))] if (number >> place) % 2 else value
-            for place, (e, u, value) in enumerate(zip(extents, row, inside, strict=True))
+            e[int(u * len(e))] if (number >> place) % 2 else value
+            for place, (e, u, value) in enumerate(zip(ends, row, inside, strict=True))
         )
         found[on_edge] += 0
-    for corner in _corners([extent.ends for extent in extents]):
+    for corner in _corners(ends):
         found[corner] += 0
     return found
 

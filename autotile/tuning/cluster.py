@@ -27,6 +27,8 @@ _POLL_S = 1.0
 """Interval at which a request that waits looks whether its GPU is gone."""
 _ABSENT_S = 30.0
 """Time after which a GPU that is gone is given up; its nanny replaces a worker that died within seconds."""
+_MAX_FAILURES = 10
+"""Replies to one request that may be lost on their way."""
 _GPU_PREFIXES = ("GPU-", "MIG-")
 
 
@@ -82,11 +84,27 @@ class Cluster:
         self._submit(sent)
         return sent
 
+    def sweep(self, gpu: str, session: str, message: Mapping[str, Any], **fields: Any) -> Sent:
+        """Send a sweep, with the cubins of its entries; see `autotile.tuning.operation_sweep`."""
+        cubins: dict[str, bytes] = {}
+        entries = [{**one, "cubin_path": _packed_cubin(one["cubin_path"], cubins)} for one in message["entries"]]
+        common = {"version": __version__, "session": session}
+        request = {"op": "sweep", **common, **fields, "message": {**message, "entries": entries}}
+        sent = Sent(gpu, encode_json(request), cubins)
+        self._submit(sent)
+        return sent
+
+    def end(self, gpu: str, session: str) -> None:
+        """Release a GPU to other sessions."""
+        sent = Sent(gpu, encode_json({"op": "close", "version": __version__, "session": session}), {})
+        self._submit(sent)
+        sent.forget()
+
     def description(self, sent: Sent) -> Reply | None:
         """Return the answer to `describe`; None if it is not there yet. Errors are those of `result`."""
         if sent.future is None or self._connection.is_lost(sent.future):
             raise WorkerError(f"a request to {sent.gpu} was lost")
-        return self.result(sent) if sent.future.done() else None
+        return self.result(sent, 0.0) if sent.future.done() else None
 
     def send(self, gpu: str, op: Operation, candidates: Sequence[Candidate], work: RemoteWork, **fields: Any) -> Sent:
         """Send a request with its cubins to a GPU; other fields are those of `Request`.
@@ -145,8 +163,11 @@ class Cluster:
             sent.future = None  # the last one is of `distributed.utils.sync`, where a call is cancelled within the loop
         except AutotileError:
             raise
-        except Exception as error:  # whatever Dask raises where a process died again and again
-            raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
+        except Exception as error:  # whatever Dask raises where processes die
+            sent.failures += 1
+            if sent.future.status == "error" or sent.failures > _MAX_FAILURES:
+                raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
+            sent.future = None  # there was a reply, but its process died before it arrived
         return None
 
     def _submit(self, sent: Sent) -> None:
@@ -171,6 +192,8 @@ class Sent:
     cubins: Mapping[str, bytes]
     future: Any = None
     """Future of Dask; None while the scheduler is lost."""
+    failures: int = 0
+    """Number of replies that did not arrive."""
     is_withdrawn: bool = False
 
     def withdraw(self) -> None:
@@ -197,18 +220,19 @@ def _is_gpu(resource: str) -> bool:
 
 def _packed(candidate: Candidate, cubins: dict[str, bytes]) -> dict[str, Any]:
     """Return a candidate as plain data with hashes in place of its cubins, which are added to ``cubins``."""
-
-    def packed(path: str) -> str:
-        if not path:
-            return ""
-        content = Path(path).read_bytes()
-        name = hashlib.sha256(content).hexdigest()
-        cubins[name] = content
-        return name
-
     others = [
-        {"sizes": dict(one.sizes), "symbols": dict(one.symbols), "cubin_path": packed(one.cubin_path)}
+        {"sizes": dict(one.sizes), "symbols": dict(one.symbols), "cubin_path": _packed_cubin(one.cubin_path, cubins)}
         for one in candidate.others
     ]
     plain = {**candidate.to_json(), "config": dict(candidate.config), "computed": dict(candidate.computed)}
-    return {**plain, "cubin_path": packed(candidate.cubin_path), "others": others}
+    return {**plain, "cubin_path": _packed_cubin(candidate.cubin_path, cubins), "others": others}
+
+
+def _packed_cubin(path: str, cubins: dict[str, bytes]) -> str:
+    """Return the hash of a cubin, which is added to ``cubins``; empty for none, as in replay."""
+    if not path:
+        return ""
+    content = Path(path).read_bytes()
+    name = hashlib.sha256(content).hexdigest()
+    cubins[name] = content
+    return name

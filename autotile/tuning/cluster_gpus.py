@@ -29,7 +29,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
 from autotile.workers.compile_pool import CompileFarm
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.protocol import Candidate, Evaluation, LibraryCall, RaceTimes, Workload
 from autotile.workers.sanitizer import Finding
 
 _FIRST_GPU_S = 60.0
@@ -135,6 +135,47 @@ class RemoteGpu:
     def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
         """Run the candidate up to ``repeats`` times; a crash or a hang is an outcome."""
         return self._evaluation(self._request("verify", [candidate], repeats=repeats, limit_s=limit_s))
+
+    def contest(
+        self,
+        entries: Sequence[tuple[Workload, Candidate]],
+        libraries: Sequence[LibraryCall],
+        rounds: int,
+        seed: int,
+        *,
+        expected_s: float,
+    ) -> tuple[list[RaceTimes], list[str]]:
+        """Race candidates of several kernels, and libraries of the GPU's machine.
+
+        Parameters
+        ----------
+        entries, libraries, rounds, seed, expected_s
+            As for `autotile.workers.gpu.Gpu.contest`.
+
+        Returns
+        -------
+        list of RaceTimes
+            Of the candidates, then of the libraries; one that failed, or is not there, has no times.
+        list of str
+            Version of each library.
+
+        Raises
+        ------
+        WorkerError, InputError, ToolchainError
+            As for `autotile.workers.gpu.Gpu.contest`; or the GPU is lost.
+        """
+        reply = self._request(
+            "contest",
+            [candidate for _, candidate in entries],
+            workloads=[workload.to_json() for workload, _ in entries],
+            libraries=[call.to_json() for call in libraries],
+            rounds=rounds,
+            seed=seed,
+            expected_s=expected_s,
+        )
+        if reply.raced is None or len(reply.raced) != len(entries) + len(libraries):
+            raise WorkerError(f"the reply of {self.uuid} holds no times")
+        return reply.raced, reply.versions
 
     def spare(self) -> None:
         """Return None: there is no other GPU."""
@@ -284,6 +325,26 @@ class ClusterGpus(GpuGroup):
         self._alone_at = min(self._alone_at, time.monotonic())
         if time.monotonic() - self._alone_at > _RETURN_S or not isinstance(self._error, AbsentGpuError):
             super()._raise_if_lost()
+
+
+def free_gpu(lane: Lane, work: RemoteWork) -> RemoteGpu:
+    """Return a GPU of a cluster that holds no problem.
+
+    Raises
+    ------
+    WorkerError
+        None becomes free within a minute.
+    """
+    assert lane.cluster is not None
+    end = time.monotonic() + _FIRST_GPU_S
+    while time.monotonic() < end:
+        present = lane.cluster.look()
+        for gpu in map(str, lane.free(())):
+            device = lane.device_of(gpu)
+            if gpu in present and device is not None:
+                return RemoteGpu(lane.cluster, gpu, device, work)
+        time.sleep(_POLL_S)
+    raise WorkerError("no GPU of the cluster is free")
 
 
 def no_gpu_error(present: Sequence[str], model: str = "", reason: str = "") -> InputError:

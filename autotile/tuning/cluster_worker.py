@@ -11,8 +11,10 @@ import hashlib
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -24,6 +26,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Outcome
 from autotile.core.text import plural
+from autotile.cuda.cublas import cublas_version
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
 from autotile.exchange.recording import Recording, read_recording, read_recording_header
@@ -32,8 +35,9 @@ from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.cluster_compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.replay import SimulatedGpu
 from autotile.tuning.scheduler import WorkerPlugin, check_scheduler, distributed
-from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
+from autotile.workers.child import Child, WorkerPool
+from autotile.workers.gpu import GPU_WORKER, Gpu
+from autotile.workers.protocol import Candidate, Evaluation, LibraryCall, RaceTimes, Workload
 
 SIMULATED = "simulated-"
 """Prefix of the names of GPUs that replay a recording."""
@@ -45,14 +49,16 @@ _MAX_CUBINS = 256
 _RETRY_S = 2.0
 """Time until a worker that the scheduler has lost joins again."""
 _START_S = 30.0
+_IDLE_S = 30.0
+"""Time for which the GPU worker waits for the next session; it takes seconds to start."""
 
-Operation = Literal["describe", "evaluate", "verify", "race", "close"]
+Operation = Literal["describe", "evaluate", "verify", "race", "contest", "sweep", "close"]
 
 
 class Request(msgspec.Struct):
     """A request of a session to a GPU. It is complete: a worker that was replaced answers it like the first one.
 
-    The path of each cubin is its SHA-256 hash; its content is sent along.
+    The path of each cubin is its SHA-256 hash; its content is sent along. A contest has a workload for each candidate.
     """
 
     op: Operation
@@ -68,6 +74,12 @@ class Request(msgspec.Struct):
     seed: int = 0
     expected_s: float = 0.0
     limit_s: float | None = None
+    workloads: list[Workload] = []
+    libraries: list[LibraryCall] = []
+    message: dict[str, Any] = {}
+    """Request of a sweep, as the GPU worker takes it."""
+    versions: dict[str, str] = {}
+    """Versions of the libraries that it times."""
 
 
 class Reply(msgspec.Struct):
@@ -84,6 +96,13 @@ class Reply(msgspec.Struct):
     device: DeviceProperties | None = None
     evaluation: Evaluation | None = None
     raced: list[RaceTimes] | None = None
+    versions: list[str] = []
+    """Version of each library of a contest; empty if the machine lacks it."""
+    swept: dict[str, Any] | None = None
+    """Reply of the GPU worker to a sweep."""
+    failure: str = ""
+    """Why it died with it, in which stage."""
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +136,16 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._workload: Workload | None = None
         self._used_at = 0.0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._child: Child | None = None
+        """GPU worker of a sweep."""
+        self._workers: WorkerPool | None = None
+        """The GPU worker between two sessions."""
+        self._idle: threading.Timer | None = None
 
     def teardown(self, worker: Any) -> None:
         """End the GPU's worker process."""
         self._end()
+        self._end_idle()
 
     def handle(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
         """Answer a request; requests come one at a time, as each takes the one resource of this process."""
@@ -137,6 +162,10 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         if is_busy:
             raise WorkerError(f"{self._gpu.uuid} works for another session")
         self._used_at = time.monotonic()
+        if request.op == "contest":
+            return self._contest(request, cubins)
+        if request.op == "sweep":
+            return self._sweep(request, cubins)
         backend = self._opened(request)
         try:
             return self._run(backend, request, [self._stored(one, cubins) for one in request.candidates])
@@ -158,6 +187,59 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             evaluation = backend.result().evaluation
         died = backend.is_dead and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
         return Reply(evaluation=replace(evaluation, began_at=0.0), is_dead=died)
+
+    def _contest(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
+        """Race candidates of several kernels and the libraries that this machine has."""
+        self._end()
+        self._end_idle()
+        self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
+        try:
+            workloads = [self._on_this_machine(one) for one in request.workloads]
+            entries = list(zip(workloads, [self._stored(one, cubins) for one in request.candidates], strict=True))
+            versions = [_library_version(one.library) for one in request.libraries]
+            calls = [one for one, version in zip(request.libraries, versions, strict=True) if version]
+            with closing(Gpu(workloads[0], request.deadline_s)) as gpu:
+                found = gpu.contest(entries, calls, request.rounds, request.seed, expected_s=request.expected_s)
+        finally:
+            self._end()
+        timed = iter(found[len(entries) :])
+        absent = RaceTimes((), Outcome.CRASHED, f"{socket.gethostname()} does not have it")
+        raced = [*found[: len(entries)], *(next(timed) if version else absent for version in versions)]
+        return Reply(raced=raced, versions=versions)
+
+    def _sweep(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
+        """Pass a request on to the GPU worker, with the cubins as files."""
+        for name, version in request.versions.items():
+            if (own := _library_version(name)) != version:
+                host = socket.gethostname()
+                raise ToolchainError(f"{host} has {name} {own or 'not installed'}, and the session {version}")
+        if self._session != request.session:
+            self._end()
+            self._end_idle()
+            self._session = request.session
+            self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
+        settings, message = read_settings(), request.message
+        here = {"cache": str(settings.cache), "cache_limit_bytes": settings.cache_limit_bytes}
+        entries = [{**one, "cubin_path": self._file(one["cubin_path"], cubins)} for one in message["entries"]]
+        setup = {**message["setup"], **here, "device_index": self._gpu.index}
+        self._child = self._child or Child(GPU_WORKER)
+        try:
+            swept = self._child.request({**message, "setup": setup, "entries": entries}, request.deadline_s)
+        except WorkerError as error:
+            self._end_child()
+            return Reply(failure=str(error), stage=error.stage)
+        if swept.get("last"):
+            self._end_child()
+        return Reply(swept=swept)
+
+    def _on_this_machine(self, workload: Workload) -> Workload:
+        settings = read_settings()
+        return replace(
+            workload,
+            device_index=self._gpu.index,
+            cache=str(settings.cache),
+            cache_limit_bytes=settings.cache_limit_bytes,
+        )
 
     def _opened(self, request: Request) -> Backend:
         """Return the GPU, set up for the session's problem."""
@@ -185,14 +267,11 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             return SimulatedGpu(
                 self._recording_of(request.kernel, asked), uuid=self._gpu.uuid, seconds=self._gpu.seconds
             )
-        settings = read_settings()
-        workload = replace(
-            asked,
-            device_index=self._gpu.index,
-            cache=str(settings.cache),
-            cache_limit_bytes=settings.cache_limit_bytes,
-        )
-        return LiveBackend(Gpu(workload, request.deadline_s), self._gpu.device, uuid=self._gpu.uuid)
+        if self._idle is not None:
+            self._idle.cancel()
+        self._workers = self._workers or WorkerPool()
+        gpu = Gpu(self._on_this_machine(asked), request.deadline_s, worker_pool=self._workers)
+        return LiveBackend(gpu, self._gpu.device, uuid=self._gpu.uuid)
 
     def _recording_of(self, kernel: str, workload: Workload) -> Recording:
         found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
@@ -225,12 +304,35 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         return str(path)
 
     def _end(self) -> None:
+        self._end_child()
         backend, self._backend, self._session = self._backend, None, ""
         if backend is not None:
             backend.close()
+            self._idle = threading.Timer(_IDLE_S, self._end_idle)
+            self._idle.daemon = True
+            self._idle.start()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
+
+    def _end_idle(self) -> None:
+        """End the GPU worker that waits for the next session, as it keeps memory of the GPU."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.close()
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+
+
+def _library_version(name: str) -> str:
+    """Return the version of a library of `autotile.kernel.operation.LIBRARIES`; empty if it is not installed."""
+    try:
+        return cublas_version() if name == "cublas" else ""
+    except ToolchainError:
+        return ""
 
 
 def answer(text: str, cubins: Mapping[str, bytes]) -> str:

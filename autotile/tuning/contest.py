@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,14 +14,18 @@ from autotile.core.model import Outcome, Problem, Trial
 from autotile.errors import InputError, WorkerError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
-from autotile.tuning.backend import LiveBackend, expected_folder, workload_of
+from autotile.tuning.backend import Backend, LiveBackend, expected_folder, workload_of
 from autotile.tuning.finals import with_times
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
+from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.protocol import Candidate, LibraryCall, RaceTimes, Workload
+
+if TYPE_CHECKING:
+    from autotile.tuning.cluster_gpus import RemoteGpu
 
 _RACE_S = 3.0
 _MIN_ROUNDS, _MAX_ROUNDS = 15, 60
@@ -57,10 +61,14 @@ class Finalist:
 
 @dataclass(frozen=True, slots=True)
 class RacedTrial:
-    """A trial with its time in the race, or its fault, and the times of the rounds in microseconds."""
+    """A trial with its time in the race, or its fault, and the times of the rounds in microseconds.
+
+    ``version`` is that of a library on another machine, empty otherwise.
+    """
 
     trial: Trial
     times_us: tuple[float, ...]
+    version: str = ""
 
 
 def hold_contest(
@@ -72,6 +80,7 @@ def hold_contest(
     settings: Settings,
     options: TuneOptions,
     worker_pool: WorkerPool,
+    lane: Lane,
 ) -> list[RacedTrial]:
     """Verify and race configurations of several kernels, and libraries, in interleaved rounds.
 
@@ -88,8 +97,8 @@ def hold_contest(
         Problem of the operation.
     device
         The device that the kernels were tuned on.
-    settings, options, worker_pool
-        As in the sessions.
+    settings, options, worker_pool, lane
+        As in the sessions; a race on a GPU of a cluster leaves out Python functions.
 
     Returns
     -------
@@ -111,7 +120,12 @@ def hold_contest(
                 stack.callback(folder.close)
             workload = workload_of(one.kernel, one.problem, settings, options)
             workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
-        gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
+        if lane.cluster is not None:
+            remote = _remote_gpu(lane, finalists[0], workloads[0], options)
+            backend: Backend = stack.enter_context(closing(remote))
+        else:
+            gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
+            backend = LiveBackend(gpu, device)
         pool = CompilePool(
             settings.cache,
             settings.cache_limit_bytes,
@@ -120,23 +134,36 @@ def hold_contest(
             worker_pool=worker_pool,
         )
         with closing(pool):
-            candidates = [_compiled(one, LiveBackend(gpu, device), pool) for one in finalists]
+            candidates = [_compiled(one, backend, pool) for one in finalists]
         round_us = sum(one.trial.time_us or 0.0 for one in finalists) * (1 + len(libraries) / len(finalists))
         rounds = int(np.clip(_RACE_S * 1e6 / max(round_us, 1.0), _MIN_ROUNDS, _MAX_ROUNDS))
+        expected_s = 1e-6 * rounds * round_us
         entries = list(zip(workloads, candidates, strict=True))
-        if any(library.call is not None for library in libraries):
+        calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
+        versions = [""] * len(libraries)
+        if lane.cluster is not None:
+            raced, versions = remote.contest(entries, calls, rounds, options.seed, expected_s=expected_s)
+        elif any(library.call is not None for library in libraries):
             gpu.close()
             if idle := worker_pool.acquire_idle(GPU_WORKER, str(options.device_index)):
                 idle.close()  # frees its memory
             raced = _race_here(entries, libraries, problem, rounds, options)
         else:
-            calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
-            raced = gpu.contest(entries, calls, rounds, options.seed, expected_s=1e-6 * rounds * round_us)
+            raced = gpu.contest(entries, calls, rounds, options.seed, expected_s=expected_s)
     known = [*(one.trial for one in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
-    return [_raced(trial, row, options) for trial, row in zip(known, raced, strict=True)]
+    found = [_raced(trial, row, options) for trial, row in zip(known, raced, strict=True)]
+    timed = zip(found[len(finalists) :], versions, strict=True)
+    return [*found[: len(finalists)], *(replace(one, version=version) for one, version in timed)]
 
 
-def _compiled(one: Finalist, backend: LiveBackend, pool: CompilePool) -> Candidate:
+def _remote_gpu(lane: Lane, first: Finalist, workload: Workload, options: TuneOptions) -> RemoteGpu:
+    from autotile.tuning.cluster import RemoteWork  # imports Dask
+    from autotile.tuning.cluster_gpus import free_gpu
+
+    return free_gpu(lane, RemoteWork(first.kernel.name, workload, options.run_deadline_s))
+
+
+def _compiled(one: Finalist, backend: Backend, pool: CompilePool) -> Candidate:
     """Return the candidate of a finalist, whose cubin is in the cache unless it was trimmed."""
     compiled = Pipeline(one.kernel, one.problem, backend, pool).recompile([one.trial])
     if not compiled:

@@ -281,12 +281,12 @@ class GpuGroup:
                 self._changed.notify_all()
             while self._take_tasks(member):
                 self._advance(member)
-            if member.state == "lost" and not self._closing:
-                member.backend.close()  # it was given up, and came back: it may join again
         except AutotileError as error:
             self._lose(member, error)
         except BaseException as error:  # a thread must not end without a word
             self._lose(member, WorkerError(f"{type(error).__name__}: {error}"))
+        if member.state == "lost" and not self._closing:
+            member.backend.close()  # it was given up without a sign, and came back: it may join again
 
     def _take_tasks(self, member: _Member) -> bool:
         """Wait until the GPU has a candidate, and pass on to its backend what it takes; False if it is to stop."""
@@ -329,11 +329,11 @@ class GpuGroup:
     def _advance(self, member: _Member) -> None:
         """Wait for the oldest candidate of the GPU, and pass its result on."""
         finished = member.backend.result()
-        task, evaluation = member.tasks[0], finished.evaluation
         with self._changed:
             member.sign_at = time.monotonic()
             if self._closing or member.state == "lost":
                 return
+            task, evaluation = member.tasks[0], finished.evaluation
         if member.backend.is_dead and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
             if not self._is_to_blame(member, task):
                 return

@@ -363,6 +363,7 @@ class _OperationSession:
                 settings=self.settings,
                 options=self.options,
                 worker_pool=self.worker_pool,
+                lane=self.lane,
             )
         except (WorkerError, InputError, ToolchainError) as error:
             text = f"the last race could not be held, and the times of the kernels' own finals are compared: {error}"
@@ -375,7 +376,7 @@ class _OperationSession:
             one.best = raced[one.name].trial if raced[one.name].trial.outcome is Outcome.OK else None
             one.failed = raced[one.name].trial.reason if one.best is None else ""
         for library in self.libraries:
-            self._store_library(library, raced[library.name].trial)
+            self._store_library(library, raced[library.name])
         return self._compared(near, {name: entry.times_us for name, entry in raced.items()}, raced)
 
     def _compared(
@@ -432,18 +433,18 @@ class _OperationSession:
         key = key_of(one.kernel, one.problem, self._device, nvrtc_version=nvrtc_version(), l2_mode=self.options.l2)
         self._store(key, trial)
 
-    def _store_library(self, library: OperationLibrary, trial: Trial) -> None:
+    def _store_library(self, library: OperationLibrary, raced: RacedTrial) -> None:
         assert self._device is not None
         key = library_key(
             self.operation,
             self.problem,
             self._device,
             library.name,
-            library.version,
+            raced.version or library.version,
             nvrtc_version=nvrtc_version(),
             l2_mode=self.options.l2,
         )
-        self._store(key, trial)
+        self._store(key, raced.trial)
 
     def _store(self, key: TuningKey, trial: Trial) -> None:
         assert self._device is not None

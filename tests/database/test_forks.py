@@ -13,7 +13,7 @@ from autotile.database.database import Database
 from autotile.database.fast_access import FORK_LOCK, Miss, add_misses_fast, read_rules_fast, read_winners_fast
 from autotile.serving.dispatcher import Dispatcher
 
-_FORKS = 30
+_FORKS = 12
 _CHILD_TIMEOUT_S = 20.0
 
 pytestmark = [

@@ -117,7 +117,7 @@ def _start(folder: Path, number: int, seconds: str, tuned: str, environment: dic
 
 def _prepare(folder: Path, environment: dict[str, str]) -> None:
     """Create a first study to read, and a file to import."""
-    for words in (("tune", *SMALL, "--replay", "--trials", "20"), _export("kernel-tuner", folder / "import.json")):
+    for words in (("tune", *SMALL, "--replay", "--trials", "12"), _export("kernel-tuner", folder / "import.json")):
         subprocess.run([sys.executable, "-m", "autotile", *words], env=environment, check=True, capture_output=True)
 
 
@@ -160,13 +160,14 @@ def _export(file_format: str, path: Path) -> tuple[str, ...]:
 
 def _commands(role: str, folder: Path, number: int, problems: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
     """Yield the words of one command after the other, endlessly."""
+    trials = "40" if LARGE in problems else "12"
     rng = Random(number)
     turn = 0
     while True:
         turn += 1
         if role == "tune":
             seed, sampler = str(rng.randrange(1000)), rng.choice(["tpe", "random", "nsga2"])
-            how = ("--replay", "--fresh", "--trials", "40", "--seed", seed, "--sampler", sampler)
+            how = ("--replay", "--fresh", "--trials", trials, "--seed", seed, "--sampler", sampler)
             yield ("tune", *rng.choice(problems), *how)
         elif role == "read":
             yield rng.choice(_READING)

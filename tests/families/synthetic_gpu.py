@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +74,10 @@ class SyntheticGpu:
         self, words: list[str], points: int, seed: int = 0
     ) -> tuple[Family, list[dict[str, int]], TrainingData]:
         """Return a family, its points, and their measurements; each point proposes its best two configurations."""
-        family, rng = parse_family(SPEC, words), np.random.default_rng(seed)
-        chosen = select_points(family, points)
+        family, chosen, members = _selected(tuple(words), points)
+        rng = np.random.default_rng(seed)
         times_us = np.array([self.times_us(sizes, rng) for sizes in chosen])
         proposed_by = times_us <= np.sort(times_us, axis=1)[:, 1:2]
-        members = sample_members(family)[::8]
         valid = meet_rules(SPEC, DEVICE, self.configs, members)
         return family, chosen, TrainingData(times_us, proposed_by, self.traits(chosen), self.traits(members), valid)
 
@@ -94,6 +94,13 @@ class SyntheticGpu:
 def learned_from(measured: TrainingData) -> LearnedRule:
     """Learn a rule over at most `MAX_CONFIGS` configurations."""
     return learn_rule(measured, list_features(SPEC, MAX_CONFIGS), MAX_CONFIGS)
+
+
+@cache
+def _selected(words: tuple[str, ...], points: int) -> tuple[Family, list[dict[str, int]], list[dict[str, int]]]:
+    """Return a family, points of it, and further members."""
+    family = parse_family(SPEC, words)
+    return family, select_points(family, points), sample_members(family)[::8]
 
 
 def _blocks_per_sm(config: Mapping[str, Value]) -> int:

@@ -26,7 +26,12 @@ REAL = ["shared_memory", "registers", "compile_error", "compile_minutes"]
 
 
 def fake_backend(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    worker_pool: WorkerPool | None,
+    **_: object,
 ) -> LiveBackend:
     workload = Workload("", "", problem.sizes, problem.dtype, options.l2, str(settings.cache), 10**8, 0.1)
     gpu = Gpu(workload, options.run_deadline_s, "fake_gpu_worker", worker_pool=worker_pool)

@@ -14,6 +14,9 @@ import pytest
 _SETTLED_S = 5.0
 """Time for the system to remove killed processes, in seconds."""
 
+_LASTING = (b"multiprocessing.resource_tracker", b"/postgres\0", b"/chromedriver\0")
+"""Programs that live as long as the interpreter, or as long as the tests."""
+
 
 def open_files() -> int:
     """Return the number of file descriptors of this process."""
@@ -23,7 +26,7 @@ def open_files() -> int:
 def descendants(mark: str) -> set[int]:
     """Return the children of this process, including zombies, and all processes with ``mark`` in their environment.
 
-    Python's resource tracker, which other tests may have started, is not included: it lives as long as the interpreter.
+    What other tests may have started for the whole session is not included.
     """
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -31,10 +34,11 @@ def descendants(mark: str) -> set[int]:
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             marked = mark.encode() in (folder / "environ").read_bytes()
-            own = b"multiprocessing.resource_tracker" in (folder / "cmdline").read_bytes()
+            command = (folder / "cmdline").read_bytes()
         except OSError:  # it has just ended, or belongs to another user
             continue
-        if pid != os.getpid() and not own and (marked or parent == os.getpid()):
+        lasting = any(program in command for program in _LASTING)
+        if pid != os.getpid() and not lasting and (marked or parent == os.getpid()):
             found.add(pid)
     return found
 

@@ -34,7 +34,6 @@ SIZES = {"block_size_x": [32, 64, 128]}
 @pytest.fixture(autouse=True)
 def _fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "tuned.db"))
-    monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     tests = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))

@@ -114,6 +114,20 @@ class TestSimulated:
         assert several.gpu_count == 2
         assert several.uuid != "GPU-1"
 
+    def test_one_that_answers_after_it_was_given_up_is_released_and_its_result_dropped(
+        self, bench: Any, group: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.2)
+        monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
+        several = group({}, {"seconds": 1.5}, deadline_s=0.2)
+        late = several._members[1].backend
+        given = candidates(bench)
+        found = run(several, given)
+        assert "no sign" in uses(several)["GPU-1"].lost
+        assert [one.gpu for one in found.values()] == ["GPU-0"] * len(given)
+        assert late._closed.wait(10.0)  # type: ignore[attr-defined]
+        assert not several.has_result
+
     def test_the_last_one_ends_the_session(self, bench: Any, group: Make) -> None:
         several = group({"fails_after": 5}, {"fails_after": 5})
         with pytest.raises(WorkerError, match="fallen off the bus"):

@@ -29,7 +29,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize(
     ("scenario", "kills"),
     [
-        (Scenario("searching", (*TUNE, "--trials", "16")), 1),
+        (Scenario("searching", (*TUNE, "--trials", "10")), 1),
         (Scenario("compiling", (*TUNE, "--trials", "4"), cold=True), 1),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -54,7 +54,7 @@ def test_a_worker_that_was_still_starting_leaves_too(tmp_path: Path) -> None:
 
 
 def test_a_crowd_shares_one_database(tmp_path: Path, cubin_cache_folder: Path) -> None:
-    crowd = run_crowd(tmp_path, 4, 1.0, cubin_cache_folder, large=False)
+    crowd = run_crowd(tmp_path, 4, 0.3, cubin_cache_folder, large=False)
     assert crowd.faults == []
     assert crowd.acknowledged > 0
     assert {"import", "export"} & crowd.commands.keys()
