@@ -33,7 +33,7 @@ from typing import Any
 from provenance import provenance
 from rich.console import Console
 from rich.table import Table
-from simulated_gpus import COMMANDS, KERNEL, MOST_DASK_WORKERS, SIZES, THROUGH, claims
+from simulated_gpus import COMMANDS, KERNEL, MOST_GPUS, SIZES, THROUGH, claims
 
 from autotile.core.model import config_key
 from autotile.cuda.driver import device_count
@@ -194,7 +194,7 @@ def simulations(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the figures of sessions on each number of simulated GPUs."""
     for through in arguments.through:
         for count in sorted(arguments.simulated):
-            if through == "dask" and count > MOST_DASK_WORKERS:
+            if count > MOST_GPUS.get(through, count):
                 continue
             samplers = arguments.samplers if through == "threads" else arguments.samplers[:1]
             for sampler in samplers:

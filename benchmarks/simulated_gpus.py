@@ -45,13 +45,13 @@ from postgresql_server import programs_folder, running_server
 KERNEL, SIZES, DTYPE = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}, "float32"
 COMMANDS = 8
 """Sessions that share a study through a server."""
-MOST_DASK_WORKERS = 64
-"""Workers of Dask at most: they are of one machine here, whose cores heartbeats of more would fill."""
+MOST_GPUS = {"dask": 8, "postgresql": 64}
+"""GPUs at most: the processes are all on one machine here, whose cores more would fill."""
 _CUBIN_BYTES = 100_000
 _GPUS_A_PROCESS = 8
 """Workers of Dask in a process, which share an interpreter."""
-_CLAIMING_S = 10.0
-_SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300")
+_CLAIMING_S = 6.0
+_SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=1000")
 """Settings of the server, which flushes each commit."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
