@@ -362,22 +362,21 @@ COSTS = ("parent_ms_per_trial", "scheduler_ms_per_trial", "machine_ms_per_trial"
 def costs_of_a_trial() -> dict[str, tuple[float, str]]:
     """Return each cost of a trial in ms of one core or GPU, with its origin."""
     found = record("scaling_simulated")["simulated"]
-    most = {through: max(one["gpus"] for one in found if one["through"] == through) for through in ("dask", "claims")}
     sessions = {(one["through"], one["gpus"], one.get("sampler")): one for one in found}
     parent = sessions["threads", 64, "feasible"]["parent_ms_per_trial"]
-    dask = next(one for one in found if one["through"] == "dask" and one["gpus"] == most["dask"])
-    claim = next(one for one in found if one["through"] == "claims" and one["gpus"] == most["claims"])
+    dask = max((one for one in found if one["through"] == "dask"), key=lambda one: int(one["gpus"]))
+    claim = max((one for one in found if one["through"] == "claims"), key=lambda one: float(one["per_s"]))
     load = [one for one in record("h200/load")["sessions"] if one["side"] == "after"]
     cores = record("h200/load")["cores"]
     compiling = [1e3 * cores * one["compilers_busy"] / one["trials_per_s"] for one in load]
     running = [one["load_ms"] + one["verify_ms"] + one["measure_ms"] for one in load]
     return {
         "parent": (parent, "one session, 64 GPUs in its process"),
-        "parent with Dask": (dask["parent_ms_per_trial"], f"one session, {most['dask']} GPUs"),
+        "parent with Dask": (dask["parent_ms_per_trial"], f"one session, {dask['gpus']} GPUs"),
         "scheduler": (dask["scheduler_ms_per_trial"], "a task a trial"),
         "process of the GPU": (dask["machine_ms_per_trial"], "all GPUs in one process"),
         "database": (claim["server_ms_per_trial"], "a claim and a store, the server's CPU"),
-        "claims in line": (1e3 / claim["per_s"], f"{most['claims']} claimants that wait for each other"),
+        "claims in line": (1e3 / claim["per_s"], f"{claim['gpus']} claimants that wait for each other"),
         "compilers, least": (min(compiling), "of five kernels on an H200"),
         "compilers, most": (max(compiling), "of five kernels on an H200"),
         "GPU, least": (min(running), "of five kernels on an H200"),
