@@ -285,9 +285,19 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
+_WITH_PASSWORD = ("AUTOTILE_DB", "PGPASSWORD")
+"""Environment variables that may hold the password of a database."""
+
+
 def worker_environment() -> dict[str, str]:
     """Return the environment of a worker: a child's without what may hold a password, as no worker needs a database."""
-    return {name: value for name, value in child_environment().items() if name not in ("AUTOTILE_DB", "PGPASSWORD")}
+    return {name: value for name, value in child_environment().items() if name not in _WITH_PASSWORD}
+
+
+def forget_passwords() -> None:
+    """Leave out of this process's environment what may hold a password: neither it nor its children need a database."""
+    for name in _WITH_PASSWORD:
+        os.environ.pop(name, None)
 
 
 def overrides_float32() -> bool:

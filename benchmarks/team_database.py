@@ -29,16 +29,15 @@ from typing import Any
 
 import numpy as np
 from provenance import provenance
-from sqlalchemy import func, select, text
+from sqlalchemy import select, text
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial, config_key
-from autotile.database.claims import StudyClaims
+from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.retention import Criteria, clean_database
-from autotile.database.rows import append_trial, trial_row
-from autotile.database.schema import RUNS, STUDIES, TRIALS, now_text
+from autotile.database.run_record import RunRecord
+from autotile.database.schema import RUNS, STUDIES, TRIALS
 
 # the server is part of the tests; replace this script's folder, which comes first in the path
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
@@ -192,22 +191,20 @@ def write(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, 
     study = database.find_study(keys[0])
     assert study is not None
     run = database.start_run(study, sampler="random")
-    claims = StudyClaims(study, run, _newest_trial(database))
     fresh = [trial(STUDY_TRIALS + number) for number in range(2 * repeats + 2)]
+    record = RunRecord(database, keys[0], device_profile("h200"))
+    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
 
     def claim(number: int) -> None:
-        one = fresh[repeats + number + 1]
-        with database.writing() as connection:
-            assert claims.take(connection, config_key(one.config)).is_ours
-        position = {"study_id": study, "run_id": run, "phase": "search", "rank": None, "created_at": now_text()}
-        with database.writing() as connection:
-            assert claims.settle(connection, config_key(one.config))
-            append_trial(connection, position | trial_row(one))
+        one = fresh[repeats + number + 2]
+        assert all(record.claim(one.config).ours)
+        record.add(one)
 
-    found: dict[str, Any] = {
-        "store": timed(lambda number: database.add_trial(study, run, fresh[number + 1]), repeats),
-        "claim": timed(claim, repeats),
-    }
+    with record:
+        found: dict[str, Any] = {
+            "store": timed(lambda number: database.add_trial(study, run, fresh[number + 1]), repeats),
+            "claim": timed(claim, repeats),
+        }
     database.end_run(run)
     start = time.perf_counter()
     pruned = clean_database(database, keys[-1].kernel, Criteria(before=datetime.now(UTC)), dry_run=False)
@@ -215,11 +212,6 @@ def write(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, 
         "prune_s": round(time.perf_counter() - start, 3),
         "pruned": sum(one.deleted for one in pruned),
     }
-
-
-def _newest_trial(database: Database) -> int:
-    with database.reading() as connection:
-        return int(connection.execute(select(func.max(TRIALS.c.id))).scalar_one())
 
 
 def bytes_stored(database: Database) -> int:

@@ -97,8 +97,6 @@ def tune_operation_family(
     """
     if options.only is not None or options.tries or options.verify_sizes or options.until or options.fresh:
         raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
-    if options.scheduler:
-        raise InputError("a family of an operation is measured on a GPU of this machine; leave --scheduler out")
     check_gpu(options)
     chosen = dtype_name(dtype) if dtype is not None else operation.dtypes[0]
     if chosen not in operation.dtypes:
@@ -107,7 +105,7 @@ def tune_operation_family(
         )
     family = operation_family.operation_family(operation, words, chosen)
     try:
-        with sweep_observer(progress) as observe:
+        with open_lane(options) as lane, sweep_observer(progress) as observe:
             return operation_family.tune_operation_family(
                 operation,
                 family,
@@ -116,6 +114,7 @@ def tune_operation_family(
                 options,
                 libraries=[OperationLibrary(one.name, one.version, one.call) for one in libraries_for(operation)],
                 observe=observe,
+                lane=lane,
             )
     finally:
         forget_served()

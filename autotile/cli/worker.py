@@ -9,6 +9,7 @@ import typer
 
 from autotile.cli.arguments import InsecureOption
 from autotile.cli.output import examples, notice
+from autotile.settings import forget_passwords
 
 
 def worker(
@@ -52,6 +53,7 @@ def worker(
     """
     from autotile.api.devices import worker as offer
 
+    forget_passwords()
     offer(
         scheduler,
         devices=devices,

@@ -82,6 +82,22 @@ class Cluster:
         self._submit(sent)
         return sent
 
+    def sweep(self, gpu: str, session: str, message: Mapping[str, Any], **fields: Any) -> Sent:
+        """Send a sweep, with the cubins of its entries; see `autotile.tuning.operation_sweep`."""
+        cubins: dict[str, bytes] = {}
+        entries = [{**one, "cubin_path": _packed_cubin(one["cubin_path"], cubins)} for one in message["entries"]]
+        common = {"version": __version__, "session": session}
+        request = {"op": "sweep", **common, **fields, "message": {**message, "entries": entries}}
+        sent = Sent(gpu, encode_json(request), cubins)
+        self._submit(sent)
+        return sent
+
+    def end(self, gpu: str, session: str) -> None:
+        """Release a GPU to other sessions."""
+        sent = Sent(gpu, encode_json({"op": "close", "version": __version__, "session": session}), {})
+        self._submit(sent)
+        sent.forget()
+
     def description(self, sent: Sent) -> Reply | None:
         """Return the answer to `describe`; None if it is not there yet. Errors are those of `result`."""
         if sent.future is None or self._connection.is_lost(sent.future):
@@ -197,18 +213,19 @@ def _is_gpu(resource: str) -> bool:
 
 def _packed(candidate: Candidate, cubins: dict[str, bytes]) -> dict[str, Any]:
     """Return a candidate as plain data with hashes in place of its cubins, which are added to ``cubins``."""
-
-    def packed(path: str) -> str:
-        if not path:
-            return ""
-        content = Path(path).read_bytes()
-        name = hashlib.sha256(content).hexdigest()
-        cubins[name] = content
-        return name
-
     others = [
-        {"sizes": dict(one.sizes), "symbols": dict(one.symbols), "cubin_path": packed(one.cubin_path)}
+        {"sizes": dict(one.sizes), "symbols": dict(one.symbols), "cubin_path": _packed_cubin(one.cubin_path, cubins)}
         for one in candidate.others
     ]
     plain = {**candidate.to_json(), "config": dict(candidate.config), "computed": dict(candidate.computed)}
-    return {**plain, "cubin_path": packed(candidate.cubin_path), "others": others}
+    return {**plain, "cubin_path": _packed_cubin(candidate.cubin_path, cubins), "others": others}
+
+
+def _packed_cubin(path: str, cubins: dict[str, bytes]) -> str:
+    """Return the hash of a cubin, which is added to ``cubins``; empty for none, as in replay."""
+    if not path:
+        return ""
+    content = Path(path).read_bytes()
+    name = hashlib.sha256(content).hexdigest()
+    cubins[name] = content
+    return name

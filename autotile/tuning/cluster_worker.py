@@ -34,7 +34,8 @@ from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.cluster_compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.replay import SimulatedGpu
 from autotile.tuning.scheduler import WorkerPlugin, check_scheduler, distributed
-from autotile.workers.gpu import Gpu
+from autotile.workers.child import Child
+from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.protocol import Candidate, Evaluation, LibraryCall, RaceTimes, Workload
 
 SIMULATED = "simulated-"
@@ -48,7 +49,7 @@ _RETRY_S = 2.0
 """Time until a worker that the scheduler has lost joins again."""
 _START_S = 30.0
 
-Operation = Literal["describe", "evaluate", "verify", "race", "contest", "close"]
+Operation = Literal["describe", "evaluate", "verify", "race", "contest", "sweep", "close"]
 
 
 class Request(msgspec.Struct):
@@ -72,6 +73,10 @@ class Request(msgspec.Struct):
     limit_s: float | None = None
     workloads: list[Workload] = []
     libraries: list[LibraryCall] = []
+    message: dict[str, Any] = {}
+    """Request of a sweep, as the GPU worker takes it."""
+    versions: dict[str, str] = {}
+    """Versions of the libraries that it times."""
 
 
 class Reply(msgspec.Struct):
@@ -90,6 +95,11 @@ class Reply(msgspec.Struct):
     raced: list[RaceTimes] | None = None
     versions: list[str] = []
     """Version of each library of a contest; empty if the machine lacks it."""
+    swept: dict[str, Any] | None = None
+    """Reply of the GPU worker to a sweep."""
+    failure: str = ""
+    """Why it died with it, in which stage."""
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._workload: Workload | None = None
         self._used_at = 0.0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._child: Child | None = None
+        """GPU worker of a sweep."""
 
     def teardown(self, worker: Any) -> None:
         """End the GPU's worker process."""
@@ -145,6 +157,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._used_at = time.monotonic()
         if request.op == "contest":
             return self._contest(request, cubins)
+        if request.op == "sweep":
+            return self._sweep(request, cubins)
         backend = self._opened(request)
         try:
             return self._run(backend, request, [self._stored(one, cubins) for one in request.candidates])
@@ -184,6 +198,30 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         absent = RaceTimes((), Outcome.CRASHED, f"{socket.gethostname()} does not have it")
         raced = [*found[: len(entries)], *(next(timed) if version else absent for version in versions)]
         return Reply(raced=raced, versions=versions)
+
+    def _sweep(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
+        """Pass a request on to the GPU worker, with the cubins as files."""
+        for name, version in request.versions.items():
+            if (own := _library_version(name)) != version:
+                host = socket.gethostname()
+                raise ToolchainError(f"{host} has {name} {own or 'not installed'}, and the session {version}")
+        if self._session != request.session:
+            self._end()
+            self._session = request.session
+            self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
+        settings, message = read_settings(), request.message
+        here = {"cache": str(settings.cache), "cache_limit_bytes": settings.cache_limit_bytes}
+        entries = [{**one, "cubin_path": self._file(one["cubin_path"], cubins)} for one in message["entries"]]
+        setup = {**message["setup"], **here, "device_index": self._gpu.index}
+        self._child = self._child or Child(GPU_WORKER)
+        try:
+            swept = self._child.request({**message, "setup": setup, "entries": entries}, request.deadline_s)
+        except WorkerError as error:
+            self._end_child()
+            return Reply(failure=str(error), stage=error.stage)
+        if swept.get("last"):
+            self._end_child()
+        return Reply(swept=swept)
 
     def _on_this_machine(self, workload: Workload) -> Workload:
         settings = read_settings()
@@ -253,12 +291,18 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         return str(path)
 
     def _end(self) -> None:
+        self._end_child()
         backend, self._backend, self._session = self._backend, None, ""
         if backend is not None:
             backend.close()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
 
 
 def _library_version(name: str) -> str:

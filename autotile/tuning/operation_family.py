@@ -29,8 +29,16 @@ from autotile.space.time_estimate import estimate_times
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_learning import learn_model
 from autotile.tuning.operation_result import Losses, OperationFamilyResult, SweepPhase, SweepStep
-from autotile.tuning.operation_sweep import CandidateKey, Sweep, SweepCandidate, SweptProblem, problem_of
+from autotile.tuning.operation_sweep import (
+    CandidateKey,
+    Sweep,
+    SweepCandidate,
+    SweptProblem,
+    gpu_workers,
+    problem_of,
+)
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.problem_queue import Lane
 from autotile.tuning.stopping import StopRequest
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
@@ -136,6 +144,7 @@ def tune_operation_family(
     *,
     libraries: Sequence[OperationLibrary] = (),
     observe: Observer = lambda _: None,
+    lane: Lane | None = None,
 ) -> OperationFamilyResult:
     """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
 
@@ -154,6 +163,8 @@ def tune_operation_family(
         Libraries that the operation file names.
     observe
         Called with the state after each problem.
+    lane
+        GPUs of a cluster, of which one is used; None for that of the options.
 
     Raises
     ------
@@ -163,9 +174,11 @@ def tune_operation_family(
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
-    if options.replay is not None or not has_driver() or not device_count():
+    lane = lane or Lane(options.devices)
+    device = lane.device
+    if device is None and (options.replay is not None or not has_driver() or not device_count()):
         raise InputError("a family of an operation is measured on a GPU, and there is none here")
-    device = live_device(options.device_index)
+    device = device or live_device(options.device_index)
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
     setup = Sweep.setup_of(
         kernels,
@@ -185,6 +198,7 @@ def tune_operation_family(
             worker_count(options.workers),
             options.compile_deadline_s,
             worker_pool=worker_pool,
+            farm=lane.cluster.compilers if lane.cluster is not None else None,
         )
         named = tuple(one for one in libraries if one.call is None)
         sweep = Sweep(
@@ -195,7 +209,7 @@ def tune_operation_family(
             device,
             database=database,
             compile_pool=pool,
-            worker_pool=worker_pool,
+            worker_pool=gpu_workers(lane, worker_pool, named),
         )
         with closing(pool), closing(sweep):
             session = _FamilySweep(operation, family, dtype, kernels, device, options, observe, database, sweep)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert
@@ -30,7 +30,8 @@ from autotile.space.limits import check_config
 from autotile.tuning.backend import kernel_source
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.pipeline import gated_trial
-from autotile.workers.child import Child, WorkerPool
+from autotile.tuning.problem_queue import Lane
+from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import GPU_WORKER
 from autotile.workers.protocol import Candidate, LibraryCall, SweepKernel, SweepSetup, Swept, SweptTime
@@ -95,6 +96,38 @@ class _Job(NamedTuple):
     compilations: Sequence[Future[Compiled]]
 
 
+class SweepWorker(Protocol):
+    """A GPU worker, here or on another machine."""
+
+    def request(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+        """Send a request and wait for its reply; errors as for `autotile.workers.child.Child.request`."""
+
+    def kill(self) -> None:
+        """End the worker."""
+
+
+Worker = TypeVar("Worker", bound=SweepWorker)
+
+
+class SweepWorkers(Protocol[Worker]):
+    """Where GPU workers come from, such as `autotile.workers.child.WorkerPool`."""
+
+    def acquire(self, module: str) -> Worker:
+        """Return a worker that runs a module."""
+
+    def release(self, child: Worker) -> None:
+        """Take a worker back."""
+
+
+def gpu_workers(lane: Lane, worker_pool: WorkerPool, libraries: Sequence[OperationLibrary]) -> SweepWorkers[Any]:
+    """Return where the GPU worker of a sweep comes from: this machine or, with the same libraries, a cluster."""
+    if lane.cluster is None:
+        return worker_pool
+    from autotile.tuning.cluster_sweep import RemoteSweepWorkers  # imports Dask
+
+    return RemoteSweepWorkers(lane, {library.name: library.version for library in libraries})
+
+
 class Sweep:
     """Measures problems of an operation, and stores the results.
 
@@ -128,7 +161,7 @@ class Sweep:
         *,
         database: Database,
         compile_pool: CompilePool,
-        worker_pool: WorkerPool,
+        worker_pool: SweepWorkers[Any],
         module: str = GPU_WORKER,
     ) -> None:
         self._module = module
@@ -140,7 +173,7 @@ class Sweep:
         self._database = database
         self._compile_pool = compile_pool
         self._worker_pool = worker_pool
-        self._child: Child | None = None
+        self._child: SweepWorker | None = None
         self._compiled: dict[tuple[Any, ...], Future[Compiled]] = {}
         self.banned: dict[CandidateKey, str] = {}
         """Configurations that failed at any problem, with the reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -169,7 +170,12 @@ def _read(process: int, name: str) -> str:
         return ""
 
 
-def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:s3cret@host/name")
     monkeypatch.setenv("PGPASSWORD", "s3cret")
     assert "s3cret" not in str(worker_environment())
+    monkeypatch.setattr("autotile.api.devices.worker", lambda *_, **__: offered.append(dict(os.environ)))
+    offered: list[dict[str, str]] = []
+    assert run("worker", "tcp://127.0.0.1:1").code == 0
+    assert len(offered) == 1
+    assert "s3cret" not in str(offered)

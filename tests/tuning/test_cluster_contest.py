@@ -1,10 +1,10 @@
-"""The last race of an operation on a GPU of another machine, whose worker process is simulated."""
+"""The last race of an operation, and sweeps of a family of one, on a GPU of another machine that is simulated."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from autotile import __version__
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Outcome
 from autotile.errors import ToolchainError, WorkerError
@@ -25,7 +26,8 @@ from autotile.workers.protocol import Candidate, LibraryCall, RaceTimes, Workloa
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 from autotile.tuning import cluster_gpus, cluster_worker
-from autotile.tuning.cluster import Cluster, Sent
+from autotile.tuning.cluster import AbsentGpuError, Cluster, Sent
+from autotile.tuning.cluster_sweep import RemoteSweepWorker, RemoteSweepWorkers
 from autotile.tuning.cluster_worker import GpuPlugin, OfferedGpu, Reply, Request
 
 
@@ -61,6 +63,7 @@ class NearCluster(Cluster):
 
     def __init__(self, plugin: GpuPlugin) -> None:
         self.plugin = plugin
+        self.absent: set[str] = set()
 
     def look(self) -> list[str]:
         return ["GPU-a"]
@@ -71,6 +74,8 @@ class NearCluster(Cluster):
         sent.future.set_result(encode_json(msgspec.to_builtins(reply)))
 
     def result(self, sent: Sent, limit_s: float = math.inf) -> Reply:
+        if sent.gpu in self.absent:
+            raise AbsentGpuError("it is gone")
         return decode_json(sent.future.result(), Reply)
 
 
@@ -123,3 +128,56 @@ def test_a_library_that_the_machine_lacks_is_left_out(race: Any, monkeypatch: py
 def test_a_gpu_that_is_not_there_is_an_error(race: Any) -> None:
     with pytest.raises(WorkerError, match="no GPU of the cluster is free"):
         race("GPU-b")
+
+
+class TestSweep:
+    """Sweeps for a family of an operation."""
+
+    @pytest.fixture
+    def near(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[NearCluster]:
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+        monkeypatch.setattr(cluster_worker, "GPU_WORKER", "fake_sweep_worker")
+        plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device, 3))
+        yield NearCluster(plugin)
+        plugin.teardown(None)
+
+    @staticmethod
+    def message(folder: Path, *configs: dict[str, int]) -> dict[str, Any]:
+        cubin = folder / "one.cubin"
+        cubin.write_bytes(b"cubin")
+        entries = [{"kernel": 0, "cubin_path": str(cubin), "config": config} for config in configs]
+        return {"op": "sweep", "setup": {}, "sizes": [{"n": 4096}], "libraries": [], "entries": entries}
+
+    def test_the_worker_of_its_machine_answers(self, near: NearCluster, tmp_path: Path) -> None:
+        workers = RemoteSweepWorkers(Lane(("GPU-a",), None, near), {})
+        worker = workers.acquire("of this machine")
+        first = worker.request(self.message(tmp_path, {"THREADS": 64, "WORK": 1}), 30.0)
+        assert [one["outcome"] for one in first["swept"]] == ["ok"]
+        assert near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
+        workers.release(worker)
+        assert not near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
+
+    def test_a_death_is_blamed_on_its_stage(
+        self, near: NearCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
+        worker = RemoteSweepWorker(Lane(("GPU-a",), None, near), {})
+        with pytest.raises(WorkerError, match="exit code 3") as raised:
+            worker.request(self.message(tmp_path, {"THREADS": 64, "WORK": 1}, {"THREADS": 64, "WORK": 4}), 30.0)
+        assert raised.value.stage == "sweep 1"
+        assert len(worker.request(self.message(tmp_path, {"THREADS": 64, "WORK": 1}), 30.0)["swept"]) == 1
+
+    def test_another_machine_goes_on(self, near: NearCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        near.absent.add("GPU-b")
+        looks = iter([["GPU-b"], ["GPU-a"]])
+        monkeypatch.setattr(near, "look", lambda: next(looks))
+        worker = RemoteSweepWorker(Lane(("GPU-a", "GPU-b"), None, near), {})
+        assert len(worker.request(self.message(tmp_path, {"THREADS": 64, "WORK": 1}), 30.0)["swept"]) == 1
+
+    def test_its_library_must_be_the_same(
+        self, near: NearCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cluster_worker, "cublas_version", lambda: "13.1.0")
+        worker = RemoteSweepWorker(Lane(("GPU-a",), None, near), {"cublas": "12.8.4"})
+        with pytest.raises(ToolchainError, match=r"has cublas 13\.1\.0, and the session 12\.8\.4"):
+            worker.request(self.message(tmp_path), 30.0)
