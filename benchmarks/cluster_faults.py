@@ -50,7 +50,10 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from postgresql_server import PostgresqlServer, programs_folder, running_server
 
 GPUS = {"one": (0, 1), "two": (2, 3)}
-_CUT_S = 30.0
+_CUTS_S = (30.0, 80.0)
+"""A cut that the connections survive, or that they are made again after; and one after which GPUs are given up."""
+_JOIN_S = 5.0
+"""Time in which GPUs that are offered again join the session."""
 _DOWN_S = 5.0
 """Time for which the scheduler, a machine or the database is down."""
 _DEADLINE_S = 10.0
@@ -80,15 +83,16 @@ class Faults:
         """Return the faults by their names."""
         found: dict[str, Disturbance] = {
             "process of a GPU killed": self._once(self._kill_gpu),
-            "process of a GPU hangs": self._once(self._stop_gpu),
+            "process of a GPU hangs": self._hang,
             "machine killed for good": self._once(self._kill_machine),
             "machine killed and restarted": self._once(self._kill_machine, self._start_machine),
             "scheduler killed and restarted": self._once(self._kill_scheduler, self._start_scheduler),
             "database killed and restarted": self._once(self._kill_database, self._start_database),
         }
         if self.site.network.can_cut:
-            found["network of a machine cut for 30 s"] = self._cut("one")
-            found["network of the scheduler cut for 30 s"] = self._cut(HEAD)
+            for seconds in _CUTS_S:
+                found[f"network of a machine cut for {seconds:.0f} s"] = self._cut("one", seconds)
+                found[f"network of the scheduler cut for {seconds:.0f} s"] = self._cut(HEAD, seconds)
         if kills:
             found[f"{kills} random kills"] = at_random(kills, trials, seed, self._kill_any, spread_s=_SPREAD_S)
         return found
@@ -106,7 +110,7 @@ class Faults:
 
         return disturb
 
-    def _cut(self, name: str) -> Disturbance:
+    def _cut(self, name: str, seconds: float) -> Disturbance:
         """Return a cut of the network, after which the session goes on to its end when all GPUs are back."""
 
         def disturb(watch: Watch) -> None:
@@ -115,9 +119,10 @@ class Faults:
             watch.held_at = 3 * self.after
             self.site.network.cut(name)
             watch.faults.append(f"after {len(watch.acknowledged)} trials: cut {name}")
-            time.sleep(_CUT_S)
+            time.sleep(seconds)
             self.site.network.mend(name)
             self.site.await_gpus()
+            time.sleep(_JOIN_S)
             watch.held_at = None
 
         return disturb
@@ -127,10 +132,15 @@ class Faults:
         os.kill(pid, signal.SIGKILL)
         return f"killed process {pid} of a GPU"
 
-    def _stop_gpu(self) -> str:
+    def _hang(self, watch: Watch) -> None:
+        """Stop a process of a GPU until the session has ended."""
+        if not watch.await_trials(self.after):
+            return
         pid = self.site.gpu_processes()[0]
         os.kill(pid, signal.SIGSTOP)
-        return f"stopped process {pid} of a GPU"
+        watch.faults.append(f"after {len(watch.acknowledged)} trials: stopped process {pid} of a GPU")
+        watch.ended.wait()
+        os.kill(pid, signal.SIGKILL)
 
     def _kill_machine(self) -> str:
         self.site.kill("one")
@@ -187,6 +197,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random kills")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))  # and all is cleaned up
     programs = programs_folder()
     if programs is None:
         sys.exit("PostgreSQL is not installed; on Debian: apt install postgresql")

@@ -22,7 +22,6 @@ HEAD = "head"
 _START_S = 120.0
 _POLL_S = 0.1
 _PORT = 8786
-_PREFIX = "10.231.77"
 
 
 class Network:
@@ -30,13 +29,14 @@ class Network:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._numbers = {name: number for number, name in enumerate(names, start=2)}
-        self._tag = f"at{os.getpid() % 100000}"
+        self._tag = f"at{os.getpid()}"
+        self._prefix = f"10.231.{os.getpid() % 256}"
 
     can_cut = True
 
     def __enter__(self) -> Network:
         _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("addr", "add", f"{_PREFIX}.1/24", "dev", self._bridge)
+        _ip("addr", "add", f"{self._prefix}.1/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for name in self._numbers:
             space, outer, inner = self._space(name), self._outer(name), f"{self._tag}i"
@@ -60,7 +60,7 @@ class Network:
 
     def address(self, name: str) -> str:
         """Return the address of a machine."""
-        return f"{_PREFIX}.{self._numbers[name]}"
+        return f"{self._prefix}.{self._numbers[name]}"
 
     def command(self, name: str) -> list[str]:
         """Return the words that run a program on a machine."""

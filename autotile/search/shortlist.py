@@ -83,8 +83,8 @@ class Shortlist:
 
     @property
     def _expecting(self) -> int:
-        """Number of proposals of `expected_gain`."""
-        return self._lookahead.per_measured * self._lookahead.compiling
+        """Number of proposals of `expected_gain`, whatever the number of GPUs."""
+        return self._lookahead.per_measured * self._lookahead.compiling // self._lookahead.gpus
 
     def _in_trials(self, proposals: int | None) -> float | None:
         return None if proposals is None else proposals / self._lookahead.per_measured

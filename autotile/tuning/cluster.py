@@ -27,6 +27,8 @@ _POLL_S = 1.0
 """Interval at which a request that waits looks whether its GPU is gone."""
 _ABSENT_S = 30.0
 """Time after which a GPU that is gone is given up; its nanny replaces a worker that died within seconds."""
+_MAX_FAILURES = 10
+"""Replies to one request that may be lost on their way."""
 _GPU_PREFIXES = ("GPU-", "MIG-")
 
 
@@ -102,7 +104,7 @@ class Cluster:
         """Return the answer to `describe`; None if it is not there yet. Errors are those of `result`."""
         if sent.future is None or self._connection.is_lost(sent.future):
             raise WorkerError(f"a request to {sent.gpu} was lost")
-        return self.result(sent) if sent.future.done() else None
+        return self.result(sent, 0.0) if sent.future.done() else None
 
     def send(self, gpu: str, op: Operation, candidates: Sequence[Candidate], work: RemoteWork, **fields: Any) -> Sent:
         """Send a request with its cubins to a GPU; other fields are those of `Request`.
@@ -161,8 +163,11 @@ class Cluster:
             sent.future = None
         except AutotileError:
             raise
-        except Exception as error:  # whatever Dask raises where a process died again and again
-            raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
+        except Exception as error:  # whatever Dask raises where processes die
+            sent.failures += 1
+            if sent.future.status == "error" or sent.failures > _MAX_FAILURES:
+                raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
+            sent.future = None  # there was a reply, but its process died before it arrived
         return None
 
     def _submit(self, sent: Sent) -> None:
@@ -187,6 +192,8 @@ class Sent:
     cubins: Mapping[str, bytes]
     future: Any = None
     """Future of Dask; None while the scheduler is lost."""
+    failures: int = 0
+    """Number of replies that did not arrive."""
     is_withdrawn: bool = False
 
     def withdraw(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection
 
@@ -50,6 +51,8 @@ class ClusterLane(Lane):
         self._requests: dict[str, Sent] = {}
         """Those whose replies are awaited."""
         self._error = ""
+        self._lock = threading.Lock()
+        """Held while GPUs are asked: a session looks for late ones in a thread of its own."""
         self.cluster = Cluster(options.scheduler, insecure=options.insecure)
         try:
             self._wait()
@@ -62,7 +65,9 @@ class ClusterLane(Lane):
     @property
     def devices(self) -> tuple[GpuName, ...]:
         """UUIDs of the GPUs that are present, those that other commands use included."""
-        return tuple(gpu for gpu in self._present() if self._is_of_use(gpu))
+        present = self._present()
+        self._ask([gpu for gpu in present if gpu not in self._replies])  # one that joins late
+        return tuple(gpu for gpu in present if self._is_of_use(gpu))
 
     @property
     def device(self) -> DeviceProperties | None:
@@ -100,6 +105,10 @@ class ClusterLane(Lane):
 
     def _ask(self, gpus: Collection[str]) -> None:
         """Ask GPUs for their properties and whether they work for another session, and take replies that are there."""
+        with self._lock:
+            self._ask_alone(gpus)
+
+    def _ask_alone(self, gpus: Collection[str]) -> None:
         now = time.monotonic()
         for gpu in gpus:
             if gpu not in self._requests and now - self._replies.get(gpu, (None, -_FRESH_S))[1] >= _FRESH_S:

@@ -11,6 +11,7 @@ import hashlib
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -34,7 +35,7 @@ from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.cluster_compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.replay import SimulatedGpu
 from autotile.tuning.scheduler import WorkerPlugin, check_scheduler, distributed
-from autotile.workers.child import Child
+from autotile.workers.child import Child, WorkerPool
 from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.protocol import Candidate, Evaluation, LibraryCall, RaceTimes, Workload
 
@@ -48,6 +49,8 @@ _MAX_CUBINS = 256
 _RETRY_S = 2.0
 """Time until a worker that the scheduler has lost joins again."""
 _START_S = 30.0
+_IDLE_S = 30.0
+"""Time for which the GPU worker waits for the next session; it takes seconds to start."""
 
 Operation = Literal["describe", "evaluate", "verify", "race", "contest", "sweep", "close"]
 
@@ -135,10 +138,14 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._child: Child | None = None
         """GPU worker of a sweep."""
+        self._workers: WorkerPool | None = None
+        """The GPU worker between two sessions."""
+        self._idle: threading.Timer | None = None
 
     def teardown(self, worker: Any) -> None:
         """End the GPU's worker process."""
         self._end()
+        self._end_idle()
 
     def handle(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
         """Answer a request; requests come one at a time, as each takes the one resource of this process."""
@@ -184,6 +191,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     def _contest(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
         """Race candidates of several kernels and the libraries that this machine has."""
         self._end()
+        self._end_idle()
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
         try:
             workloads = [self._on_this_machine(one) for one in request.workloads]
@@ -207,6 +215,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
                 raise ToolchainError(f"{host} has {name} {own or 'not installed'}, and the session {version}")
         if self._session != request.session:
             self._end()
+            self._end_idle()
             self._session = request.session
             self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
         settings, message = read_settings(), request.message
@@ -258,7 +267,11 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             return SimulatedGpu(
                 self._recording_of(request.kernel, asked), uuid=self._gpu.uuid, seconds=self._gpu.seconds
             )
-        return LiveBackend(Gpu(self._on_this_machine(asked), request.deadline_s), self._gpu.device, uuid=self._gpu.uuid)
+        if self._idle is not None:
+            self._idle.cancel()
+        self._workers = self._workers or WorkerPool()
+        gpu = Gpu(self._on_this_machine(asked), request.deadline_s, worker_pool=self._workers)
+        return LiveBackend(gpu, self._gpu.device, uuid=self._gpu.uuid)
 
     def _recording_of(self, kernel: str, workload: Workload) -> Recording:
         found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
@@ -295,9 +308,18 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         backend, self._backend, self._session = self._backend, None, ""
         if backend is not None:
             backend.close()
+            self._idle = threading.Timer(_IDLE_S, self._end_idle)
+            self._idle.daemon = True
+            self._idle.start()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
+
+    def _end_idle(self) -> None:
+        """End the GPU worker that waits for the next session, as it keeps memory of the GPU."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.close()
 
     def _end_child(self) -> None:
         child, self._child = self._child, None

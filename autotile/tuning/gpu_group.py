@@ -286,7 +286,7 @@ class GpuGroup:
         except BaseException as error:  # a thread must not end without a word
             self._lose(member, WorkerError(f"{type(error).__name__}: {error}"))
         if member.state == "lost" and not self._closing:
-            member.backend.close()  # one that was given up and gives a sign again may join again
+            member.backend.close()  # it was given up without a sign, and came back: it may join again
 
     def _take_tasks(self, member: _Member) -> bool:
         """Wait until the GPU has a candidate, and pass on to its backend what it takes; False if it is to stop."""
@@ -328,12 +328,12 @@ class GpuGroup:
 
     def _advance(self, member: _Member) -> None:
         """Wait for the oldest candidate of the GPU, and pass its result on."""
-        evaluation = member.backend.result().evaluation
+        finished = member.backend.result()
         with self._changed:
             member.sign_at = time.monotonic()
             if self._closing or member.state == "lost":
                 return
-            task = member.tasks[0]
+            task, evaluation = member.tasks[0], finished.evaluation
         if member.backend.is_dead and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
             if not self._is_to_blame(member, task):
                 return
@@ -456,8 +456,8 @@ class GpuGroup:
                 task.suspects.append(member)
             if len(task.suspects) > 1 and not task.is_done:
                 task.is_done = True
-                reason = f"the GPU was lost with it, twice: {error}"
-                self._finished.append(Finished(task.candidate, Evaluation(Outcome.CRASHED, reason, "verify")))
+                crash = Evaluation(Outcome.CRASHED, f"the GPU was lost with it, twice: {error}", "verify")
+                self._finished.append(Finished(task.candidate, crash))
         self._give_back(tasks)
 
     def _abandon_silent(self) -> None:

@@ -12,8 +12,17 @@ from urllib.parse import urlsplit
 from autotile.errors import InputError, ToolchainError
 
 try:
+    import dask
+
+    # A default of lower priority than the user's configuration: each process would log every step of joining.
+    dask.config.update_defaults({"logging": {"distributed": "warning"}})
     import distributed
     from distributed.diagnostics.plugin import WorkerPlugin
+
+    # A nanny's process reads it before it has the configuration of its nanny.
+    _NANNY_ENVIRONMENT = "distributed.nanny.pre-spawn-environ"
+    _LEVEL = {"DASK_LOGGING__DISTRIBUTED": dask.config.get("logging.distributed")}
+    dask.config.set({_NANNY_ENVIRONMENT: dask.config.get(_NANNY_ENVIRONMENT) | _LEVEL})
 except ImportError:
     raise ToolchainError(
         "clusters need Dask, which is not installed; install it with `pip install 'autotile[cluster]'`"

@@ -137,11 +137,12 @@ def test_no_process_of_a_session_shows_the_password(
     monkeypatch.setenv("AUTOTILE_DB", server_url)
     monkeypatch.setenv("PGPASSWORD", roles.password)
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))  # so that a worker has something to compile
+    monkeypatch.setenv("AUTOTILE_TEST_OF", str(tmp_path))
     words = [sys.executable, "-m", "autotile", "tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--replay"]
     shown: dict[int, str] = {}
     with subprocess.Popen([*words, "--trials=2", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as session:
         while session.poll() is None:
-            shown |= _shown_of_children(session.pid)
+            shown |= _shown_by_children(f"AUTOTILE_TEST_OF={tmp_path}\0", session.pid)
             assert roles.password not in _read(session.pid, "cmdline")
             time.sleep(0.005)
         output = str(session.communicate())
@@ -151,15 +152,13 @@ def test_no_process_of_a_session_shows_the_password(
     assert not [text for text in shown.values() if roles.password in text]
 
 
-def _shown_of_children(parent: int) -> dict[int, str]:
-    """Return the arguments of each descendant of a process, and the environment of those that are autotile's."""
+def _shown_by_children(mark: str, session: int) -> dict[int, str]:
+    """Return the arguments of each process of a session, and the environment of those that are autotile's workers."""
     found: dict[int, str] = {}
-    threads = Path(f"/proc/{parent}/task").glob("*")
-    for child in [int(one) for thread in threads for one in _read(parent, f"task/{thread.name}/children").split()]:
-        found[child] = _read(child, "cmdline")
-        if "autotile.workers." in found[child]:
-            found[child] += _read(child, "environ")
-        found |= _shown_of_children(child)
+    for process in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+        arguments, environment = _read(process, "cmdline"), _read(process, "environ")  # in this order: a program begins
+        if mark in environment and process != session:
+            found[process] = arguments + (environment if "autotile.workers." in arguments else "")
     return found
 
 

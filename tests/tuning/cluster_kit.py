@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 START_S = 120.0
+ROLES = ("SCHEDULER", "WORKER", "CLIENT")
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
@@ -25,6 +26,13 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 class ClusterKit:
     """Processes of a cluster.
 
+    Parameters
+    ----------
+    folder
+        Empty folder.
+    tls
+        Variables that name the certificates to Dask; empty for a cluster without TLS.
+
     Attributes
     ----------
     scheduler
@@ -33,14 +41,26 @@ class ClusterKit:
         Folder of the cubin cache of the workers.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: Mapping[str, str] | None = None) -> None:
         self._started: list[subprocess.Popen[bytes]] = []
+        self._environment = tls or {}
+        self._file = folder / "scheduler.json"
         self.cache = folder / "cache of the workers"
-        file = folder / "scheduler.json"
-        words = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-        self._start("dask", words)
-        wait_until(lambda: file.exists() and file.read_text().endswith("}"))
-        self.scheduler = str(json.loads(file.read_text())["address"])
+        self.scheduler = f"{'tls' if tls else 'tcp'}://127.0.0.1:0"
+        self.start_scheduler()
+        wait_until(lambda: self._file.exists() and self._file.read_text().endswith("}"))
+        self.scheduler = str(json.loads(self._file.read_text())["address"])
+
+    def start_scheduler(self) -> None:
+        """Start the scheduler, a second time at the same address."""
+        host, _, port = self.scheduler.rpartition(":")
+        words = ["--host", host, "--port", port, "--no-dashboard", "--scheduler-file", str(self._file)]
+        self._scheduler = self._start("dask", ["scheduler", *words])
+
+    def kill_scheduler(self) -> None:
+        """Kill the scheduler."""
+        self._scheduler.kill()
+        self._scheduler.wait()
 
     def worker(self, *words: str) -> subprocess.Popen[bytes]:
         """Start `autotile worker` with arguments behind the address."""
@@ -49,7 +69,7 @@ class ClusterKit:
     def simulated(self, recordings: Path, number: int, seconds: float = 0.0) -> subprocess.Popen[bytes]:
         """Start a worker with a simulated GPU."""
         words = ["--replay", str(recordings), "--devices", str(number), "--replay-seconds", str(seconds)]
-        return self.worker(*words)
+        return self.worker(*words, "--compile", "0")
 
     def end(self) -> None:
         """End all processes."""
@@ -63,16 +83,16 @@ class ClusterKit:
                 one.wait()
 
     def _start(self, module: str, words: list[str]) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "AUTOTILE_CACHE": str(self.cache)}
+        environment = {**os.environ, **self._environment, "AUTOTILE_CACHE": str(self.cache)}
         command = [sys.executable, "-m", module, *words]
         self._started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment))
         return self._started[-1]
 
 
 @contextmanager
-def running_cluster(folder: Path) -> Iterator[ClusterKit]:
+def running_cluster(folder: Path, tls: Mapping[str, str] | None = None) -> Iterator[ClusterKit]:
     """Start a scheduler, and end all processes in the end."""
-    kit = ClusterKit(folder)
+    kit = ClusterKit(folder, tls)
     try:
         yield kit
     finally:
@@ -84,3 +104,16 @@ def children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task").glob("*/children")
     direct = [int(word) for file in found for word in file.read_text().split()]
     return [*direct, *(below for one in direct for below in children(one))]
+
+
+def tls_variables(folder: Path) -> dict[str, str]:
+    """Make a certificate that is its own authority, and return the variables that name it to Dask."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=autotile", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    prefix = "DASK_DISTRIBUTED__COMM__TLS__"
+    found = {
+        f"{prefix}{role}__{what}": str(file) for role in ROLES for what, file in (("KEY", key), ("CERT", certificate))
+    }
+    return {f"{prefix}CA_FILE": str(certificate), **found}

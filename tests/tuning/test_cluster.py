@@ -2,86 +2,68 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_kit import START_S, ClusterKit, children, running_cluster, tls_variables, wait_until
 
 from autotile.core.model import config_key
-from autotile.errors import InputError
+from autotile.errors import InputError, WorkerError
+from autotile.settings import read_settings
 from autotile.tuning.result import TuneResult
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
-from autotile.tuning import cluster, cluster_lane, cluster_worker, connection
+import dask.config
+
+from autotile.tuning import cluster, cluster_lane, connection
+from autotile.tuning.backend import workload_of
+from autotile.tuning.cluster import Cluster, RemoteWork
+from autotile.tuning.connection import Connection
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.scheduler import check_scheduler
 
 BEST = {"THREADS": 256, "WORK": 4}
-START_S = 120.0
-Offer = Callable[..., subprocess.Popen[bytes]]
+SECONDS = 0.3
+"""Time that a simulated GPU takes for a candidate."""
 
 
 @pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for one in started:
-        one.terminate()
-    for one in started:
-        try:
-            one.wait(20)
-        except subprocess.TimeoutExpired:
-            one.kill()
-            one.wait()
+def kit(tmp_path: Path) -> Iterator[ClusterKit]:
+    with running_cluster(tmp_path) as kit:
+        yield kit
 
 
 @pytest.fixture
-def scheduler(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> str:
-    """Start a scheduler on the loopback address, and return its own."""
-    file = tmp_path / "scheduler.json"
-    words = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-    processes.append(subprocess.Popen([sys.executable, "-m", "dask", *words], stderr=subprocess.DEVNULL))
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if file.exists() and (text := file.read_text()).endswith("}"):
-            return str(json.loads(text)["address"])
-        time.sleep(0.1)
-    raise AssertionError("the scheduler does not start")
+def secure_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterKit]:
+    """A cluster that speaks TLS, with which this process can connect, too."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    variables = tls_variables(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    dask.config.refresh()
+    with running_cluster(tmp_path, variables) as kit:
+        yield kit
+    monkeypatch.undo()
+    dask.config.refresh()
 
 
-@pytest.fixture
-def offer(scheduler: str, processes: list[subprocess.Popen[bytes]]) -> Offer:
-    """Return a function that starts `autotile worker` with a simulated GPU."""
-
-    def start(recording: Path, number: int, seconds: float = 0.3) -> subprocess.Popen[bytes]:
-        words = ["worker", scheduler, "--replay", str(recording), "--devices", str(number)]
-        words += ["--replay-seconds", str(seconds)]
-        processes.append(subprocess.Popen([sys.executable, "-m", "autotile", *words], stderr=subprocess.DEVNULL))
-        return processes[-1]
-
-    return start
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes below one, of Dask and of multiprocessing."""
-    found = Path(f"/proc/{pid}/task").glob("*/children")
-    direct = [int(word) for file in found for word in file.read_text().split()]
-    return [*direct, *(below for one in direct for below in children(one))]
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + START_S
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+@contextmanager
+def meanwhile(act: Callable[[], None]) -> Iterator[None]:
+    """Do something in a thread during the ``with`` block."""
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(act)
+        yield
+        doing.result()
 
 
 def check(result: TuneResult, bench: Any) -> None:
@@ -93,53 +75,123 @@ def check(result: TuneResult, bench: Any) -> None:
     assert {trial.outcome for trial in bench.stored()} <= {"ok", "pruned"}
 
 
-@pytest.mark.parametrize("whole_machine", [False, True], ids=["process", "machine"])
-def test_a_worker_that_is_killed_loses_no_candidate(
-    bench: Any, scheduler: str, offer: Offer, monkeypatch: pytest.MonkeyPatch, whole_machine: bool
+def test_a_machine_joins_late_and_another_is_killed(
+    bench: Any, secure_kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_ABSENT_S", 2.0 if whole_machine else 60.0)
+    monkeypatch.setattr(cluster, "_ABSENT_S", 2.0)
     recording = bench.record()
-    workers = [offer(recording, number) for number in range(2)]
-    killed: list[int] = []
+    slow = secure_kit.simulated(recording, 0, 3.0)
+    begun = threading.Event()
 
-    def kill() -> None:
-        wait_until(lambda: len(bench.stored()) >= 2)
-        doomed = children(workers[0].pid)
-        killed.extend(doomed)
-        if whole_machine:
-            workers[0].kill()
+    def replace() -> None:
+        assert begun.wait(START_S)
+        secure_kit.simulated(recording, 1, 0.01)
+        wait_until(lambda: any(trial.gpu.endswith("-1") for trial in bench.stored()))
+        doomed = [slow.pid, *children(slow.pid)]
+        assert len(doomed) > 1
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    result = bench.tune(recording, sampler="brute-force", scheduler=scheduler)
-    killer.join()
-    assert killed
+    with meanwhile(replace):
+        result = bench.tune(recording, lambda _: begun.set(), sampler="brute-force", scheduler=secure_kit.scheduler)
+    assert secure_kit.scheduler.startswith("tls://")
     check(result, bench)
-    assert result.gpus
+    assert [use.uuid.rpartition("-")[2] for use in result.gpus] == ["0", "1"]
+    assert [bool(use.lost) for use in result.gpus] == [True, False]
 
 
-def test_a_worker_may_join_late(bench: Any, scheduler: str, offer: Offer) -> None:
+def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate(
+    bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_ABSENT_S", START_S)
     recording = bench.record()
-    offer(recording, 0, 1.0)
+    workers = [kit.simulated(recording, number, SECONDS) for number in range(2)]
 
-    def join() -> None:
-        wait_until(lambda: bool(bench.stored()))
-        offer(recording, 1, 0.01)
+    def kill() -> None:
+        wait_until(lambda: len(bench.stored()) >= 1)
+        for pid in children(workers[0].pid):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(bench.stored()) >= 2)
+        kit.kill_scheduler()
+        kit.start_scheduler()
 
-    joiner = threading.Thread(target=join)
-    joiner.start()
-    result = bench.tune(recording, sampler="brute-force", scheduler=scheduler)
-    joiner.join()
+    with meanwhile(kill):
+        result = bench.tune(recording, sampler="brute-force", scheduler=kit.scheduler)
     check(result, bench)
-    assert all(use.uuid.startswith(cluster_worker.SIMULATED) for use in result.gpus)
+    assert not any(use.lost for use in result.gpus)
 
 
-def test_a_scheduler_without_workers(bench: Any, scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_does_not_come_back(kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"_RECONNECT_S": 0.2, "_CONNECT_S": 0.5, "_LOOK_S": 0.5, "_POLL_S": 0.05}.items():
+        monkeypatch.setattr(connection, name, seconds)
+    with closing(Connection(kit.scheduler, insecure=False)) as connected:
+        task = connected.submit(len, "ab", resource="nobody offers it")
+        kit.kill_scheduler()
+        with pytest.raises(WorkerError, match="all trials are stored: start `dask scheduler` again, and repeat"):
+            wait_forever(connected)
+        assert task.cancelled()
+        assert connected.offers() == []
+
+
+class Futures:
+    """A connection whose tasks end one after the other as given: with a reply, with an error, or cancelled."""
+
+    def __init__(self, *ends: str | Exception | None, status: str = "finished") -> None:
+        self._ends = list(ends)
+        self._status = status
+        self.submitted = 0
+
+    def submit(self, *arguments: Any, resource: str) -> Any:
+        self.submitted += 1
+        end, future = self._ends.pop(0), Future[str]()
+        future.status = self._status  # type: ignore[attr-defined]
+        if end is None:
+            future.cancel()
+        elif isinstance(end, str):
+            future.set_result(end)
+        else:
+            future.set_exception(end)
+        return future
+
+    def await_look(self) -> None:
+        return
+
+    def is_lost(self, future: Any) -> bool:
+        return False
+
+
+def asked(bench: Any, connected: Futures) -> cluster.Reply:
+    """Send a request over a connection, and return the reply."""
+    one = Cluster.__new__(Cluster)
+    one._connection = connected  # type: ignore[assignment]
+    options = TuneOptions()
+    work = RemoteWork(bench.kernel.name, workload_of(bench.kernel, bench.problem(), read_settings(), options), 1.0)
+    return one.result(one.send("GPU-7", "describe", (), work))
+
+
+def test_a_request_that_was_lost_is_sent_again(bench: Any) -> None:
+    connected = Futures(None, OSError("the process is gone"), None, '{"is_busy": true}')
+    assert asked(bench, connected).is_busy
+    assert connected.submitted == 4
+
+
+@pytest.mark.parametrize(("ends", "status"), [([OSError("gone")], "error"), ([OSError("gone")] * 11, "finished")])
+def test_a_request_that_fails_again_and_again_is_given_up(bench: Any, ends: list[Exception], status: str) -> None:
+    connected = Futures(*ends, status=status)
+    with pytest.raises(WorkerError, match="GPU-7: OSError: gone"):
+        asked(bench, connected)
+    assert connected.submitted == len(ends)
+
+
+def wait_forever(connected: Connection) -> None:
+    while True:
+        connected.await_look()
+
+
+def test_a_scheduler_without_workers(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_lane, "_FIRST_GPU_S", 1.0)
     with pytest.raises(InputError, match="none joined; start `autotile worker`"):
-        bench.tune(bench.record(), scheduler=scheduler)
+        bench.tune(bench.record(), scheduler=kit.scheduler)
 
 
 def test_no_scheduler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,3 +227,9 @@ def test_tls_needs_certificates() -> None:
 def test_what_other_machines_lack_is_refused(bench: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="which other machines lack"):
         bench.tune(bench.record(), scheduler="tcp://127.0.0.1:1", **options)
+
+
+def test_the_processes_of_dask_log_warnings_only() -> None:
+    import dask
+
+    assert dask.config.get("distributed.nanny.pre-spawn-environ")["DASK_LOGGING__DISTRIBUTED"] == "warning"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Outcome
 from autotile.errors import ToolchainError, WorkerError
 from autotile.settings import read_settings
+from autotile.tuning.backend import workload_of
 from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane
@@ -181,3 +183,31 @@ class TestSweep:
         worker = RemoteSweepWorker(Lane(("GPU-a",), None, near), {"cublas": "12.8.4"})
         with pytest.raises(ToolchainError, match=r"has cublas 13\.1\.0, and the session 12\.8\.4"):
             worker.request(self.message(tmp_path), 30.0)
+
+
+def test_the_worker_process_waits_for_the_next_session(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[WorkerPool] = []
+
+    class OpenGpu(FakeGpu):
+        def __init__(self, workload: Workload, deadline_s: float, worker_pool: WorkerPool) -> None:
+            pools.append(worker_pool)
+
+        def wait(self) -> None:
+            return
+
+    FakeGpu.seen = []
+    monkeypatch.setattr(cluster_worker, "Gpu", OpenGpu)
+    options = TuneOptions(scheduler="tcp://127.0.0.1:1")
+    workload = workload_of(bench.kernel, bench.problem(), read_settings(), options)
+    plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device))
+    for session in ("first", "second"):
+        asked = Request("evaluate", __version__, session, workload=workload)
+        plugin.handle(asked, {})
+        monkeypatch.setattr(cluster_worker, "_IDLE_S", 60.0 if session == "first" else 0.01)
+        plugin.handle(Request("close", __version__, session), {})
+    assert pools[0] is pools[1]
+    end = time.monotonic() + 10
+    while plugin._workers is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert plugin._workers is None
+    plugin.teardown(None)

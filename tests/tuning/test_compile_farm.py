@@ -179,8 +179,9 @@ def test_another_toolchain_is_not_used(kit: ClusterKit, monkeypatch: pytest.Monk
 
 
 def test_a_session_uses_simulated_gpus_and_the_farm(
-    bench: Any, kit: ClusterKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Any, kit: ClusterKit, farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
     recording = bench.record()
     worker = kit.simulated(recording, 0)
