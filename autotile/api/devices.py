@@ -11,9 +11,10 @@ from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.text import Displayed, bandwidth_text, bytes_text, flops_text, plural
 from autotile.cuda.driver import device_count, has_driver
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.ceiling_store import read_ceilings, save_ceilings
 from autotile.database.database import Database, database_location, open_for_reading
-from autotile.errors import InputError
+from autotile.errors import InputError, ToolchainError
 from autotile.settings import available_cores, read_settings
 
 
@@ -143,7 +144,7 @@ def worker(
         maybe none.
     compilers
         Number of compilations at the same time; 0 for none. None for one a core that the GPUs leave; for none in
-        replay.
+        replay, or without NVRTC.
     insecure
         Whether the connection may leave the machine without TLS.
     replay
@@ -175,7 +176,17 @@ def worker(
     else:
         gpus = live_gpus(resolve_gpus(devices or "all"))
     if compilers is None:
-        compilers = max(1, available_cores() - len(gpus)) if replay is None else 0
+        compilers = _free_cores(len(gpus), observe) if replay is None else 0
     if not gpus and not compilers:
         raise InputError("this machine has no CUDA device, and offers no cores; leave --compile out, or give a number")
     offer(scheduler, gpus, observe, compilers=compilers, insecure=insecure)
+
+
+def _free_cores(gpus: int, observe: Callable[[str], None]) -> int:
+    """Return the number of cores that GPUs leave to compilers; none where NVRTC is not installed."""
+    try:
+        nvrtc_version()
+    except ToolchainError as error:
+        observe(f"no cores are offered: {error}")
+        return 0
+    return max(1, available_cores() - gpus)

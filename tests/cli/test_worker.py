@@ -50,3 +50,36 @@ def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyP
         answer = run(*words, "tcp://127.0.0.1:8786")
         assert answer.code == 1
         assert "autotile[cluster]" in answer.err
+
+
+@pytest.mark.usefixtures("dask")
+def test_a_machine_offers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotile.api import devices
+    from autotile.errors import InputError, ToolchainError
+    from autotile.tuning import cluster_worker
+
+    offered: list[tuple[int, int]] = []
+    said: list[str] = []
+    monkeypatch.setattr(
+        cluster_worker,
+        "offer",
+        lambda address, gpus, observe, *, compilers, insecure: offered.append((len(gpus), compilers)),
+    )
+    monkeypatch.setattr(cluster_worker, "live_gpus", lambda indices: [None for _ in indices])
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
+    monkeypatch.setattr(devices, "available_cores", lambda: 8)
+    monkeypatch.setattr(devices, "resolve_gpus", lambda chosen: (0, 1, 2) if chosen == "all" else (0,))
+    for count in (3, 0):
+        monkeypatch.setattr(devices, "device_count", lambda n=count: n)
+        devices.worker("tcp://127.0.0.1:1", observe=said.append)
+    devices.worker("tcp://127.0.0.1:1", devices="0", compilers=2)
+    assert offered == [(3, 5), (0, 8), (1, 2)]
+    assert said == ["this machine has no CUDA device: its cores are offered"]
+
+    def missing() -> str:
+        raise ToolchainError("NVRTC is not installed")
+
+    monkeypatch.setattr(devices, "nvrtc_version", missing)
+    with pytest.raises(InputError, match="has no CUDA device, and offers no cores"):
+        devices.worker("tcp://127.0.0.1:1", observe=said.append)
+    assert said[-1] == "no cores are offered: NVRTC is not installed"
