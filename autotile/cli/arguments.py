@@ -198,7 +198,7 @@ SchedulerOption = Annotated[
     str,
     typer.Option(
         metavar="tls://HOST:PORT",
-        help="Run on the GPUs that `autotile worker` offers to this scheduler of Dask; see the guide.",
+        help="Run on the GPUs that `autotile worker` offers to this scheduler; --device names their model.",
         show_default="this machine's GPU",
         rich_help_panel=MEASUREMENT,
     ),

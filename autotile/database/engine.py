@@ -15,7 +15,8 @@ from urllib.parse import quote, quote_plus
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotile.core.documents import json_cell, json_text
 from autotile.database.paths import (
@@ -42,6 +43,8 @@ RESTART_S = 60.0
 
 _MIN_CONNECT_TIMEOUT_S = 2
 """The shortest that libpq takes."""
+_IDLE_S = 1.0
+"""Time for which a connection to a server was not used after which it is checked before the next use, in seconds."""
 _KEEPALIVES = 3
 """Probes without an answer after which a connection counts as lost."""
 
@@ -248,15 +251,26 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
     """
     try:
         url = location.reveal()
-        engine = create_engine(
-            url, pool_pre_ping=True, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s)
-        )
+        engine = create_engine(url, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s))
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
         raise DatabaseError(f"{location} needs the Python package {error.name!r}: pip install '{package}'") from None
     except (ArgumentError, TypeError, ValueError) as error:  # a query parameter that the driver does not take
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
     set_up = _session_settings(url, timeout_s, readonly=readonly)
+
+    @event.listens_for(engine, "checkin")
+    def note_use(_: object, record: ConnectionPoolEntry) -> None:
+        record.info["used_at"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def check(connection: DBAPIConnection, record: ConnectionPoolEntry, _: object) -> None:
+        """Have a connection replaced that the server has closed; to ask takes as long as a short statement."""
+        if time.monotonic() - record.info.get("used_at", math.inf) > _IDLE_S:
+            try:
+                engine.dialect.do_ping(connection)
+            except engine.dialect.loaded_dbapi.Error as error:
+                raise DisconnectionError from error
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _: object) -> None:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
+from autotile.database import engine
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.errors import DatabaseError
@@ -56,6 +58,26 @@ def test_a_reason_with_a_nul_byte_is_stored(
     run = server.start_run(study, sampler="tpe")
     server.add_trial(study, run, failed({"BM": 1}, "compile_failed", "error:\0 bad byte \udcff"))
     assert server.trials(study)[0].reason == "error: bad byte ?"
+
+
+def test_a_connection_that_the_server_closed_is_replaced(
+    server: Database, server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_connections() -> None:
+        server.find_study(fresh)
+        with Database.open(server_url) as other, other.reading() as connection:
+            where = "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            connection.execute(text(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity {where}"))
+
+    fresh = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
+    monkeypatch.setattr(engine, "_IDLE_S", -1.0)
+    end_connections()
+    assert server.find_study(fresh) is None
+    monkeypatch.setattr(engine, "_IDLE_S", 60.0)  # it was used just now, and is not checked
+    end_connections()
+    with pytest.raises(engine.LostServerError):
+        server.find_study(fresh)
+    assert server.find_study(fresh) is None
 
 
 def test_misses_are_counted(server: Database) -> None:
