@@ -22,11 +22,11 @@ from sqlalchemy import Connection, delete, func, select, text, update
 
 from autotile.core.model import Trial, config_key
 from autotile.database.schema import CLAIMS
+from autotile.database.transactions import Transaction, short_transaction
 from autotile.errors import DatabaseError
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.database.transactions import Transaction
 
 LEASE_S = 60.0
 """Time after its last renewal at which a claim runs out, in seconds."""
@@ -68,8 +68,8 @@ _LOCK = "SELECT pg_advisory_xact_lock(:kind, :study), CAST(extract(epoch FROM cl
 _LOCK_UNFLUSHED = _LOCK + ", set_config('synchronous_commit', 'off', true)"
 """The commit waits for no disk: a crash of the server may undo claims, and a trial is not stored twice for that."""
 _SERVER_TIME = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
-_RENEW = text("UPDATE claims SET expires_at = :until WHERE owner = :owner")
-_RELEASE_ALL = text("DELETE FROM claims WHERE study_id = :study AND owner = :owner")
+_RENEW = "UPDATE claims SET expires_at = :until WHERE study_id = :study AND owner = :owner"
+_RELEASE_ALL = "DELETE FROM claims WHERE study_id = :study AND owner = :owner"
 _RELEASE = "DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = :key RETURNING config_key"
 _RELEASE_SEVERAL = (
     "DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = ANY(CAST(:keys AS text[])) "
@@ -211,13 +211,19 @@ class StudyClaims:
         query = select(func.count()).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.owner != self.owner)
         return int(connection.execute(query).scalar_one())
 
-    def renew(self, connection: Connection) -> None:
-        """Renew the session's leases."""
-        connection.execute(_RENEW, {"until": _now(connection) + LEASE_S, "owner": self.owner})
+    def renew(self, transaction: Transaction) -> None:
+        """Renew the session's leases.
 
-    def release_all(self, connection: Connection) -> None:
+        It is a turn of its own, as ending claims is: two transactions that change the same claims in different orders
+        would wait for each other, and the server would end one of them with an error.
+        """
+        until = self._lock(transaction) + LEASE_S
+        transaction.execute(_RENEW, {"study": self._study_id, "owner": self.owner, "until": until})
+
+    def release_all(self, transaction: Transaction) -> None:
         """End the session's claims."""
-        connection.execute(_RELEASE_ALL, {"study": self._study_id, "owner": self.owner})
+        self._lock(transaction)
+        transaction.execute(_RELEASE_ALL, {"study": self._study_id, "owner": self.owner})
 
     def release(self, transaction: Transaction, key: str) -> None:
         """End the claim of a configuration."""
@@ -289,8 +295,8 @@ class Renewal:
 
     def _run(self) -> None:
         while not self._ended.wait(LEASE_S / _RENEWALS):
-            with suppress(DatabaseError), self._database.writing() as connection:  # the session meets the same error
-                self._claims.renew(connection)
+            with suppress(DatabaseError), short_transaction(self._database, None) as transaction:
+                self._claims.renew(transaction)  # the session meets the same error
 
 
 def is_gone(owner: str) -> bool:
