@@ -1,4 +1,4 @@
-"""What is served at sizes that nobody tuned, beside cuBLAS.
+"""Kernels served at sizes that nobody tuned, beside cuBLAS.
 
     python benchmarks/any_size.py [--seed 0] [--count 200] [--dtypes bfloat16 float16 float32] [--output FILE.json]
     python benchmarks/any_size.py --shape 64,64,131072 --shape 35,8457,2560,NT --shapes FILE.json

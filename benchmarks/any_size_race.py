@@ -1,4 +1,4 @@
-"""What is served beside the library, on the GPU: arrays, verification, and interleaved timing."""
+"""Races of served kernels with the library, on the GPU: arrays, verification, and interleaved timing."""
 
 from __future__ import annotations
 

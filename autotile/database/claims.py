@@ -22,11 +22,11 @@ from sqlalchemy import Connection, delete, func, select, text, update
 
 from autotile.core.model import Trial, config_key
 from autotile.database.schema import CLAIMS
+from autotile.database.transactions import Transaction, short_transaction
 from autotile.errors import DatabaseError
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.database.transactions import Transaction
 
 LEASE_S = 60.0
 """Time after its last renewal at which a claim runs out, in seconds."""
@@ -66,8 +66,8 @@ _CLAIM_AND_LOOK = (  # on a server, where each statement is a round trip, during
 )
 _LOCK = "SELECT pg_advisory_xact_lock(:kind, :study), CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _SERVER_TIME = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
-_RENEW = text("UPDATE claims SET expires_at = :until WHERE owner = :owner")
-_RELEASE_ALL = text("DELETE FROM claims WHERE study_id = :study AND owner = :owner")
+_RENEW = "UPDATE claims SET expires_at = :until WHERE study_id = :study AND owner = :owner"
+_RELEASE_ALL = "DELETE FROM claims WHERE study_id = :study AND owner = :owner"
 _RELEASE = "DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = :key RETURNING config_key"
 _RELEASE_SEVERAL = (
     "DELETE FROM claims WHERE study_id = :study AND owner = :owner AND config_key = ANY(CAST(:keys AS text[])) "
@@ -209,13 +209,19 @@ class StudyClaims:
         query = select(func.count()).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.owner != self.owner)
         return int(connection.execute(query).scalar_one())
 
-    def renew(self, connection: Connection) -> None:
-        """Renew the session's leases."""
-        connection.execute(_RENEW, {"until": _now(connection) + LEASE_S, "owner": self.owner})
+    def renew(self, transaction: Transaction) -> None:
+        """Renew the session's leases.
 
-    def release_all(self, connection: Connection) -> None:
+        It is a turn of its own, as ending claims is: two transactions that change the same claims in different orders
+        would wait for each other, and the server would end one of them with an error.
+        """
+        until = self._lock(transaction) + LEASE_S
+        transaction.execute(_RENEW, {"study": self._study_id, "owner": self.owner, "until": until})
+
+    def release_all(self, transaction: Transaction) -> None:
         """End the session's claims."""
-        connection.execute(_RELEASE_ALL, {"study": self._study_id, "owner": self.owner})
+        self._lock(transaction)
+        transaction.execute(_RELEASE_ALL, {"study": self._study_id, "owner": self.owner})
 
     def release(self, transaction: Transaction, key: str) -> None:
         """End the claim of a configuration."""
@@ -287,8 +293,8 @@ class Renewal:
 
     def _run(self) -> None:
         while not self._ended.wait(LEASE_S / _RENEWALS):
-            with suppress(DatabaseError), self._database.writing() as connection:  # the session meets the same error
-                self._claims.renew(connection)
+            with suppress(DatabaseError), short_transaction(self._database, None) as transaction:
+                self._claims.renew(transaction)  # the session meets the same error
 
 
 def is_gone(owner: str) -> bool:

@@ -274,8 +274,8 @@ class RunRecord:
         if self._renewal is not None:
             self._renewal.close()
         if self._claims is not None:
-            with suppress(DatabaseError), self._database.writing(self._connection) as connection:
-                self._claims.release_all(connection)
+            with suppress(DatabaseError), short_transaction(self._database, self._connection) as transaction:
+                self._claims.release_all(transaction)
         self._claims = self._renewal = None
 
     def _release(self) -> None:

@@ -1,4 +1,4 @@
-"""How `tune_kernel` searches: ``strategy`` and ``strategy_options`` as a sampler and limits of autotile."""
+"""The search of `tune_kernel`: ``strategy`` and ``strategy_options`` as a sampler and limits of autotile."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""A study in a notebook: the report's charts as Plotly figures, and the trials as a pandas table."""
+"""Results in a program or a notebook: their page, the report's charts as Plotly figures, trials as a pandas table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autotile.errors import InputError
 from autotile.report.theme import figure_of
@@ -14,6 +16,46 @@ if TYPE_CHECKING:
     from autotile.core.device import DeviceProperties
     from autotile.core.model import Problem
     from autotile.report.study_data import StudyData
+
+
+class PageContent(NamedTuple):
+    """Database of a result, and what selects its studies there."""
+
+    database: str
+    kernel: str
+    """Kernel or operation."""
+    sizes: Mapping[str, int]
+    dtype: str
+    gpu_name: str
+
+
+class Reported:
+    """Page with what is stored of a session, for its result."""
+
+    __slots__ = ()
+
+    def page_content(self) -> PageContent:
+        """Return the database of the result, and what selects its studies."""
+        raise NotImplementedError
+
+    def report(self, output: str | Path = "report.html") -> Path:
+        """Write a page with charts and tables of the result, which opens offline; return its path.
+
+        Parameters
+        ----------
+        output
+            File to write, or folder to write ``report.html`` into.
+
+        Raises
+        ------
+        InputError
+            The database cannot be read, or the file cannot be written.
+        ToolchainError
+            Plotly is not installed (``pip install 'autotile[report]'``).
+        """
+        from autotile.report.sections import write_report_of  # imports the readers of the database
+
+        return write_report_of(self.page_content(), output)
 
 
 class StudyPlots:

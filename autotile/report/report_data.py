@@ -1,4 +1,4 @@
-"""What one page shows: the studies, families and operations of a database that a user asks for."""
+"""Content of one page: the studies, families and operations of a database that a user asks for."""
 
 from __future__ import annotations
 

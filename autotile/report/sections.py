@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from autotile.report.charts import (
     roofline_chart,
 )
 from autotile.report.family_charts import family_loss_chart, operation_chart, rule_tree_chart, tree_lines
+from autotile.report.notebook import PageContent
 from autotile.report.page import Column, DataTable, Markup, Page, joined, static_table, tag, write_page
 from autotile.report.parameter_charts import (
     heat_map_chart,
@@ -80,17 +81,13 @@ def report_page(data: ReportData) -> str:
     return page.html()
 
 
-def write_report_of(
-    database: str, kernel: str, sizes: Mapping[str, int], output: str | Path, *, dtype: str, gpu_name: str
-) -> Path:
+def write_report_of(content: PageContent, output: str | Path) -> Path:
     """Write the page of a session's result, and return its path.
 
     Parameters
     ----------
-    database
-        Location of the database that the session stored in.
-    kernel, sizes, dtype, gpu_name
-        Kernel or operation, and what selects its studies.
+    content
+        Database that the session stored in, and what selects its studies.
     output
         File to write, or folder to write ``report.html`` into.
 
@@ -103,6 +100,7 @@ def write_report_of(
     """
     path = expand_path(output, "a report")
     path = path / "report.html" if path.is_dir() else path
+    database, kernel, sizes, dtype, gpu_name = content
     if "***" in database:  # the password of a server
         raise InputError("the database is on a server; write the report with `autotile.report(..., database=URL)`")
     with open_existing(database) as opened:

@@ -1,4 +1,4 @@
-"""What the compiler says of the configurations of a space: resources, occupancy, waves and failures, in columns."""
+"""Compilation of the configurations of a space: resources, occupancy, waves and failures, in columns."""
 
 from __future__ import annotations
 

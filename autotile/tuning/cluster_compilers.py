@@ -265,8 +265,10 @@ class ClusterCompilers:
         one.done.add_done_callback(lambda _: self._forget(one))
         try:
             self._send(one, with_files=False)
-        except (WorkerError, InputError):
+        except WorkerError:  # the scheduler is lost
             one.end(None)
+        except Exception as error:  # such as a header that cannot be read, of which the compiler here has more to say
+            self._refuse(one, f"{error}")
         return one.done
 
     def close(self) -> None:

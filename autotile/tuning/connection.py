@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ _POLL_S = 1.0
 """Interval at which it is asked what is offered."""
 _RECONNECT_S = 300.0
 """Time that a scheduler may be gone: for a restart, or a break of the network."""
+_LOGGERS = ("distributed", "distributed.client")
+"""Loggers of Dask, whose records of a lost connection, with tracebacks, are not for the user."""
 
 
 class Connection:
@@ -47,6 +50,9 @@ class Connection:
             self._client = self._connected()
         except (OSError, TimeoutError, ValueError, RuntimeError) as error:
             raise InputError(f"no scheduler answers at {address}: {error}; see `dask scheduler --help`") from None
+        self._levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._changed = threading.Condition()
         self._offers: list[Mapping[str, float]] = self._look() or []
         self._known: set[str] = set()
@@ -121,6 +127,8 @@ class Connection:
             self._changed.notify_all()
         self._client.close(timeout=_CONNECT_S)
         self._watch.join()
+        for name, level in self._levels.items():
+            logging.getLogger(name).setLevel(level)
 
     def _connected(self) -> Any:
         return distributed.Client(

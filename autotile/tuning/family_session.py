@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,6 +25,7 @@ from autotile.families.features import Traits, list_features, meet_rules
 from autotile.families.learning import LearnedRule, TrainingData, learn_rule
 from autotile.families.rule import FamilyRule, RulePoint
 from autotile.kernel.library import Kernel
+from autotile.report.notebook import PageContent, Reported
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.space.limits import check_config
@@ -96,7 +96,7 @@ class FamilyStep:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FamilyResult(Displayed):
+class FamilyResult(Displayed, Reported):
     """Result of a family session.
 
     Attributes
@@ -138,25 +138,9 @@ class FamilyResult(Displayed):
         """Whether the user ended the session before a rule was learned."""
         return self.rule is None
 
-    def report(self, output: str | Path = "report.html") -> Path:
-        """Write a page with charts and tables of the result, which opens offline; return its path.
-
-        Parameters
-        ----------
-        output
-            File to write, or folder to write ``report.html`` into.
-
-        Raises
-        ------
-        InputError
-            The database cannot be read, or the file cannot be written.
-        ToolchainError
-            Plotly is not installed (``pip install 'autotile[report]'``).
-        """
-        from autotile.report.sections import write_report_of  # imports the readers of the database
-
-        gpu = self.device.name
-        return write_report_of(self.database, self.kernel, {}, output, dtype=self.dtype, gpu_name=gpu)
+    def page_content(self) -> PageContent:
+        """As for `Reported`."""
+        return PageContent(self.database, self.kernel, {}, self.dtype, self.device.name)
 
     def _headline(self) -> str:
         rule = self.rule

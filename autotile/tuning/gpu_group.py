@@ -405,7 +405,8 @@ class GpuGroup:
                     self._home, self._home_us = member, own_us
                     self._changed.notify_all()
                     break
-                self._changed.wait()
+                self._changed.wait(_CHECK_S)
+                member.sign_at = time.monotonic()
             member.scale = round(self._home_us / own_us, 6) if self._home_us is not None else None
             member.sign_at = time.monotonic()
 
@@ -414,7 +415,7 @@ class GpuGroup:
         with self._changed:
             if member.tasks and member.tasks[0] is task:
                 member.tasks.popleft()
-            if task.is_done or self._closing:
+            if task.is_done or self._closing or member.state == "lost":
                 return
             task.is_done = True
             member.trials += 1
@@ -435,30 +436,29 @@ class GpuGroup:
         self._queued.notify_all()
 
     def _lose(self, member: _Member, error: AutotileError) -> None:
-        """Give a GPU up; its candidates go to the others, except one with which two GPUs were lost."""
+        """Give a GPU up after an error, and release it."""
         with self._changed:
             if member.state == "lost" or self._closing:
                 return
-            tasks = self._mark_lost(member, str(error), error)
-            if self._home is member and self._home_us is None:
-                self._home = None
-            for task in tasks[:1]:
-                if member not in task.suspects:
-                    task.suspects.append(member)
-                if len(task.suspects) > 1 and not task.is_done:
-                    task.is_done = True
-                    reason = f"the GPU was lost with it, twice: {error}"
-                    self._finished.append(Finished(task.candidate, Evaluation(Outcome.CRASHED, reason, "verify")))
-            self._give_back(tasks)
+            self._give_up(member, error, str(error))
         if member.thread is threading.current_thread() or not member.backend.is_dead:
             member.backend.close()
 
-    def _mark_lost(self, member: _Member, reason: str, error: AutotileError) -> list[_Task]:
-        """Mark a GPU as lost, and return the candidates that it held."""
+    def _give_up(self, member: _Member, error: AutotileError, reason: str) -> None:
+        """Mark a GPU as lost; its candidates go to the others, except one with which two GPUs were lost."""
         member.state, member.lost, self._error = "lost", reason, error
         self._lost += 1
         tasks, member.tasks = list(member.tasks), deque()
-        return tasks
+        if self._home is member and self._home_us is None:
+            self._home = None
+        for task in tasks[:1]:
+            if member not in task.suspects:
+                task.suspects.append(member)
+            if len(task.suspects) > 1 and not task.is_done:
+                task.is_done = True
+                crash = Evaluation(Outcome.CRASHED, f"the GPU was lost with it, twice: {error}", "verify")
+                self._finished.append(Finished(task.candidate, crash))
+        self._give_back(tasks)
 
     def _abandon_silent(self) -> None:
         """Give up the GPUs that hold candidates and have given no sign for too long."""
@@ -466,7 +466,7 @@ class GpuGroup:
             limit_s = self._deadline_s + _MIN_STALL_S + _OPENS_PER_STALL * member.open_s
             if member.tasks and member.state == "working" and time.monotonic() - member.sign_at > limit_s:
                 reason = f"it gave no sign for {limit_s:.0f} s"
-                self._give_back(self._mark_lost(member, reason, WorkerError(f"{member.name}: {reason}")))
+                self._give_up(member, WorkerError(f"{member.name}: {reason}"), reason)
 
     def _raise_if_lost(self) -> None:
         if not self._left() and not self._finished:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
@@ -21,6 +20,7 @@ from autotile.core.text import (
     time_text,
 )
 from autotile.kernel.problem import Workrate
+from autotile.report.notebook import PageContent, Reported
 from autotile.tuning.result import Progress
 
 ContenderState = Literal["won", "raced", "dropped", "failed"]
@@ -106,7 +106,7 @@ class OperationStep:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OperationResult(Displayed):
+class OperationResult(Displayed, Reported):
     """Result of tuning an operation for a problem.
 
     Attributes
@@ -152,25 +152,10 @@ class OperationResult(Displayed):
         """The libraries among the contenders."""
         return tuple(one for one in self.contenders if one.is_library)
 
-    def report(self, output: str | Path = "report.html") -> Path:
-        """Write a page with charts and tables of the result, which opens offline; return its path.
-
-        Parameters
-        ----------
-        output
-            File to write, or folder to write ``report.html`` into.
-
-        Raises
-        ------
-        InputError
-            The database cannot be read, or the file cannot be written.
-        ToolchainError
-            Plotly is not installed (``pip install 'autotile[report]'``).
-        """
-        from autotile.report.sections import write_report_of  # imports the readers of the database
-
-        of, gpu = self.problem, self.device.name
-        return write_report_of(self.database, of.kernel, of.sizes, output, dtype=of.dtype, gpu_name=gpu)
+    def page_content(self) -> PageContent:
+        """As for `Reported`."""
+        of = self.problem
+        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
 
     def _headline(self) -> str:
         winner = self.winner

@@ -16,7 +16,7 @@ from autotile.core.text import Displayed, device_text, duration_text, funnel_tex
 from autotile.core.timeline import Timeline
 from autotile.database.paths import atomic_write
 from autotile.errors import InputError
-from autotile.report.notebook import StudyPlots, newest_study
+from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
 from autotile.tuning.finals import Finals
 from autotile.tuning.gpu_comparison import Confirmation, GpuUse
 from autotile.tuning.parameter_effects import ParameterEffects
@@ -159,7 +159,7 @@ def trial_entry(trial: Trial) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TuneResult(Displayed, StudyPlots):
+class TuneResult(Displayed, Reported, StudyPlots):
     """Result of a tuning session.
 
     Its methods ``plot_...`` return charts of the study, and ``to_pandas`` its trials; see
@@ -293,25 +293,10 @@ class TuneResult(Displayed, StudyPlots):
         """
         return newest_study(self.database, self.problem, self.device)
 
-    def report(self, output: str | Path = "report.html") -> Path:
-        """Write a page with charts and tables of the result, which opens offline; return its path.
-
-        Parameters
-        ----------
-        output
-            File to write, or folder to write ``report.html`` into.
-
-        Raises
-        ------
-        InputError
-            The database cannot be read, or the file cannot be written.
-        ToolchainError
-            Plotly is not installed (``pip install 'autotile[report]'``).
-        """
-        from autotile.report.sections import write_report_of  # imports the readers of the database
-
-        of, gpu = self.problem, self.device.name
-        return write_report_of(self.database, of.kernel, of.sizes, output, dtype=of.dtype, gpu_name=gpu)
+    def page_content(self) -> PageContent:
+        """As for `Reported`."""
+        of = self.problem
+        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
 
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Return the rate of a trial in GFLOP/s; None where the kernel does not state its operations."""

@@ -228,21 +228,32 @@ class CompilePool:
 
     def _begin_waiting(self) -> None:
         """Begin the compilations for which there is a core, on this machine before the others."""
-        while True:
-            has_farm = self._farm is not None and self._farm.room > 0
-            with self._lock:
-                if self._closing:
-                    return
-                is_crowded = has_farm and self._worker_pool is not None and not self._worker_pool.has_compile_slot()
-                going = self._next(self._may_go) if has_farm and (is_crowded or self._here == self._workers) else None
-                if going is None:
-                    one = self._next(lambda _: True) if self._here < self._workers else None
-                    if one is None:
-                        return
-                    self._here += 1
-                    self._threads.submit(self._compile_here, one)
-            if going is not None:
-                self._compile_elsewhere(going)
+        if getattr(self._thread_data, "is_beginning", False):
+            return  # the farm has given one back at once: the loop that gave it goes on
+        self._thread_data.is_beginning = True
+        try:
+            while self._begin_next():
+                pass
+        finally:
+            self._thread_data.is_beginning = False
+
+    def _begin_next(self) -> bool:
+        """Begin one compilation; return whether there may be another one to begin."""
+        has_farm = self._farm is not None and self._farm.room > 0
+        with self._lock:
+            if self._closing:
+                return False
+            is_crowded = has_farm and self._worker_pool is not None and not self._worker_pool.has_compile_slot()
+            going = self._next(self._may_go) if has_farm and (is_crowded or self._here == self._workers) else None
+            if going is None:
+                one = self._next(lambda _: True) if self._here < self._workers else None
+                if one is None:
+                    return False
+                self._here += 1
+                self._threads.submit(self._compile_here, one)
+        if going is not None:
+            self._compile_elsewhere(going)
+        return True
 
     def _next(self, is_wanted: Callable[[_Waiting], bool]) -> _Waiting | None:
         """Take the first compilation that may begin at a place and was not cancelled."""
@@ -293,7 +304,7 @@ class CompilePool:
         if not is_returned:
             try:
                 one.done.set_result(_ENDED if found is None else self._stored(one.job, found, start))
-            except InputError as error:  # the cubin cache cannot be written
+            except Exception as error:  # such as a cubin cache that cannot be written: whoever waits raises it
                 one.done.set_exception(error)
         self._begin_waiting()
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Trial, config_key
@@ -19,6 +20,7 @@ from autotile.database import claims
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.run_record import RunRecord
+from autotile.database.transactions import short_transaction
 
 CONFIGS: list[Config] = [{"BM": number} for number in range(40)]
 Open = Callable[[], RunRecord]
@@ -129,6 +131,29 @@ def test_leases_are_renewed(session: Open, monkeypatch: pytest.MonkeyPatch) -> N
         time.sleep(0.05)
     first._end_claims()
     assert second.claim({"BM": 1}).is_ours
+
+
+@pytest.mark.parametrize("location", ["postgresql"], indirect=True)
+def test_no_renewal_changes_claims_while_another_transaction_does(
+    session: Open, location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_RENEWALS", 1e5)  # one a millisecond
+    record = session()
+    assert record._claims is not None
+    waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    with Database.open(location) as database:
+        with short_transaction(database, None) as transaction:
+            record._claims.settle(transaction, [config_key({"BM": 1})])
+            renewal = claims.Renewal(database, record._claims)
+            try:
+                deadline = time.monotonic() + 30
+                with database.reading() as connection:
+                    while not connection.execute(waiting).scalar():
+                        assert time.monotonic() < deadline
+                        time.sleep(0.01)
+            finally:
+                renewal._ended.set()
+        renewal.close()
 
 
 def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(

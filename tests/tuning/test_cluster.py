@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -131,6 +132,8 @@ def test_a_scheduler_that_does_not_come_back(kit: ClusterKit, monkeypatch: pytes
             wait_forever(connected)
         assert task.cancelled()
         assert connected.offers() == []
+        assert not logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
+    assert logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
 
 
 class Futures:

@@ -38,7 +38,12 @@ def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the choice of a backend by a fake GPU that measures energy."""
 
     def backend(
-        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
+        kernel: Kernel,
+        problem: Problem,
+        settings: Settings,
+        options: TuneOptions,
+        worker_pool: WorkerPool | None,
+        **_: object,
     ) -> LiveBackend:
         workload = Workload(
             "", "", problem.sizes, problem.dtype, "cold", str(settings.cache), 10**8, 0.1,

@@ -20,7 +20,7 @@ from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording
 from autotile.settings import read_settings
 from autotile.tuning import gpu_group
-from autotile.tuning.backend import LiveBackend
+from autotile.tuning.backend import Finished, LiveBackend
 from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
@@ -41,6 +41,39 @@ def group(bench: Any) -> Iterator[Make]:
     def make(*gpus: dict[str, Any], deadline_s: float = 5.0) -> GpuGroup:
         backends = [SimulatedGpu(recording, uuid=f"GPU-{n}", **{"seconds": 0.01, **one}) for n, one in enumerate(gpus)]
         made.append(GpuGroup(backends, deadline_s))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Hanging(SimulatedGpu):
+    """A simulated GPU that hangs when a function says so, given itself and the configuration that it runs."""
+
+    def __init__(self, hangs: Callable[[Hanging, Config], bool], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.begun = 0
+        self._hangs = hangs
+
+    def result(self) -> Finished:
+        self.begun += 1
+        if self._hangs(self, self._finished[0].candidate.config):
+            self._closed.wait()
+        return super().result()
+
+
+@pytest.fixture
+def quick(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GpuGroup]]:
+    """Return a function that makes a group of three GPUs that may hang and are soon given up; the first is the home."""
+    monkeypatch.setattr(gpu_group, "_MIN_STALL_S", 0.5)
+    monkeypatch.setattr(gpu_group, "_CHECK_S", 0.05)
+    recording = read_recording(bench.record())
+    made: list[GpuGroup] = []
+
+    def make(hangs: Callable[[Hanging, Config], bool]) -> GpuGroup:
+        gpus = [Hanging(hangs, recording, uuid=f"GPU-{n}", seconds=0.05 if n else 0.01) for n in range(3)]
+        made.append(GpuGroup(gpus, 0.1))
         return made[-1]
 
     yield make
@@ -152,6 +185,23 @@ class TestSimulated:
         several.close()
         assert time.monotonic() - began < 5
         assert not any(thread.name.startswith("GPU ") and thread.is_alive() for thread in threading.enumerate())
+
+    def test_one_that_hangs_while_it_measures_the_reference_is_replaced_as_home(
+        self, bench: Any, quick: Callable[..., GpuGroup]
+    ) -> None:
+        several = quick(lambda gpu, config: gpu.uuid == "GPU-0" and gpu.begun == 2)
+        found = run(several, candidates(bench))
+        assert all(one.evaluation.outcome is Outcome.OK for one in found.values())
+        assert several.gpu_count == 2
+
+    def test_a_candidate_that_hangs_gpus_for_good_costs_two_of_them(
+        self, bench: Any, quick: Callable[..., GpuGroup]
+    ) -> None:
+        several = quick(lambda gpu, config: config == BEST)
+        evaluation = run(several, candidates(bench))[config_key(BEST)].evaluation
+        assert evaluation.outcome is Outcome.CRASHED
+        assert "no sign" in evaluation.reason
+        assert several.gpu_count == 1
 
     def test_finals_move_to_another_one_if_the_first_fails(self, bench: Any, group: Make) -> None:
         several = group({}, {})

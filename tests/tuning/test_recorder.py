@@ -36,7 +36,7 @@ class FakeGpu(ReplayBackend):
 def measure(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorded]:
     """Record as on a GPU."""
     backend = FakeGpu(bench.record(), bench.device)
-    monkeypatch.setattr(session, "choose_backend", lambda *_: backend)
+    monkeypatch.setattr(session, "choose_backend", lambda *_, **__: backend)
 
     def on_gpu(observe: Callable[[Progress], None] = lambda _: None, **choices: Any) -> Recorded:
         options = TuneOptions(workers=1, seed=choices.pop("seed", 0))
@@ -101,7 +101,7 @@ def test_failures_are_recorded(
             return judges["failed"](config, Outcome.CRASHED, "illegal address", "measure")
         return judges["by_threads"](config)
 
-    monkeypatch.setattr(session, "choose_backend", lambda *_: FakeGpu(bench.record(judge), bench.device))
+    monkeypatch.setattr(session, "choose_backend", lambda *_, **__: FakeGpu(bench.record(judge), bench.device))
     recorded = measure(output=tmp_path)
     assert recorded.path is not None
     found = read_recording(recorded.path).lookup({"THREADS": 64, "WORK": 2})

@@ -359,6 +359,16 @@ def test_phases_are_timed(bench: Any) -> None:
     assert sum(result.phases.values()) <= result.seconds
 
 
+def test_the_page_of_a_result_shows_its_problem_alone(bench: Any, tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="Plotly is not installed (extra `report`)")
+    bench.tune(bench.record(n=2048), n=2048)
+    page = bench.tune(bench.record()).report(tmp_path)
+    assert page == tmp_path / "report.html"
+    text = page.read_text()
+    assert "n=4096" in text
+    assert "n=2048" not in text
+
+
 class TestCompilers:
     def test_one_that_the_system_killed_is_tried_again_by_the_next_session(
         self, bench: Any, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,9 @@
 import os
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
 from autotile.settings import available_cores
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import _WORKER_MODULE, CompilePool, worker_count
+from autotile.workers.compile_pool import _WORKER_MODULE, Compiled, CompilePool, FarmResult, worker_count
 from autotile.workers.protocol import memory_share_bytes
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
@@ -87,6 +89,34 @@ def test_sessions_that_share_workers_do_not_compile_more_at_once_than_these_allo
         first.close()
         for pool in pools:
             pool.close()
+
+
+class Refusing:
+    """A compile farm that gives every job back at once."""
+
+    slots = room = 64
+    notices = ()
+
+    def accepts(self, job: CompileJob) -> bool:
+        return True
+
+    def submit(self, job: CompileJob, deadline_s: float) -> Future[FarmResult | None]:
+        future: Future[FarmResult | None] = Future()
+        future.set_result(None)
+        return future
+
+
+def test_jobs_that_a_farm_gives_back_at_once_are_all_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, went_on = Compiled(None), threading.Event()
+    monkeypatch.setattr(CompilePool, "_request", lambda *_: went_on.wait(60) and compiled)
+    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=30)
+    with closing(pool):
+        jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(500)]
+        waiting = [pool.submit(lambda job=job: job) for job in jobs]  # type: ignore[misc]
+        pool._farm = Refusing()  # its machines join when all of them wait
+        waiting.append(pool.submit(lambda: replace(JOB, options=())))
+        went_on.set()
+        assert not wait(waiting, 30).not_done
 
 
 def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
