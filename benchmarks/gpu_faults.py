@@ -29,7 +29,6 @@ from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.result import TuneResult
-from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 
 KERNEL, SIZES = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}
@@ -182,7 +181,7 @@ def simulated(seconds: float) -> Iterator[tuple[DeviceProperties, Recording]]:
     known = session.choose_backend, session_run.CompilePool
 
     def choose(
-        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, pool: WorkerPool | None
+        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, *others: Any, **lane: Any
     ) -> Backend:
         workload = workload_of(kernel, problem, settings, options)
         return GpuGroup(
