@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from autotile.tuning.connection import Connection
+from autotile.tuning.cluster.connection import Connection
 
 HEAD = "head"
 _START_S = 120.0

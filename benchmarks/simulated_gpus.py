@@ -285,7 +285,7 @@ def offer_gpus(given: dict[str, Any]) -> None:
 async def _offer(given: dict[str, Any], numbers: range, joining: int) -> None:
     import distributed
 
-    from autotile.tuning.cluster_worker import GpuPlugin, replayed_gpus
+    from autotile.tuning.cluster.worker import GpuPlugin, replayed_gpus
 
     gpus = replayed_gpus(_recording_path(), numbers, given["seconds"])
     workers = [

@@ -161,8 +161,8 @@ def worker(
     ToolchainError
         Dask is not installed; or there are compilers to offer, and NVRTC is not.
     """
-    from autotile.tuning.cluster_worker import live_gpus, offer, replayed_gpus
-    from autotile.tuning.scheduler import check_scheduler
+    from autotile.tuning.cluster.scheduler import check_scheduler
+    from autotile.tuning.cluster.worker import live_gpus, offer, replayed_gpus
 
     check_scheduler(scheduler, insecure=insecure)
     if replay is not None:

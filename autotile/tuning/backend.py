@@ -337,7 +337,7 @@ def choose_backend(
         The requested sanitizer is not installed.
     """
     if options.scheduler:
-        from autotile.tuning.cluster_gpus import cluster_backend
+        from autotile.tuning.cluster.gpus import cluster_backend
 
         return cluster_backend(kernel, problem, settings, options, lane)
     if options.replay is None and has_driver():

@@ -25,7 +25,7 @@ from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.protocol import Candidate, LibraryCall, RaceTimes, Workload
 
 if TYPE_CHECKING:
-    from autotile.tuning.cluster_gpus import RemoteGpu
+    from autotile.tuning.cluster.gpus import RemoteGpu
 
 _RACE_S = 3.0
 _MIN_ROUNDS, _MAX_ROUNDS = 15, 60
@@ -157,8 +157,8 @@ def hold_contest(
 
 
 def _remote_gpu(lane: Lane, first: Finalist, workload: Workload, options: TuneOptions) -> RemoteGpu:
-    from autotile.tuning.cluster import RemoteWork  # imports Dask
-    from autotile.tuning.cluster_gpus import free_gpu
+    from autotile.tuning.cluster.client import RemoteWork  # imports Dask
+    from autotile.tuning.cluster.gpus import free_gpu
 
     return free_gpu(lane, RemoteWork(first.kernel.name, workload, options.run_deadline_s))
 

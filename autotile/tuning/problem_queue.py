@@ -17,7 +17,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from autotile.tuning.cluster import Cluster
+    from autotile.tuning.cluster.client import Cluster
 
 Result = TypeVar("Result")
 Ended_co = TypeVar("Ended_co", covariant=True)
@@ -121,7 +121,7 @@ def open_lane(options: TuneOptions, *, is_of_one_model: bool = True) -> Iterator
     if not options.scheduler:
         yield Lane(options.devices)
         return
-    from autotile.tuning.cluster_lane import ClusterLane
+    from autotile.tuning.cluster.lane import ClusterLane
 
     with closing(ClusterLane(options, is_of_one_model=is_of_one_model)) as lane:
         yield lane

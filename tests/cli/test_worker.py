@@ -35,16 +35,8 @@ def test_gpus_of_a_scheduler_are_chosen_by_their_model(run, choice: list[str]) -
 
 
 def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "cluster",
-        "cluster_compilers",
-        "cluster_gpus",
-        "cluster_lane",
-        "cluster_worker",
-        "connection",
-        "scheduler",
-    ):
-        monkeypatch.delitem(sys.modules, f"autotile.tuning.{name}", raising=False)
+    for name in [name for name in sys.modules if name.startswith("autotile.tuning.cluster.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "distributed", None)
     for words in (["worker"], ["tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler"]):
         answer = run(*words, "tcp://127.0.0.1:8786")
@@ -56,7 +48,7 @@ def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyP
 def test_a_machine_offers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     from autotile.api import devices
     from autotile.errors import InputError, ToolchainError
-    from autotile.tuning import cluster_worker
+    from autotile.tuning.cluster import worker as cluster_worker
 
     offered: list[tuple[int, int]] = []
     said: list[str] = []

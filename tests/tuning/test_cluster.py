@@ -25,12 +25,13 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 
 import dask.config
 
-from autotile.tuning import cluster, cluster_lane, connection
 from autotile.tuning.backend import workload_of
-from autotile.tuning.cluster import Cluster, RemoteWork
-from autotile.tuning.connection import Connection
+from autotile.tuning.cluster import client, connection
+from autotile.tuning.cluster import lane as cluster_lane
+from autotile.tuning.cluster.client import Cluster, RemoteWork
+from autotile.tuning.cluster.connection import Connection
+from autotile.tuning.cluster.scheduler import check_scheduler
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.scheduler import check_scheduler
 
 BEST = {"THREADS": 256, "WORK": 4}
 SECONDS = 0.3
@@ -79,7 +80,7 @@ def check(result: TuneResult, bench: Any) -> None:
 def test_a_machine_joins_late_and_another_is_killed(
     bench: Any, secure_kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_ABSENT_S", 2.0)
+    monkeypatch.setattr(client, "_ABSENT_S", 2.0)
     recording = bench.record()
     slow = secure_kit.simulated(recording, 0, 3.0)
     begun = threading.Event()
@@ -104,7 +105,7 @@ def test_a_machine_joins_late_and_another_is_killed(
 def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate(
     bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_ABSENT_S", START_S)
+    monkeypatch.setattr(client, "_ABSENT_S", START_S)
     recording = bench.record()
     workers = [kit.simulated(recording, number, SECONDS) for number in range(2)]
 
@@ -163,7 +164,7 @@ class Futures:
         return False
 
 
-def asked(bench: Any, connected: Futures) -> cluster.Reply:
+def asked(bench: Any, connected: Futures) -> client.Reply:
     """Send a request over a connection, and return the reply."""
     one = Cluster.__new__(Cluster)
     one._connection = connected  # type: ignore[assignment]

@@ -27,10 +27,11 @@ from autotile.workers.protocol import Candidate, LibraryCall, RaceTimes, Workloa
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
-from autotile.tuning import cluster_gpus, cluster_worker
-from autotile.tuning.cluster import AbsentGpuError, Cluster, Sent
-from autotile.tuning.cluster_sweep import RemoteSweepWorker, RemoteSweepWorkers
-from autotile.tuning.cluster_worker import GpuPlugin, OfferedGpu, Reply, Request
+from autotile.tuning.cluster import gpus as cluster_gpus
+from autotile.tuning.cluster import worker as cluster_worker
+from autotile.tuning.cluster.client import AbsentGpuError, Cluster, Sent
+from autotile.tuning.cluster.sweep import RemoteSweepWorker, RemoteSweepWorkers
+from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu, Reply, Request
 
 
 class FakeGpu:

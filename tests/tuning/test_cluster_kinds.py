@@ -33,9 +33,10 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 
 from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
-from autotile.tuning import cluster, cluster_lane
-from autotile.tuning.cluster_lane import ClusterLane
-from autotile.tuning.cluster_worker import Reply
+from autotile.tuning.cluster import client
+from autotile.tuning.cluster import lane as cluster_lane
+from autotile.tuning.cluster.lane import ClusterLane
+from autotile.tuning.cluster.worker import Reply
 
 SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
 FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
@@ -154,7 +155,7 @@ def test_a_plan_goes_on_when_a_machine_dies(
     bench: Any, site: Site, settings: Any, options: TuneOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session on its GPU goes on with another one. The last test of the two GPUs."""
-    monkeypatch.setattr(cluster, "_ABSENT_S", 1.0)
+    monkeypatch.setattr(client, "_ABSENT_S", 1.0)
     planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)
     killed = threading.Event()
 

@@ -23,9 +23,9 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 
 from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
-from autotile.tuning import cluster_compilers
-from autotile.tuning.cluster import Cluster
-from autotile.tuning.cluster_compilers import ClusterCompilers
+from autotile.tuning.cluster import compilers as cluster_compilers
+from autotile.tuning.cluster.client import Cluster
+from autotile.tuning.cluster.compilers import ClusterCompilers
 
 SOURCE = '#include "value.h"\nextern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE + OTHER; }'
 JOB = CompileJob(SOURCE.partition("\n")[2].replace(" + OTHER", ""), "hash", "/nowhere/x.cu", "fill", "sm_90", ())

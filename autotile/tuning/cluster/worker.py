@@ -1,8 +1,4 @@
-"""The worker's end of a cluster: a process of Dask for each GPU, which passes requests on to the GPU's worker process.
-
-Only this module, `autotile.tuning.cluster` and `autotile.tuning.cluster_compilers` import Dask; they are imported with
-``--scheduler`` and by ``autotile worker`` only.
-"""
+"""The worker's end of a cluster: a process of Dask for each GPU, which passes requests on to the GPU's worker."""
 
 from __future__ import annotations
 
@@ -32,9 +28,9 @@ from autotile.errors import AutotileError, InputError, ToolchainError, WorkerErr
 from autotile.exchange.recording import Recording, read_recording, read_recording_header
 from autotile.settings import read_settings
 from autotile.tuning.backend import Backend, LiveBackend
-from autotile.tuning.cluster_compilers import COMPILERS, CompilerPlugin, toolchain
+from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
+from autotile.tuning.cluster.scheduler import WorkerPlugin, check_scheduler, distributed
 from autotile.tuning.replay import SimulatedGpu
-from autotile.tuning.scheduler import WorkerPlugin, check_scheduler, distributed
 from autotile.workers.child import Child, WorkerPool
 from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.protocol import Candidate, Evaluation, LibraryCall, RaceTimes, Workload

@@ -1,4 +1,4 @@
-"""The GPUs and compilers of a scheduler, and requests to them, which `autotile.tuning.cluster_worker` answers."""
+"""The GPUs and compilers of a scheduler, and requests to them, which `autotile.tuning.cluster.worker` answers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 from autotile import __version__
 from autotile.core.documents import decode_json, encode_json
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
-from autotile.tuning.cluster_compilers import ClusterCompilers
-from autotile.tuning.cluster_worker import SIMULATED, Operation, Reply, answer
-from autotile.tuning.connection import Connection
-from autotile.tuning.scheduler import distributed
+from autotile.tuning.cluster.compilers import ClusterCompilers
+from autotile.tuning.cluster.connection import Connection
+from autotile.tuning.cluster.scheduler import distributed
+from autotile.tuning.cluster.worker import SIMULATED, Operation, Reply, answer
 from autotile.workers.protocol import Candidate, Workload
 
 _POLL_S = 1.0
@@ -62,7 +62,7 @@ class Cluster:
     Parameters
     ----------
     address, insecure
-        As for `autotile.tuning.connection.Connection`, whose errors are raised.
+        As for `autotile.tuning.cluster.connection.Connection`, whose errors are raised.
     """
 
     def __init__(self, address: str, *, insecure: bool) -> None:

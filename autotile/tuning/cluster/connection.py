@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from autotile.errors import InputError, WorkerError
-from autotile.tuning.scheduler import check_scheduler, distributed
+from autotile.tuning.cluster.scheduler import check_scheduler, distributed
 
 _CONNECT_S = 10.0
 _LOOK_S = 5.0

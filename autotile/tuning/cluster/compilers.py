@@ -29,8 +29,8 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
 from autotile.kernel.sources import included_files, read_bytes
 from autotile.settings import read_settings
-from autotile.tuning.connection import Connection
-from autotile.tuning.scheduler import WorkerPlugin, distributed
+from autotile.tuning.cluster.connection import Connection
+from autotile.tuning.cluster.scheduler import WorkerPlugin, distributed
 from autotile.workers.compile_pool import CompilePool, FarmResult
 
 COMPILERS = "compile with "

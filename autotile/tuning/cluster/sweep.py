@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotile.errors import WorkerError
-from autotile.tuning.cluster import AbsentGpuError
+from autotile.tuning.cluster.client import AbsentGpuError
 from autotile.tuning.problem_queue import Lane
 
 _POLL_S = 1.0
