@@ -263,6 +263,8 @@ class StudyClaims:
 
 def forget_dead(connection: Connection, study_id: int) -> int:
     """Delete the claims of processes of this machine that are gone; return how many others are left."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(_LOCK), {"kind": _LOCK_KIND, "study": study_id})
     query = select(CLAIMS.c.id, CLAIMS.c.owner, CLAIMS.c.expires_at).where(CLAIMS.c.study_id == study_id)
     rows = connection.execute(query).all()
     gone = [row[0] for row in rows if is_gone(row[1])]

@@ -169,7 +169,7 @@ class RunRecord:
             return [], Claimed((), (), 0)
 
         def take_over() -> tuple[list[str], Claimed]:
-            with self._database.writing() as connection:
+            with self._database.writing(self._held_connection()) as connection:
                 keys = claims.inherit(connection)
                 return keys, Claimed((), claims.look(EngineTransaction(connection)), claims.count_others(connection))
 

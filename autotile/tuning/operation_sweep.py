@@ -123,7 +123,7 @@ def gpu_workers(lane: Lane, worker_pool: WorkerPool, libraries: Sequence[Operati
     """Return where the GPU worker of a sweep comes from: this machine or, with the same libraries, a cluster."""
     if lane.cluster is None:
         return worker_pool
-    from autotile.tuning.cluster.sweep import RemoteSweepWorkers  # imports Dask
+    from autotile.tuning.cluster.remote_sweep import RemoteSweepWorkers  # imports Dask
 
     return RemoteSweepWorkers(lane, {library.name: library.version for library in libraries})
 

@@ -380,8 +380,7 @@ class Session:
         One that another session is trying is waited for.
         """
         elsewhere: list[Config] = []
-        new = (config for config in configs if self._log.find(config) is None)
-        given = GivenCandidates(new, 2 * self._backend.gpu_count - 1)
+        given = GivenCandidates((c for c in configs if self._log.find(c) is None), 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
         while given.is_open:
             candidate = self._pipeline.next_candidate(given)
@@ -401,7 +400,9 @@ class Session:
             self._report("searching", trial)
             yield trial
         for config in elsewhere:
-            while (found := self._log.find(config)) is None and not self._stop.requested:
+            while (found := self._log.find(config)) is None and not (
+                self._stop.requested or self._rules.is_out_of_time
+            ):
                 if all(self._shared.claim(config)):
                     yield from self._trials_of([config])
                     break

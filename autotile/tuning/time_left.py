@@ -46,6 +46,8 @@ class Pace:
 
     def add(self, end_s: float, count: int = 1) -> None:
         """Add the end of ``count`` steps that share the time since the last one, in seconds since a common moment."""
+        if not count:  # a report without a step
+            return
         start_s, squares = (self._ends_s[-1], self._squares[-1]) if self._ends_s else (end_s, 0.0)
         step_s = (end_s - start_s) / count
         self._ends_s += [start_s + step_s * (number + 1) for number in range(count)]

@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -234,6 +236,10 @@ def test_what_other_machines_lack_is_refused(bench: Any, options: dict[str, Any]
 
 
 def test_the_processes_of_dask_log_warnings_only() -> None:
-    import dask
-
-    assert dask.config.get("distributed.nanny.pre-spawn-environ")["DASK_LOGGING__DISTRIBUTED"] == "warning"
+    code = """
+import dask, logging, autotile.tuning.cluster.scheduler
+print(logging.getLogger("distributed").level, dask.config.get("distributed.nanny.pre-spawn-environ"))
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said.startswith(f"{logging.WARNING} ")
+    assert "'DASK_LOGGING__DISTRIBUTED': 'warning'" in said

@@ -30,7 +30,7 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
 from autotile.tuning.cluster.client import AbsentGpuError, Cluster, Sent
-from autotile.tuning.cluster.sweep import RemoteSweepWorker, RemoteSweepWorkers
+from autotile.tuning.cluster.remote_sweep import RemoteSweepWorker, RemoteSweepWorkers
 from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu, Reply, Request
 
 

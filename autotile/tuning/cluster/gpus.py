@@ -36,6 +36,8 @@ _FIRST_GPU_S = 60.0
 """Time that a session waits for a first GPU."""
 _POLL_S = 1.0
 """Interval at which a session looks for GPUs that join or are gone."""
+_RENEW_S = 40.0
+"""Interval at which a session renews the leases of its GPUs, a third of what they last."""
 _DESCRIBE_S = 10.0
 """Time in which a GPU describes itself; one that works for another session may take longer, and is asked again."""
 _MAX_JOINS = 4
@@ -278,16 +280,29 @@ class ClusterGpus(GpuGroup):
         raise no_gpu_error([str(gpu) for gpu in self._lane.devices])
 
     def _let_join(self) -> None:
+        renewed_at = time.monotonic()
         while not self._ending.wait(_POLL_S):
+            if time.monotonic() - renewed_at > _RENEW_S:
+                self._renew()
+                renewed_at = time.monotonic()
             with suppress(AutotileError):  # of one that is not of this version
                 for one in self._arriving(self.device):
                     self.add(one)
+
+    def _renew(self) -> None:
+        """Keep the GPUs of this session from others while it has nothing for them."""
+        for gpu, known in self._joined.items():
+            if known and not known[-1].is_closed:
+                with suppress(WorkerError):
+                    self._cluster.send(gpu, "describe", (), self._work).forget()
 
     def _arriving(self, model: DeviceProperties | None) -> Iterator[RemoteGpu]:
         """Yield the GPUs that are present, of the session's model, and not part of it."""
         present = self._cluster.look()
         for gpu in map(str, self._lane.devices):
             known = self._joined.setdefault(gpu, [])
+            if self._ending.is_set():
+                return
             if gpu not in present or gpu in self._refused:
                 continue
             if sum(not one.was_absent for one in known) >= _MAX_JOINS or (known and not known[-1].is_closed):

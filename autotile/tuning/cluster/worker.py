@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -39,7 +39,7 @@ SIMULATED = "simulated-"
 """Prefix of the names of GPUs that replay a recording."""
 _PLUGIN = "autotile-gpu"
 _LEASE_S = 120.0
-"""Time without a request after which another session may take a GPU."""
+"""Time without a request after which another session may take a GPU; one that has nothing for it asks what it is."""
 _MAX_CUBINS = 256
 """Cubins of a session that are kept: a GPU runs an earlier candidate again to find out whether it is at fault."""
 _RETRY_S = 2.0
@@ -150,6 +150,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         is_busy = bool(self._session) and self._session != request.session
         is_busy &= time.monotonic() - self._used_at < _LEASE_S
         if request.op == "describe":
+            if self._session == request.session:
+                self._used_at = time.monotonic()
             return Reply(device=self._gpu.device, is_busy=is_busy)
         if request.op == "close":
             if self._session == request.session:
@@ -465,8 +467,9 @@ async def _keep_offering(
             observe(f"{one.name}: offered to {scheduler}")
             await nanny.finished()
             observe(f"{one.name}: the scheduler is lost; it joins again when it is back")
-        except (OSError, TimeoutError, RuntimeError) as error:
+        except Exception as error:  # whatever Dask raises, the GPU is offered again
             observe(f"{one.name}: {type(error).__name__}: {error}; the scheduler is tried again")
         finally:
-            await nanny.close()
+            with suppress(Exception):
+                await nanny.close()
         await asyncio.sleep(_RETRY_S)
