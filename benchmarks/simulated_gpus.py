@@ -45,7 +45,7 @@ from postgresql_server import programs_folder, running_server
 KERNEL, SIZES, DTYPE = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}, "float32"
 COMMANDS = 8
 """Sessions that share a study through a server."""
-MOST_GPUS = {"dask": 8, "postgresql": 64}
+MOST_GPUS = {"dask": 64, "postgresql": 64}
 """GPUs at most; docs/scaling.md says what happened with more workers of Dask."""
 _CUBIN_BYTES = 100_000
 _GPUS_A_PROCESS = 8
