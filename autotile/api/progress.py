@@ -345,7 +345,7 @@ def short_line(progress: Progress, rate: Workrate) -> str:
 
 def left_text(progress: Progress, since_s: float = 0.0) -> str:
     """Return the time that is left ``since_s`` seconds after a state: ``about 2 min 05 s left``; "" if not known."""
-    if progress.remaining_s is None:
+    if not progress.remaining_s:  # finals that race nothing have no time, either
         return ""
     about = "at most" if progress.may_end_earlier and progress.phase == "searching" else "about"
     return f"{about} {duration_text(max(0.0, progress.remaining_s - since_s))} left"

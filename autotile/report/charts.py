@@ -172,9 +172,9 @@ def limits_chart(study: StudyData) -> Chart:
     known = [(name, values) for name, values in measures if any(values)]
     if not known:
         return Chart("limits", title, None, "No resources of the best configurations are stored.")
+    go = load_plotly()
     from plotly.subplots import make_subplots
 
-    go = load_plotly()
     columns = min(3, len(known))
     lines = math.ceil(len(known) / columns)
     headings = [_MEASURES[name] for name, _ in known]

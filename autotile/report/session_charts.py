@@ -194,9 +194,9 @@ def drift_chart(study: StudyData) -> Chart:
     if not known:
         reason = "replayed from a recording" if study.key.source == "replayed" else "without telemetry"
         return Chart(name, title, None, f"The times are {reason}, so that no drift, clock or power is known.")
+    go = load_plotly()
     from plotly.subplots import make_subplots
 
-    go = load_plotly()
     grid = make_subplots(
         len(known), 1, shared_xaxes=True, subplot_titles=[heading for heading, _ in known], vertical_spacing=0.09
     )

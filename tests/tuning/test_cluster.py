@@ -220,7 +220,7 @@ def test_the_loopback_address_needs_no_tls(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "node7", "node7:8786", "tcp://", "tls://node7", "http://a:1", "tcp://a:x"])
 def test_other_addresses_are_refused(address: str) -> None:
-    with pytest.raises(InputError, match="cannot be read; expected tls://HOST:PORT"):
+    with pytest.raises(InputError, match="cannot be read; expected tls:// or tcp://, a host and a port"):
         check_scheduler(address, insecure=True)
 
 

@@ -30,7 +30,7 @@ from autotile.errors import AutotileError, DataError, InputError, WorkerError
 from autotile.kernel.sources import included_files, read_bytes
 from autotile.settings import read_settings
 from autotile.tuning.cluster.connection import Connection
-from autotile.tuning.cluster.scheduler import WorkerPlugin, distributed
+from autotile.tuning.cluster.scheduler import WorkerPlugin, distributed, ignore_interrupts
 from autotile.workers.compile_pool import CompilePool, FarmResult
 
 COMPILERS = "compile with "
@@ -99,7 +99,8 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
         self._count = count
 
     def setup(self, worker: Any) -> None:
-        """Make the pool of compile workers."""
+        """Make the pool of compile workers; leave Ctrl-C to the nanny."""
+        ignore_interrupts(worker)
         settings = read_settings()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, self._count, _DEADLINE_S)
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-compilers-")

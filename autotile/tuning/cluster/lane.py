@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.errors import AutotileError, InputError
@@ -132,8 +132,20 @@ class ClusterLane(Lane):
             if self.free(()) and (all(gpu in self._replies for gpu in present) or now - begun > _SETTLE_S):
                 return
             if now - begun > _FIRST_GPU_S:
+                self._check_kind(present)
                 raise no_gpu_error(present, self._asked_model, self._error)
             time.sleep(_POLL_S)
+
+    def _check_kind(self, present: Sequence[str]) -> None:
+        """Raise if all GPUs there replay recordings and the session does not, or the other way round."""
+        if present or not (others := self.cluster.look()):
+            return
+        fault = (
+            "measure, and the session replays; leave --replay out"
+            if self._is_replay
+            else "replay recordings; to try the cluster with them, add --replay"
+        )
+        raise InputError(f"the GPUs of the scheduler ({', '.join(others)}) {fault}")
 
     def _only_model(self) -> DeviceProperties:
         found = filter(None, map(self._device_of, self.devices))

@@ -5,8 +5,11 @@ Only the modules of clusters import this one, with ``--scheduler`` and in ``auto
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from autotile.errors import InputError, ToolchainError
@@ -28,7 +31,14 @@ except ImportError:
         "clusters need Dask, which is not installed; install it with `pip install 'autotile[cluster]'`"
     ) from None
 
-__all__ = ["WorkerPlugin", "check_scheduler", "distributed"]
+__all__ = ["WorkerPlugin", "check_scheduler", "distributed", "ignore_interrupts"]
+
+
+def ignore_interrupts(worker: Any) -> None:
+    """Ignore SIGINT in the process of a worker of Dask if a nanny ends it; for the process's main thread."""
+    if getattr(worker, "nanny", None):
+        with suppress(ValueError):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
@@ -47,7 +57,7 @@ def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
         host = port = None
     if host is None or port is None or parts.scheme not in ("tls", "tcp"):
         raise InputError(
-            f"the scheduler {address!r} cannot be read; expected tls://HOST:PORT, or tcp:// on this machine"
+            f"the scheduler {address!r} cannot be read; expected tls:// or tcp://, a host and a port, such as tls://node1:8786"
         )
     if parts.scheme == "tcp":
         if not (insecure or _is_loopback(host)):

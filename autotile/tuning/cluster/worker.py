@@ -29,7 +29,7 @@ from autotile.exchange.recording import Recording, read_recording, read_recordin
 from autotile.settings import read_settings
 from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
-from autotile.tuning.cluster.scheduler import WorkerPlugin, check_scheduler, distributed
+from autotile.tuning.cluster.scheduler import WorkerPlugin, check_scheduler, distributed, ignore_interrupts
 from autotile.tuning.replay import SimulatedGpu
 from autotile.workers.child import Child, WorkerPool
 from autotile.workers.gpu import GPU_WORKER, Gpu
@@ -137,6 +137,10 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._workers: WorkerPool | None = None
         """The GPU worker between two sessions."""
         self._idle: threading.Timer | None = None
+
+    def setup(self, worker: Any) -> None:
+        """Leave Ctrl-C, which reaches all processes of a terminal, to the nanny, which ends this one."""
+        ignore_interrupts(worker)
 
     def teardown(self, worker: Any) -> None:
         """End the GPU's worker process."""
