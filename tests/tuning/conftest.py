@@ -18,6 +18,7 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.operation import Operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
@@ -159,3 +160,20 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def judges() -> dict[str, Any]:
     """Functions that make the trial of a configuration, for tests that combine them."""
     return {"timed": timed, "failed": failed, "by_threads": by_threads}
+
+
+@pytest.fixture
+def operation_of_copies(scale_toml: Path) -> Callable[[str, Iterable[str]], Operation]:
+    """Return a function that loads an operation, given by its text, of copies of the tiny kernel by their names."""
+
+    def load(text: str, names: Iterable[str]) -> Operation:
+        for name in names:
+            for suffix in (".toml", ".cu"):
+                copied = scale_toml.with_suffix(suffix).read_text()
+                copied = copied.replace('name = "scale"', f'name = "{name}"').replace("scale.cu", f"{name}.cu")
+                scale_toml.with_name(name + suffix).write_text(copied)
+        path = scale_toml.with_name("scaling.toml")
+        path.write_text(text)
+        return load_operation(str(path))
+
+    return load

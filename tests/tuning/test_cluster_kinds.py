@@ -21,7 +21,6 @@ from autotile.database.database import Database
 from autotile.errors import InputError, WorkerError
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
-from autotile.kernel.operation import load_operation
 from autotile.settings import read_settings
 from autotile.tuning.family_session import FamilyPlan, FamilyStep, tune_family
 from autotile.tuning.operation_session import tune_operation
@@ -73,15 +72,8 @@ def own_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture
-def operation(scale_toml: Path) -> Any:
-    for name in KERNELS:
-        for suffix in (".toml", ".cu"):
-            text = scale_toml.with_suffix(suffix).read_text()
-            text = text.replace('name = "scale"', f'name = "{name}"').replace("scale.cu", f"{name}.cu")
-            scale_toml.with_name(name + suffix).write_text(text)
-    path = scale_toml.with_name("scaling.toml")
-    path.write_text(OPERATION)
-    return load_operation(str(path))
+def operation(operation_of_copies: Any) -> Any:
+    return operation_of_copies(OPERATION, KERNELS)
 
 
 @pytest.fixture

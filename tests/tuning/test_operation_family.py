@@ -50,15 +50,8 @@ class FakeSweep(Sweep):
 
 
 @pytest.fixture
-def operation(scale_toml: Path) -> Operation:
-    for name in ("first", "second"):
-        for suffix in (".toml", ".cu"):
-            text = scale_toml.with_suffix(suffix).read_text()
-            text = text.replace('name = "scale"', f'name = "{name}"').replace("scale.cu", f"{name}.cu")
-            scale_toml.with_name(name + suffix).write_text(text)
-    path = scale_toml.with_name("scaling.toml")
-    path.write_text(OPERATION)
-    return load_operation(str(path))
+def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
+    return operation_of_copies(OPERATION, ("first", "second"))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import Interval
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
-from autotile.kernel.operation import Operation, load_operation
+from autotile.kernel.operation import Operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
 from autotile.tuning.contest import OperationLibrary, RacedTrial
@@ -40,16 +39,9 @@ when = "n > 100"
 
 
 @pytest.fixture
-def operation(scale_toml: Path) -> Operation:
+def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
     """Return an operation of three copies of the tiny kernel."""
-    for name in NAMES:
-        for suffix in (".toml", ".cu"):
-            text = scale_toml.with_suffix(suffix).read_text()
-            text = text.replace('name = "scale"', f'name = "{name}"').replace("scale.cu", f"{name}.cu")
-            scale_toml.with_name(name + suffix).write_text(text)
-    path = scale_toml.with_name("scaling.toml")
-    path.write_text(OPERATION)
-    return load_operation(str(path))
+    return operation_of_copies(OPERATION, NAMES)
 
 
 @pytest.fixture
