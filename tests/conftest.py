@@ -74,6 +74,11 @@ bytes = "8 * n"
 """
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that pins what the present code does, where a test compares it with what is pinned."""
+    parser.addoption("--pin", action="store_true", help="write what tests/pinned holds from the present code")
+
+
 def pytest_configure() -> None:
     """Let the many processes of the tests read compiled modules, and do linear algebra in one thread each."""
     sys.dont_write_bytecode = False
