@@ -27,7 +27,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Workload
+from autotile.workers.jobs import Workload
 
 Status = Literal["ok", "warn", "fail"]
 

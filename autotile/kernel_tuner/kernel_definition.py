@@ -32,7 +32,7 @@ from autotile.settings import read_settings
 from autotile.space.limits import check_config
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Entry, Time, Workload
 
 _RELATIVE_TOLERANCE = 1e-5
 """Relative tolerance of `numpy.allclose`, by which Kernel Tuner compares."""
@@ -365,7 +365,7 @@ def run_once(described: KernelTunerKernel, device_index: int) -> list[Any]:
         candidate = Candidate(config, str(compiled.cubin.path), compiled.cubin.symbols, computed)
         gpu = Gpu(workload, _RUN_DEADLINE_S)
         try:
-            evaluation = gpu.evaluate(candidate, None)
+            (evaluation,) = gpu.time(Time((Entry(candidate),)))
         finally:
             gpu.close()
         if evaluation.outcome is not Outcome.OK or not evaluation.captured:

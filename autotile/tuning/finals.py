@@ -15,7 +15,7 @@ from autotile.core.text import plural
 from autotile.errors import InputError, ToolchainError
 from autotile.tuning.backend import SECOND_SEED, Backend
 from autotile.tuning.scoring import Scorer
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.jobs import INPUTS_STAGE, Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import ToolResult
 
 _RACE_S = 3.0
@@ -125,11 +125,11 @@ def run_finals(
     checks = FinalistChecks(backend, candidates, hurried=hurried)
     checks.sanitize()
     left = list(range(len(finalists)))
-    raced = hold_race(backend, racing, left, seed, hurried=hurried)
+    raced = hold_race(backend, racing, left, seed, hurried=hurried, scorer=scorer)
     if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
         left = [i for i in left if checks.passes(i)]
         if 1 < len(left) < len(finalists):
-            raced = hold_race(backend, racing, left, seed, hurried=hurried)
+            raced = hold_race(backend, racing, left, seed, hurried=hurried, scorer=scorer)
     for i, result in (raced or {}).items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
@@ -154,14 +154,24 @@ def run_finals(
 
 
 def hold_race(
-    backend: Backend, racing: Sequence[tuple[Trial, Candidate]], left: Sequence[int], seed: int, *, hurried: bool
-) -> dict[int, RaceTimes] | None:
+    backend: Backend,
+    racing: Sequence[tuple[Trial, Candidate]],
+    left: Sequence[int],
+    seed: int,
+    *,
+    hurried: bool,
+    scorer: Scorer | None = None,
+) -> dict[int, Reading] | None:
     """Race those finalists that are left; None where there is nothing to race, or no race is possible."""
     if len(left) < 2:
         return None
     round_us = sum(_time_us(racing[i][0]) for i in left)
     rounds = _MIN_ROUNDS if hurried else race_rounds(round_us)
-    raced = backend.race([racing[i][1] for i in left], rounds, seed, 1e-6 * rounds * round_us)
+    entries = tuple(
+        Entry(candidate, weight=scorer.weight(trial) if scorer is not None else 1.0)
+        for trial, candidate in (racing[i] for i in left)
+    )
+    raced = backend.race(Race(entries, rounds, seed), 1e-6 * rounds * round_us)
     return None if raced is None else dict(zip(left, raced, strict=True))
 
 
@@ -216,8 +226,8 @@ class FinalistChecks:
         self._hurried = hurried
         self._repeats = _HURRIED_REPEATS if hurried else _REPEATS
         self._left_s = _HURRIED_CHECKS_S if hurried else _CHECKS_S
-        self._evaluations: dict[int, Evaluation] = {}
-        self._has_inputs = False
+        self._readings: dict[int, Reading] = {}
+        self._second_seed = SECOND_SEED
         self.notices: list[str] = []
         self.sanitized: dict[int, tuple[str, ...]] = {}
 
@@ -238,9 +248,9 @@ class FinalistChecks:
 
     def refuse(self, index: int, outcome: Outcome, reason: str, stage: str) -> None:
         """Record a fault that another check found, unless there is one already."""
-        known = self._evaluations.get(index)
+        known = self._readings.get(index)
         if known is None or known.outcome is Outcome.OK:
-            self._evaluations[index] = Evaluation(outcome, reason, stage)
+            self._readings[index] = Reading(outcome, reason, stage)
 
     def passes(self, index: int, *, wins: bool = False, ties: bool = True) -> bool:
         """Verify a finalist repeatedly, unless it was; return whether it is correct.
@@ -248,20 +258,19 @@ class FinalistChecks:
         The winner gets all repeats that its deadline permits; those that tie with it share a limited time; and the
         others get a few, after which their times are not reported as a tie.
         """
-        known = self._evaluations.get(index)
+        known = self._readings.get(index)
         repeats = self._repeats if wins or ties else min(self._repeats, _FEW_REPEATS)
         more = known is not None and known.outcome is Outcome.OK and _repeats(known) < repeats
         if known is None or (more and (wins or self._left_s > 0)):
-            self._draw_inputs()
             limit_s = None if wins else max(self._left_s, _MIN_CHECK_S)
             start = time.perf_counter()
-            known = self._evaluations[index] = self._backend.verify(self._candidates[index], repeats, limit_s)
+            known = self._readings[index] = self._checked(self._candidates[index], repeats, limit_s)
             self._left_s -= 0.0 if wins else time.perf_counter() - start
         return known.outcome is Outcome.OK
 
     def is_verified_like(self, index: int, winner: int) -> bool:
         """Return whether a finalist passed as many repeats as the winner, or all."""
-        return _repeats(self._evaluations[index]) >= min(self._repeats, _repeats(self._evaluations[winner]))
+        return _repeats(self._readings[index]) >= min(self._repeats, _repeats(self._readings[winner]))
 
     def note_unverified(self, count: int) -> None:
         """Note the number of finalists that tie with the winner by time, but were not verified like it."""
@@ -274,12 +283,12 @@ class FinalistChecks:
 
     def repeats(self, index: int) -> int:
         """Return the number of repetitions of a finalist's verification; 0 if it was not verified repeatedly."""
-        known = self._evaluations.get(index)
+        known = self._readings.get(index)
         return int(known.telemetry.get("repeats", 0)) if known is not None else 0
 
     def with_digest(self, index: int, trial: Trial) -> Trial:
         """Return the trial of a finalist with the digest of its outputs in all repeats of its verification."""
-        known = self._evaluations.get(index)
+        known = self._readings.get(index)
         if known is None or OUTPUT_DIGEST not in known.telemetry:
             return trial
         digest = known.telemetry[OUTPUT_DIGEST]
@@ -289,36 +298,39 @@ class FinalistChecks:
         """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""
         return tuple(
             replace(finalists[i], outcome=found.outcome, reason=found.reason, stage=found.stage, measurement=None)
-            for i, found in self._evaluations.items()
+            for i, found in self._readings.items()
             if found.outcome is not Outcome.OK
         )
 
-    def _draw_inputs(self) -> None:
-        """Draw the second set of inputs before the first verification."""
-        if self._has_inputs:
-            return
-        self._has_inputs = True
-        try:
-            self._backend.draw_second_inputs(SECOND_SEED)
-        except (InputError, ToolchainError) as error:
-            self.notices.append(f"the finalists were verified with one set of inputs, not two: {error}")
+    def _checked(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Reading:
+        """Verify a candidate with two sets of inputs, or with one if no second one can be drawn."""
+        entries = (Entry(candidate),)
+        if self._second_seed:
+            try:
+                reading = self._backend.check(Check(entries, repeats, limit_s, self._second_seed))
+                if reading.outcome is Outcome.OK or reading.stage != INPUTS_STAGE:
+                    return reading
+                reason = reading.reason
+            except (InputError, ToolchainError) as error:
+                reason = str(error)
+            self._second_seed = 0
+            self.notices.append(f"the finalists were verified with one set of inputs, not two: {reason}")
+        return self._backend.check(Check(entries, repeats, limit_s))
 
 
-def _repeats(evaluation: Evaluation) -> float:
+def _repeats(reading: Reading) -> float:
     """Return the number of repeats that were made; infinite in replay, where none is needed."""
-    return float(evaluation.telemetry.get("repeats", math.inf))
+    return float(reading.telemetry.get("repeats", math.inf))
 
 
 class _Race:
     """Finalists with their interleaved times, or with the times of the search where no race was possible."""
 
-    def __init__(
-        self, finalists: Sequence[Trial], raced: Mapping[int, RaceTimes] | None, scorer: Scorer | None
-    ) -> None:
+    def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, Reading] | None, scorer: Scorer | None) -> None:
         self._raced = raced or {}
         self._scorer = scorer
         self._trials = [
-            self._timed(trial, self._raced[i].times_us) if i in self._raced else trial
+            self._timed(trial, self._raced[i].rounds_us) if i in self._raced else trial
             for i, trial in enumerate(finalists)
         ]
 
@@ -353,7 +365,7 @@ class _Race:
             return ratio_of(self._interval(faster), self._interval(slower))
         if slower == faster:
             return Interval(1.0, 1.0, 1.0)
-        a, b = self._raced[faster].times_us, self._raced[slower].times_us
+        a, b = self._raced[faster].rounds_us, self._raced[slower].rounds_us
         rounds = min(len(a), len(b))  # the slower one may have left the race earlier
         return widen_by_session_spread(paired_ratio(self._costs(faster, a[:rounds]), self._costs(slower, b[:rounds])))
 

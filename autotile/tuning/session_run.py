@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -424,9 +423,8 @@ class Session:
         compiled = self._pipeline.recompile(finalists)
         if not compiled:
             return None
-        racing = [(trial, replace(candidate, weight=self._scorer.weight(trial))) for trial, candidate in compiled]
         finals, self._confirmation = confirm_finals(
-            racing,
+            compiled,
             self._backend,
             default=plan.default,
             incumbent=plan.incumbent,

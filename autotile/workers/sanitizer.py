@@ -24,7 +24,7 @@ from typing import Literal, get_args
 from autotile.core.documents import encode_json
 from autotile.errors import ToolchainError
 from autotile.settings import toolkit_folders, worker_environment
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 
 _TOOL_PREFIX = "========="
 _CHILD_PREFIX = "autotile: "

@@ -17,7 +17,7 @@ from autotile.tuning.backend import LiveBackend
 from autotile.tuning.options import TuneOptions
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Workload
+from autotile.workers.jobs import Workload
 
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]

@@ -87,7 +87,7 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
     from autotile.cuda.driver import live_device
     from autotile.kernel.library import load_kernel
     from autotile.workers.gpu_worker import GpuWorker
-    from autotile.workers.protocol import Candidate, Workload
+    from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message
 
     kernel = load_kernel(str(scale_toml))
     config = dict(kernel.spec.default)
@@ -98,17 +98,17 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
     second = replace(first, sizes={"n": 2000})
     worker = GpuWorker()
 
-    def ask(**message: Any) -> Any:
+    def ask(message: Any) -> Any:
         return worker(message, lambda stage: None)
 
-    benches = []
+    problems = []
     for workload in (first, second, first):
-        ask(op="open", workload=workload.to_json())
-        benches.append(worker._bench)
-        reply = ask(op="evaluate", **Candidate(config, str(cubin.path), cubin.symbols).to_json(), best_us=None)
-        assert reply["outcome"] == Outcome.OK
-    assert benches[0] is benches[2]
-    assert benches[0] is not benches[1]
+        ask({"op": "open", "workload": workload.to_json()})
+        problems.append(worker._bench._present)
+        reply = ask(job_message(Time((Entry(Candidate(config, str(cubin.path), cubin.symbols)),))))
+        assert [one["outcome"] for one in reply["readings"]] == [Outcome.OK]
+    assert problems[0] is problems[2]
+    assert problems[0] is not problems[1]
 
 
 def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:

@@ -13,7 +13,7 @@ from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.errors import ToolchainError
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, ToolResult, find_sanitizer
 
 pytestmark = pytest.mark.gpu

@@ -172,7 +172,7 @@ def asked(bench: Any, connected: Futures) -> client.Reply:
     one._connection = connected  # type: ignore[assignment]
     options = TuneOptions()
     work = RemoteWork(bench.kernel.name, workload_of(bench.kernel, bench.problem(), read_settings(), options), 1.0)
-    return one.result(one.send("GPU-7", "describe", (), work))
+    return one.result(one.send("GPU-7", "describe", work))
 
 
 def test_a_request_that_was_lost_is_sent_again(bench: Any) -> None:

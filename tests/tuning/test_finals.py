@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from gpu_calls import raced
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -45,23 +46,24 @@ class Racer:
         self.limits_s: list[float | None] = []
         self.digests: dict[object, str] = {}
 
-    def draw_second_inputs(self, seed: int) -> None:
-        self.seed = seed
-        if seed == self.refused_seed:
+    def check(self, job: Check) -> Reading:
+        (entry,) = job.entries
+        candidate, repeats, limit_s = entry.candidate, job.repeats, job.limit_s
+        self.seed = self.seed or job.seed
+        if job.seed == self.refused_seed:
             raise InputError("the reference is not finite")
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
-        assert self.seed, "the second inputs are drawn before the first verification"
+        assert self.seed, "a second set of inputs is asked for at the first verification"
+        assert candidate is not None
         self.repeats = max(self.repeats, repeats)  # those of the winner
         self.verified.append(candidate.config)
         self.limits_s.append(limit_s)
         if candidate.config in (*self._faulty, *self._breaks_race):
-            return Evaluation(Outcome.WRONG_RESULT, "sometimes", "verify")
+            return Reading(Outcome.WRONG_RESULT, "sometimes", "verify")
         done = repeats if limit_s is None or not self._takes_s else int(min(1.0, limit_s / self._takes_s) * repeats)
         time.sleep(self._takes_s * done / repeats)
         digest = self.digests.get(candidate.config["TILE"])
         found = {OUTPUT_DIGEST: digest} if digest else {}
-        return Evaluation(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
+        return Reading(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
@@ -69,20 +71,18 @@ class Racer:
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         raise AssertionError("the finals evaluate no candidate")
 
-    def result(self) -> Evaluation:
+    def result(self) -> Reading:
         raise AssertionError("the finals evaluate no candidate")
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
-        self.rounds = rounds
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+        self.rounds = job.rounds
         self.races += 1
+        candidates = [one.candidate for one in job.entries if one.candidate is not None]
         if self._times_us is None or any(c.config in self._breaks_race for c in candidates):
             return None
         wrong = [Outcome.WRONG_RESULT if c.config in self._wrong_when_timed else Outcome.OK for c in candidates]
         return [
-            RaceTimes(tuple(self._times_us[int(c.config["TILE"])]), outcome, "")
-            for c, outcome in zip(candidates, wrong, strict=True)
+            raced(self._times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)
         ]
 
     def close(self) -> None:

@@ -16,16 +16,19 @@ from autotile.core.device import device_profile
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database
 from autotile.database.learned_store import read_models
-from autotile.errors import InputError, ProblemError
+from autotile.errors import InputError, ProblemError, ToolchainError
 from autotile.families.model_fit import fit_model
 from autotile.families.operation_model import OperationModel
 from autotile.kernel.operation import Operation, load_operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_family, operation_learning, operation_sweep
+from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_family import tune_operation_family
 from autotile.tuning.operation_result import OperationFamilyResult, SweepStep
-from autotile.tuning.operation_sweep import Sweep
 from autotile.tuning.options import TuneOptions
+from autotile.workers import gpu as gpu_module
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import LIBRARY_VERSION, Reading
 
 OPERATION = """
 [operation]
@@ -42,13 +45,6 @@ when = "n > 5000"
 PROBLEMS = 26
 
 
-class FakeSweep(Sweep):
-    """A sweep whose GPU worker needs no GPU."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named, module="fake_sweep_worker")
-
-
 @pytest.fixture
 def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
     return operation_of_copies(OPERATION, ("first", "second"))
@@ -60,7 +56,7 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setattr(operation_family, "has_driver", lambda: True)
     monkeypatch.setattr(operation_family, "device_count", lambda: 1)
     monkeypatch.setattr(operation_family, "live_device", lambda index: device_profile("h200"))
-    monkeypatch.setattr(operation_family, "Sweep", FakeSweep)
+    monkeypatch.setattr(operation_sweep, "Gpu", partial(Gpu, module="fake_sweep_worker"))
     monkeypatch.setattr(operation_learning, "fit_model", partial(fit_model, epochs=2))  # the times are simple
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
 
@@ -107,8 +103,8 @@ def test_a_run_that_was_killed_goes_on(run: Any) -> None:
 
 def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
-    monkeypatch.setattr(operation_sweep, "_DEADLINE_S", 2.0)
-    monkeypatch.setattr(operation_sweep, "_DEADLINE_PER_CANDIDATE_S", 0.0)
+    monkeypatch.setattr(gpu_module, "_GRID_DEADLINE_S", 2.0)
+    monkeypatch.setattr(gpu_module, "_ENTRY_DEADLINE_S", 0.0)
     result = run()
     faulty = {config_key(config) for config in (WRONG, CRASHES, HANGS, BREAKS)}
     with Database.open(read_settings().database) as database:
@@ -162,3 +158,10 @@ def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.M
     family = operation_family.operation_family(operation, ["n=1000..2000"], "float32")
     with pytest.raises(InputError, match="measured on a GPU"):
         tune_operation_family(operation, family, "float32", read_settings(), TuneOptions())
+
+
+def test_the_library_of_another_machine_must_be_the_same() -> None:
+    library = OperationLibrary("cublas", "12.8.4")
+    reading = Reading(Outcome.OK, telemetry={LIBRARY_VERSION: "13.1.0"})
+    with pytest.raises(ToolchainError, match=r"has cublas 13\.1\.0, and the session 12\.8\.4"):
+        operation_sweep.Sweep._check_version(library, reading)

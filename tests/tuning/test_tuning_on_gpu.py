@@ -32,7 +32,7 @@ from autotile.tuning.recorder import record
 from autotile.tuning.result import Progress
 from autotile.tuning.session import tune
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 
 pytestmark = pytest.mark.gpu
 N = 1 << 20

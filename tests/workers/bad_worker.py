@@ -105,6 +105,10 @@ def answering(reply: object) -> Deed:
     return (partial(answer, reply),)
 
 
+def reading(found: dict[str, Any], **others: Any) -> Deed:
+    return answering({"readings": [found], **others})
+
+
 enter_verify = partial(stage, "verify")
 flood_errors = partial(os.write, 2, 8 * MEGABYTE)
 leave = partial(os._exit, 0)
@@ -147,28 +151,28 @@ DEEDS: dict[str, Deed] = {
     "busy": (be_busy, *answering(COMPILED)),
     "fault_in_verify": (partial(die, "verify", signal.SIGSEGV),),
     # replies of a GPU worker, valid and malformed
-    "ok": answering(EVALUATION),
-    "wrong": answering({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
-    "refused": answering({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
+    "ok": reading(EVALUATION),
+    "wrong": reading({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
+    "refused": reading({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
     "assertion": (
         partial(os.write, 2, b"faults.cu:7: Assertion `i < n` failed.\n"),
-        *answering({**FAILED, "outcome": "crashed", "reason": "ASSERT", "last": True}),
+        *reading({**FAILED, "outcome": "crashed", "reason": "ASSERT"}, last=True),
         leave,
     ),
-    "spent": (*answering({**FAILED, "outcome": "out_of_bounds", "last": True}), leave),
-    "again": (*answering({"again": True, "last": True}), leave),
+    "spent": (*reading({**FAILED, "outcome": "out_of_bounds"}, last=True), leave),
+    "again": (*answering({"readings": [], "last": True}), leave),
     "times": answering(
         {
-            "raced": [
-                {"times_us": [1, 2.5], "outcome": "ok", "reason": ""},
-                {"times_us": [3, 4], "outcome": "wrong_result", "reason": "y[0] is 1"},
+            "readings": [
+                {"rounds_us": [1, 2.5], "outcome": "ok", "reason": ""},
+                {"rounds_us": [3, 4], "outcome": "wrong_result", "reason": "y[0] is 1"},
             ]
         }
     ),
-    "times_of_wrong_shape": answering({"raced": [{"times_us": 5, "outcome": "ok", "reason": ""}]}),
+    "times_of_wrong_shape": reading({"rounds_us": 5, "outcome": "ok", "reason": ""}),
     "no_keys": answering({}),
-    "unknown_outcome": answering({**EVALUATION, "outcome": "splendid"}),
-    "measurement_of_wrong_shape": answering({**EVALUATION, "measurement": [1, 2]}),
+    "unknown_outcome": reading({**EVALUATION, "outcome": "splendid"}),
+    "measurement_of_wrong_shape": reading({**EVALUATION, "measurement": [1, 2]}),
     "error_of_no_kind": answering({"error": "something"}),
     "setup_error": answering({"error": "too large", "kind": "input"}),
     # replies of a compile worker, valid and malformed
@@ -206,10 +210,10 @@ def main() -> None:
         caches.append(Path(request.get("cache", "")))
         if request.get("op") == "open":
             open_device(request["workload"])
-        elif request.get("op") == "race":
-            perform(request["candidates"][0]["config"]["DO"])
+        elif "entries" in request:
+            perform(request["entries"][0]["candidate"]["config"]["DO"])
         else:
-            perform(request.get("do") or request.get("config", {}).get("DO") or request["job"]["entry"])
+            perform(request.get("do") or request["job"]["entry"])
 
 
 if __name__ == "__main__":

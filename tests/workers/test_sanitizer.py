@@ -16,7 +16,7 @@ import pytest
 
 from autotile.errors import ToolchainError
 from autotile.workers import sanitizer
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, ToolResult, find_sanitizer
 
 pytestmark = pytest.mark.usefixtures("clean")
