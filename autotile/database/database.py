@@ -276,6 +276,48 @@ class Database:
         with self.reading() as connection:
             return list_studies(connection, kernel)
 
+    def add_run(
+        self,
+        study: TuningKey | int,
+        trials: Iterable[Trial],
+        *,
+        sampler: str,
+        device: DeviceProperties | None = None,
+        phase: Phase = "search",
+        is_ranked: bool = False,
+        created_at: str | None = None,
+        summary: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> int:
+        """Store a run that has ended, with its trials, in one transaction; return the id of its study.
+
+        Parameters
+        ----------
+        study
+            Key of the study, which is created if it does not exist, or its id.
+        device
+            Stored with a new study.
+        phase, is_ranked
+            Phase of the trials, and whether they are the finals' ranking, the winner first. A trial of the finals
+            without a rank is a verdict on its configuration.
+        created_at
+            Date of the trials; None for now.
+        summary, fields
+            As for `end_run` and `start_run`.
+        """
+        moment = created_at or now_text()
+        with self.writing() as connection:
+            study_id = study if isinstance(study, int) else ensure_study(connection, study, device)
+            run_id = insert_run(connection, _run_row(study_id, sampler, **fields))
+            position = {"study_id": study_id, "run_id": run_id, "phase": phase, "created_at": moment}
+            rows = [
+                {**position, "rank": rank if is_ranked else None, **trial_row(trial)}
+                for rank, trial in enumerate(trials, start=1)
+            ]
+            insert_trials(connection, rows)
+            finish_run(connection, run_id, summary or {})
+        return study_id
+
     def start_run(
         self,
         study_id: int,
@@ -288,8 +330,7 @@ class Database:
         gates: Mapping[str, Any] | None = None,
     ) -> int:
         """Record the start of a run, and return its id; settings and gates are stored as JSON."""
-        documents = {"settings": dict(settings or {}), "gates": dict(gates or {})}
-        row = {"study_id": study_id, "sampler": sampler, "seed": seed, "driver": driver, "host": host, **documents}
+        row = _run_row(study_id, sampler, seed=seed, driver=driver, host=host, settings=settings, gates=gates)
         with self.writing() as connection:
             return insert_run(connection, row)
 
@@ -488,3 +529,17 @@ def open_existing(database: str | Path) -> Database:
         fault = f"there is no database {location}" if missing else f"{location} holds no tuning results and no tables"
         raise DatabaseError(f"{fault}; check its {'path' if isinstance(location, Path) else 'URL'}")
     return opened
+
+
+def _run_row(
+    study_id: int,
+    sampler: str,
+    *,
+    seed: int | None = None,
+    driver: str = "",
+    host: str = "",
+    settings: Mapping[str, Any] | None = None,
+    gates: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    documents = {"settings": dict(settings or {}), "gates": dict(gates or {})}
+    return {"study_id": study_id, "sampler": sampler, "seed": seed, "driver": driver, "host": host, **documents}

@@ -218,11 +218,10 @@ def read_cache(path: Path) -> KernelTunerCache:
 
 def import_into_database(database: Database, cache: KernelTunerCache, key: TuningKey) -> int:
     """Store the results of a cache file as one finished run, and return the id of its study."""
-    study = database.study(key, cache.device)
-    run = database.start_run(study, sampler="kernel_tuner", settings={"imported_from": cache.path.name})
-    database.add_trials(study, run, cache.trials)
-    database.end_run(run, {"trials": len(cache.trials)})
-    return study
+    settings, summary = {"imported_from": cache.path.name}, {"trials": len(cache.trials)}
+    return database.add_run(
+        key, cache.trials, sampler="kernel_tuner", device=cache.device, settings=settings, summary=summary
+    )
 
 
 def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -> None:

@@ -351,8 +351,7 @@ def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> N
     with Database.open(location) as database:
         for key, ranked in by_key.values():
             device = ranked[0].kernel.device
-            run = database.start_run(study := database.study(key, device), sampler="race", driver=device.driver or "")
-            for rank, one in enumerate(ranked, 1):
-                trial = Trial(one.kernel.config, Outcome.OK, "", "finals", measurement=one.measurement)
-                database.add_trial(study, run, trial, phase="final", rank=rank)
-            database.end_run(run)
+            trials = [Trial(one.kernel.config, Outcome.OK, "", "finals", measurement=one.measurement) for one in ranked]
+            database.add_run(
+                key, trials, sampler="race", device=device, driver=device.driver or "", phase="final", is_ranked=True
+            )

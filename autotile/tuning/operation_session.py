@@ -448,13 +448,18 @@ class _OperationSession:
 
     def _store(self, key: TuningKey, trial: Trial) -> None:
         assert self._device is not None
-        study_id = self.database.study(key, self._device)
-        run_id = self.database.start_run(
-            study_id, sampler="contest", seed=self.options.seed, driver=self._device.driver, host=platform.node()
+        self.database.add_run(
+            key,
+            [trial],
+            sampler="contest",
+            device=self._device,
+            phase="final",
+            is_ranked=trial.outcome is Outcome.OK,
+            seed=self.options.seed,
+            driver=self._device.driver or "",
+            host=platform.node(),
+            summary={"operation": self.operation.name},
         )
-        rank = 1 if trial.outcome is Outcome.OK else None
-        self.database.add_trial(study_id, run_id, trial, phase="final", rank=rank)
-        self.database.end_run(run_id, {"operation": self.operation.name})
 
     def _result(self, contenders: Sequence[TunedContender]) -> OperationResult:
         assert self._device is not None or self._interrupted

@@ -347,22 +347,18 @@ class Sweep:
         for name, sizes in job.kernels.items():
             own = [trial for (kernel, _), trial in trials.items() if kernel == name]
             if own:
-                study_id = self._database.study(self._key(name, Problem(name, sizes, job.problem.dtype)), self._device)
-                run_id = self._start_run(study_id)
-                self._database.add_trials(study_id, run_id, own)
-                self._database.end_run(run_id)
+                self._add_run(self._key(name, Problem(name, sizes, job.problem.dtype)), own)
         for library in self._libraries:
             found = libraries.get(library.name)
             if found is not None and found.measurement is not None:
-                study_id = self._database.study(self._library_key(job.problem, library), self._device)
-                run_id = self._start_run(study_id)
                 trial = _with_result(Trial({}, Outcome.OK), found)
-                self._database.add_trial(study_id, run_id, trial, phase="final", rank=1)
-                self._database.end_run(run_id)
+                self._add_run(self._library_key(job.problem, library), [trial], phase="final", is_ranked=True)
 
-    def _start_run(self, study_id: int) -> int:
-        host = platform.node()
-        return self._database.start_run(study_id, sampler=_SAMPLER, driver=self._device.driver, host=host)
+    def _add_run(self, key: TuningKey, trials: Sequence[Trial], **fields: Any) -> None:
+        device, host = self._device, platform.node()
+        self._database.add_run(
+            key, trials, sampler=_SAMPLER, device=device, driver=device.driver or "", host=host, **fields
+        )
 
 
 def problem_of(
