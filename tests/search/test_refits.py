@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from optuna.study import StudyDirection
 
+from autotile.search.embedding import Rows
 from autotile.search.gaussian_process import Floats
 from autotile.search.history import History
-from autotile.search.row_sampler import Rows
 from autotile.search.surrogate import STARTUP, Refits, due_fit
 
 GROUPS = np.array([0, 1])
