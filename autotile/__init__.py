@@ -481,7 +481,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'autotile' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"autotile.{_MODULE_OF[name]}"), name)
+    from autotile.core.forks import fork_guard
+
+    with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
+        value = getattr(import_module(f"autotile.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from sqlalchemy import Connection, Engine, text
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import json_cell
+from autotile.core.forks import fork_guard
 from autotile.core.model import Problem, Trial, config_key
 from autotile.database.engine import (
     LOCK_TIMEOUT_S,
@@ -20,6 +20,7 @@ from autotile.database.engine import (
     DamagedDatabaseError,
     Location,
     ServerLocation,
+    open_connections,
     parse_location,
     server_engine,
     sqlite_engine,
@@ -97,7 +98,6 @@ class Database:
         reads = {"isolation_level": "AUTOCOMMIT"} if isinstance(location, ServerLocation) else {}
         self._engine = engine.execution_options(**options, **reads)
         self._writer = engine.execution_options(**options, **WRITE_OPTIONS)
-        self._process = os.getpid()
 
     @classmethod
     def open(
@@ -138,10 +138,11 @@ class Database:
                     continue  # meanwhile another process has set it aside or created it
                 if not isinstance(error, DamagedDatabaseError):
                     raise
-                check_is_database(parsed)
-                if not set_damage_aside:
-                    raise
-                notices = set_aside(parsed, seen)
+                with fork_guard.use():
+                    _check_is_database(parsed)
+                    if not set_damage_aside:
+                        raise
+                    notices = set_aside(parsed, seen)
         return cls._open_for_writing(parsed, notices)
 
     @classmethod
@@ -169,13 +170,13 @@ class Database:
             check_readable(parsed)
         engine = _engine(parsed, readonly=True, server_timeout_s=server_timeout_s)
         try:
-            with translated_errors(parsed), engine.connect() as connection:
+            with fork_guard.use(), translated_errors(parsed), engine.connect() as connection:
                 current = is_current(connection, parsed)
                 revision = schema_revision(connection, parsed)
         except BaseException as error:
             engine.dispose()
             if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path):
-                check_is_database(parsed)
+                _check_is_database(parsed)
             raise
         if current:
             return cls(engine, parsed, readonly=True)
@@ -195,7 +196,7 @@ class Database:
     ) -> Self:
         engine = _engine(location, readonly=False, server_timeout_s=server_timeout_s)
         try:
-            with translated_errors(location):
+            with fork_guard.use(), translated_errors(location):
                 is_session = server_timeout_s >= LOCK_TIMEOUT_S  # a program that is served does not wait for an upgrade
                 ensure_schema(engine, location, UPGRADE_TIMEOUT_S if is_session else server_timeout_s)
                 if isinstance(location, Path):
@@ -208,7 +209,8 @@ class Database:
 
     def close(self) -> None:
         """Close all connections; using the database afterwards opens new ones."""
-        self._engine.dispose()
+        with fork_guard.use():
+            self._engine.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -252,7 +254,7 @@ class Database:
         """
         self.close()
         if isinstance(self._location, Path):
-            with translated_errors(self._location):
+            with fork_guard.use(), translated_errors(self._location):
                 check_integrity(self._engine, self._location)
 
     def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
@@ -445,8 +447,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Begin a transaction that reads."""
-        self._discard_inherited_connections()
-        with translated_errors(self._location), self._engine.connect() as connection:
+        with fork_guard.use(), translated_errors(self._location), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -454,8 +455,7 @@ class Database:
         """Begin a transaction that writes, over a connection of `connect` or another one."""
         if self._readonly:
             raise DatabaseError(f"{self.location} is open for reading only; open it with Database.open to write")
-        self._discard_inherited_connections()
-        with translated_errors(self._location):
+        with fork_guard.use(), translated_errors(self._location):
             if connection is None:
                 with self._writer.begin() as begun:
                     yield begun
@@ -464,15 +464,19 @@ class Database:
                     yield connection
 
     def connect(self) -> Connection:
-        """Open a connection for many transactions that write, one after the other; the caller closes it."""
-        with translated_errors(self._location):
+        """Open a connection for many transactions that write, one after the other; the caller closes it.
+
+        It is closed before each fork of the process: use it inside of `autotile.core.forks.fork_guard` only, and open
+        another one when the guard's generation has changed.
+        """
+        with fork_guard.use(), translated_errors(self._location):
             return self._writer.connect()
 
-    def _discard_inherited_connections(self) -> None:
-        """After a fork, drop the parent's connections unclosed: https://sqlite.org/howtocorrupt.html, section 2.6."""
-        if os.getpid() != self._process:
-            self._engine.dispose(close=False)
-            self._process = os.getpid()
+
+def _check_is_database(path: Path) -> None:
+    """Check the start of a file, unless this process has it open: closing a descriptor would end SQLite's locks."""
+    if not open_connections(path):
+        check_is_database(path)
 
 
 def _engine(location: Location, *, readonly: bool, server_timeout_s: float) -> Engine:

@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, Operat
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotile.core.documents import json_cell, json_text
+from autotile.core.forks import fork_guard
 from autotile.database.paths import (
     EXAMPLE_CREDENTIALS,
     MASK,
@@ -227,7 +229,51 @@ def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
 
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, **_JSON_CODEC)
     event.listen(engine, "begin", _begin)
+    _engines.add(engine)
     return engine
+
+
+class _FileConnection(sqlite3.Connection):
+    """Connection to a file, of the process that opened it."""
+
+    path: Path
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_connections: weakref.WeakSet[_FileConnection] = weakref.WeakSet()
+_left: list[object] = []
+"""Connections of the parent process, which a child neither uses nor closes: closing one tells the server, or changes
+the log beside a file."""
+
+
+def open_connections(path: Path) -> int:
+    """Return the number of connections of this process to a file."""
+    with suppress(OSError):
+        return sum(connection.path.samefile(path) for connection in list(_connections))
+    return 0
+
+
+def _close_files() -> None:
+    """Close all connections to files, none of which runs a statement; their engines open new ones."""
+    for connection in list(_connections):
+        if not connection.in_transaction:  # of the thread that forks, in the middle of one
+            connection.close()
+            _connections.discard(connection)
+    for engine in list(_engines):
+        if engine.dialect.name == "sqlite":
+            engine.dispose()
+
+
+def _leave_to_parent() -> None:
+    """Leave what is still open to the parent process."""
+    _left.extend(_connections)
+    _connections.clear()
+    for engine in list(_engines):
+        _left.append(engine.pool)
+        engine.dispose(close=False)
+
+
+fork_guard.on_fork(_close_files, _leave_to_parent)
 
 
 def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *, readonly: bool = False) -> Engine:
@@ -258,6 +304,7 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
     except (ArgumentError, TypeError, ValueError) as error:  # a query parameter that the driver does not take
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
     set_up = _session_settings(url, timeout_s, readonly=readonly)
+    _engines.add(engine)
 
     @event.listens_for(engine, "checkin")
     def note_use(_: object, record: ConnectionPoolEntry) -> None:
@@ -347,18 +394,25 @@ def _masked(text: str, location: Location) -> str:
 
 
 def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Connection:
+    if any(isinstance(one, _FileConnection) and one.path == path for one in _left):
+        raise sqlite3.OperationalError(
+            "this process was forked in the middle of a transaction on the file; open it in a process of its own"
+        )
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?{access}",
         uri=True,
         timeout=LOCK_TIMEOUT_S,
         isolation_level=None,
         check_same_thread=False,
+        factory=_FileConnection,
     )
+    connection.path = path
     try:
         _configure(connection, journal)
     except BaseException:
         connection.close()
         raise
+    _connections.add(connection)
     return connection
 
 

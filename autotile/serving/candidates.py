@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Problem, config_key
 from autotile.cuda.function import PackedCubin
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.fast_access import (
-    FORK_LOCK,
     SERVER_TIMEOUT_S,
     read_checks_fast,
     read_model_fast,

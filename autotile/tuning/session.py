@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from autotile.core.forks import fork_guard
 from autotile.core.model import Problem, config_text
 from autotile.errors import ConfigError, InputError
 from autotile.kernel.library import Kernel
@@ -93,7 +94,8 @@ def open_session(
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
-        from autotile.database.database import Database
+        with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
+            from autotile.database.database import Database
 
         database = stack.enter_context(
             Database.open(settings.database if options.database is None else options.database)

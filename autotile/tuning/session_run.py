@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.device import DeviceProperties
+from autotile.core.forks import fork_guard
 from autotile.core.model import Config, Outcome, Problem, Trial
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
@@ -224,7 +225,14 @@ class Session:
             self._plan.seed += self._record.run_id
 
     def _start_search(self) -> None:
-        """Create the search, and start the first compilations while the GPU worker starts."""
+        """Create the search, and start the first compilations while the GPU worker starts.
+
+        It imports most of what a session needs, which a fork waits for.
+        """
+        with fork_guard.use():
+            self._import_and_start_search()
+
+    def _import_and_start_search(self) -> None:
         if self._rules.room != 0 and self._log.find(self._plan.default) is None:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
