@@ -238,6 +238,11 @@ class _FileConnection(sqlite3.Connection):
 
     path: Path
 
+    def close(self) -> None:
+        """Close it; it no longer counts."""
+        _connections.discard(self)
+        super().close()
+
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _connections: weakref.WeakSet[_FileConnection] = weakref.WeakSet()
@@ -258,7 +263,6 @@ def _close_files() -> None:
     for connection in list(_connections):
         if not connection.in_transaction:  # of the thread that forks, in the middle of one
             connection.close()
-            _connections.discard(connection)
     for engine in list(_engines):
         if engine.dialect.name == "sqlite":
             engine.dispose()

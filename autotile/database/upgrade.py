@@ -37,7 +37,7 @@ from autotile.database.engine import (
     open_connections,
 )
 from autotile.database.migrations import BEST_VIEW
-from autotile.database.paths import file_identity
+from autotile.database.paths import file_identity, has_wal
 from autotile.database.quarantine import find_bad_rows
 from autotile.database.rows import BadRow
 from autotile.database.schema import METADATA, RUNS, STUDIES, TRIALS
@@ -243,8 +243,9 @@ def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
 
 def is_healthy(path: Path) -> bool:
     """Return whether SQLite reads all of a file over a new connection and finds no damage."""
+    access = "mode=ro" if has_wal(path) else "immutable=1"  # which makes no files beside it
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
+        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?{access}", uri=True)) as connection:
             return connection.execute("PRAGMA integrity_check(1)").fetchall() == [("ok",)]
     except sqlite3.Error:
         return False
