@@ -97,7 +97,7 @@ def tune_kernel(
     observation = Observation(observers)
     codec = ParameterCodec(tune_params)
     _warn_of_device_parameters(codec)
-    chosen = choose_strategy(strategy, strategy_options, len(codec))
+    chosen = choose_strategy(strategy, strategy_options, len(codec), names)
     launch = KernelTunerLaunch(
         problem_size, (grid_div_x, grid_div_y, grid_div_z), block_names(block_size_names, codec.values), smem_args
     )
