@@ -191,7 +191,7 @@ def run_kernel(
 ) -> list[Any]:
     """Run one configuration of a kernel once, given as Kernel Tuner's function of this name takes it.
 
-    The kernel runs in a process of its own.
+    The kernel runs in a process of its own. Arrays of CuPy and CUDA tensors of PyTorch hold what it wrote afterwards.
 
     Returns
     -------

@@ -25,7 +25,16 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.source_text import GlobalFunction, global_functions
 from autotile.kernel.sources import included_files, read_bytes, sources_with_options
-from autotile.kernel_tuner.files import element_type, host_array, restored_form, save_array, session_folder, stored_form
+from autotile.kernel_tuner.files import (
+    element_type,
+    host_array,
+    is_on_gpu,
+    restored_form,
+    save_array,
+    session_folder,
+    stored_form,
+    write_to_gpu,
+)
 from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
 from autotile.kernel_tuner.restrictions import restriction_rules
@@ -344,6 +353,8 @@ _RUN_DEADLINE_S = 300.0
 def run_once(described: KernelTunerKernel, device_index: int) -> list[Any]:
     """Launch the only configuration of a kernel once, in a process of its own.
 
+    Arguments that are arrays on a GPU get what the kernel wrote, as if it had been launched on them.
+
     Returns
     -------
     list
@@ -403,4 +414,6 @@ def _returned(described: KernelTunerKernel, names: list[str], contents: Mapping[
     for index, array in described.arrays.items():
         stored = contents.get(names[index])
         returned[index] = array.copy() if stored is None else restored_form(stored, array)
+        if is_on_gpu(described.arguments[index]) and returned[index].tobytes() != array.tobytes():
+            write_to_gpu(described.arguments[index], returned[index])  # unchanged, it may be another argument, too
     return returned

@@ -3,8 +3,11 @@
 import itertools
 import json
 import os
+import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -251,6 +254,43 @@ def test_a_kernel_is_a_function() -> None:
     add = PythonKernel("add", ADD, N, given, {"block_size_x": 64}, outputs=[True, False, False, False])
     (c,) = add(*given)
     np.testing.assert_allclose(c, given[1] + given[2])
+
+
+class GpuArray(np.ndarray[Any, Any]):
+    """Stand-in for an array of CuPy where there is no GPU."""
+
+    device = nullcontext()
+
+    def get(self) -> Any:
+        return np.array(self, subok=False)
+
+
+GpuArray.__module__ = "cupy.stand_in"
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments as arrays of a GPU."""
+    stand_in = SimpleNamespace(
+        asarray=np.asarray,
+        cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None)),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    return [each.view(GpuArray) if isinstance(each, np.ndarray) else each for each in arguments()]
+
+
+def test_arrays_of_a_gpu_are_used_in_place(on_gpu: list[Any]) -> None:
+    """The real ones are in `tests/gpu`."""
+    c, a, b, n = on_gpu
+    add = PythonKernel("add", ADD, N, [np.ones_like(c), a, b, n], {"block_size_x": 64})
+    assert add(c, a, b, n) == []
+    np.testing.assert_allclose(c.get(), a.get() + b.get())
+    c[:] = 0
+    (returned,) = add(np.zeros(N, np.float32), a, b, n)
+    np.testing.assert_allclose(returned, a.get() + b.get())
+    assert not c.any()
+    run_kernel("add", ADD, N, on_gpu, {"block_size_x": 64})
+    np.testing.assert_allclose(c.get(), a.get() + b.get())
 
 
 def test_results_are_written_as_t4(tmp_path: Path) -> None:
