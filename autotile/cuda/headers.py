@@ -245,8 +245,58 @@ HOST_CURE = (
 )
 
 
+_ASSEMBLER_ERROR = r"^ptxas[^\n]*?error\s*:\s*"
+_USES_TOO_MUCH = re.compile(
+    rf"{_ASSEMBLER_ERROR}(?:Entry function '(?P<entry>[^']+)'|File) uses too much (?P<what>[^(\n]+?) "
+    r"\((?:bank \d+, )?(?P<used>0x[0-9a-f]+) bytes(?: \+ (?P<system>0x[0-9a-f]+) bytes system)?, "
+    r"(?P<allowed>0x[0-9a-f]+) max\)",
+    re.MULTILINE,
+)
+_OVERFLOWED = re.compile(
+    r"Error: (?P<what>Formal parameter space) overflowed "
+    r"\((?P<used>\d+) bytes required, max (?P<allowed>\d+) bytes allowed\)(?: in function (?P<entry>\S+))?"
+)
+_OTHER_LIMIT = re.compile(
+    rf"{_ASSEMBLER_ERROR}([^\n]*(?:Out Of Resources to support|Insufficient registers|requires? more registers"
+    r"|Constant register limit exceeded|uses too much|overflows maximum register limit|exceeds specified max reg)"
+    r"[^\n]*)",
+    re.MULTILINE,
+)
+"""Messages of the assembler about limits without bytes, or in words that other versions may have."""
+_RESOURCES = {
+    "shared data": "static shared memory",
+    "constant data": "constant memory",
+    "global constant data": "constant memory",
+    "local data": "local memory",
+    "Formal parameter space": "kernel parameters",
+    "parameter space": "kernel parameters",
+}
+
+
+def _limit_error(log: str, job: CompileJob) -> str:
+    """Return which resource a source needs more of than there is; "" if the assembler reports none."""
+    match = _USES_TOO_MUCH.search(log) or _OVERFLOWED.search(log)
+    if match is None:
+        other = _OTHER_LIMIT.search(log)
+        return other[1] if other else ""
+    groups = match.groupdict()
+    used, allowed = int(groups["used"], 0) + int(groups.get("system") or "0", 0), int(groups["allowed"], 0)
+    what = _RESOURCES.get(groups["what"], groups["what"])
+    cure = "; an array that is extern __shared__ may be larger, see dynamic_smem_bytes" if "shared" in what else ""
+    entry = next((name for name in job.entries if _is_symbol_of(groups["entry"] or "", name)), groups["entry"])
+    return f"{entry or 'the source'} uses {used} bytes of {what}, over the limit of {allowed} bytes{cure}"
+
+
+def _is_symbol_of(symbol: str, entry: str) -> bool:
+    """Return whether a mangled name is that of an entry."""
+    name = re.split(r"[<(]", entry)[0].rpartition("::")[2].strip()
+    return symbol.startswith("_Z") and bool(name) and f"{len(name)}{name}" in symbol
+
+
 def compile_error(log: str, job: CompileJob) -> CompileError:
     """Return the error for a compiler's log, with the remedy where it is known."""
+    if limit := _limit_error(log, job):
+        return CompileError(limit, log, exceeds_limit=True)
     error = first_error(log, Path(job.template_path), job.include_folders)
     if match := _NAME_MAP.match(error):
         return CompileError(_entry_error(job, match[1]), log)
@@ -266,7 +316,7 @@ def first_error(log: str, template: Path, own: Sequence[str] = ()) -> str:
             if place is not None and _is_foreign(Path(place[1]), template, own):
                 return f"{place[0]}: error in a file that the template must not include, as it is outside of its folder"
             context = [following for following in lines[index + 1 : index + 3] if following.strip()]
-            return "\n".join([line, *context])
+            return "\n".join([line, *(following for following in context if not following.startswith("ptxas info"))])
     return log.strip()
 
 
