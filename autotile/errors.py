@@ -200,10 +200,13 @@ class CompileError(AutotileError):
         First error of the compiler.
     log
         Complete compiler log.
+    exceeds_limit
+        Whether the source is valid, and needs more of a resource than the device has.
     """
 
-    def __init__(self, message: str, log: str = "") -> None:
+    def __init__(self, message: str, log: str = "", *, exceeds_limit: bool = False) -> None:
         self.log = log
+        self.exceeds_limit = exceeds_limit
         super().__init__(message)
 
 

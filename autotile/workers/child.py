@@ -269,7 +269,13 @@ class Child:
                 return ""
             descriptor = self._stderr.fileno()
             start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_BYTES)
-            lines = os.pread(descriptor, _STDERR_TAIL_BYTES, start).decode(errors="replace").strip().splitlines()
+            lines = (
+                os.pread(descriptor, _STDERR_TAIL_BYTES, start)
+                .decode(errors="replace")
+                .replace("\0", "")
+                .strip()
+                .splitlines()
+            )
             return lines[-1] if lines else ""
 
     def close(self) -> None:

@@ -344,4 +344,4 @@ def _end(process: subprocess.Popen[bytes]) -> int | None:
 
 def _text(file: Path) -> str:
     with file.open("rb") as stream:
-        return stream.read(_MAX_OUTPUT_BYTES).decode(errors="replace")
+        return stream.read(_MAX_OUTPUT_BYTES).decode(errors="replace").replace("\0", "")
