@@ -157,7 +157,8 @@ def worker(
     Raises
     ------
     InputError
-        The address is not allowed, certificates are missing, this machine has no such GPU, or nothing is offered.
+        The address is not allowed, no scheduler answers there, certificates are missing, this machine has no such GPU,
+        or nothing is offered.
     ToolchainError
         Dask is not installed; or there are compilers to offer, and NVRTC is not.
     """

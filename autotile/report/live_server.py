@@ -30,7 +30,6 @@ LOOPBACK = "127.0.0.1"
 _HOSTS = (LOOPBACK, "localhost")
 _TOKEN_BYTES = 24
 _SHUTDOWN_S = 2
-_MAX_CONNECTIONS = 64
 _TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
 """Browsers in the terminal that the module `webbrowser` chooses where there is no graphical one."""
 
@@ -86,6 +85,8 @@ class Guard:
             refusal = PlainTextResponse("wrong address; use the one that `autotile watch` printed\n", status_code=403)
             await refusal(scope, receive, send_with_headers)
             return
+        if (connection := scope.get("autotile.connection")) is not None:
+            connection.is_known = True
         await self._app({**scope, "path": f"/{path}", "raw_path": None}, receive, send_with_headers)
 
 
@@ -242,15 +243,17 @@ class LiveServer:
         """Serve until SIGINT, SIGTERM or `stop`."""
         import uvicorn
 
+        from autotile.report.live_connections import LiveConnection
+
         settings = uvicorn.Config(
             self._application,
+            http=LiveConnection,
             access_log=False,
             log_level="error",
             server_header=False,
             lifespan="off",
             ws="none",
             proxy_headers=False,
-            limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         with ExitStack() as stack:

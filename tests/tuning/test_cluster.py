@@ -194,6 +194,22 @@ def wait_forever(connected: Connection) -> None:
         connected.await_look()
 
 
+def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: ClusterKit) -> None:
+    kit.kill_scheduler()
+    command = [sys.executable, "-m", "autotile", "worker", kit.scheduler, "--replay", str(bench.record())]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        assert worker.stderr.readline().startswith(f"no scheduler answers at {kit.scheduler} yet; it is tried for")
+        kit.start_scheduler()
+        assert worker.stderr.readline().endswith(f"offered to {kit.scheduler}\n")
+        kit.kill_scheduler()
+        assert worker.stderr.readline().endswith("the scheduler is lost; it joins again when it is back\n")
+        kit.start_scheduler()
+        assert worker.stderr.readline().endswith(f"offered to {kit.scheduler}\n")
+        worker.terminate()
+        assert worker.wait(START_S) == 0
+
+
 def test_a_scheduler_without_workers(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_lane, "_FIRST_GPU_S", 1.0)
     with pytest.raises(InputError, match="none joined; start `autotile worker`"):

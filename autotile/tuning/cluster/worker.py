@@ -28,7 +28,13 @@ from autotile.exchange.recording import Recording, read_recording, read_recordin
 from autotile.settings import read_settings
 from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
-from autotile.tuning.cluster.scheduler import WorkerPlugin, check_scheduler, distributed, ignore_interrupts
+from autotile.tuning.cluster.scheduler import (
+    WorkerPlugin,
+    check_scheduler,
+    distributed,
+    ignore_interrupts,
+    local_host,
+)
 from autotile.tuning.replay import SimulatedGpu
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
@@ -43,7 +49,12 @@ _MAX_CUBINS = 256
 """Cubins of a session that are kept: a GPU runs an earlier candidate again to find out whether it is at fault."""
 _RETRY_S = 2.0
 """Time until a worker that the scheduler has lost joins again."""
+_FIRST_ANSWER_S = 5.0
+"""Time after which the user is told that the scheduler does not answer yet."""
 _START_S = 30.0
+"""Time in which a scheduler answers that is started at the same time, and in which a process of Dask joins it."""
+_HTTP_ADDRESS = "127.0.0.1:0"
+"""Address of the HTTP server that each worker of Dask starts, without TLS; nothing uses it."""
 _IDLE_S = 30.0
 """Time for which the GPU worker waits for the next session; it takes seconds to start."""
 
@@ -349,8 +360,8 @@ def offer(
 ) -> None:
     """Offer GPUs and compilers to the sessions of a scheduler until Ctrl-C or SIGTERM.
 
-    Each GPU has a process of Dask with a nanny, which replaces it when it dies, and all compilers have one. One that
-    has lost the scheduler tries to join again.
+    Each GPU has a process of Dask with a nanny, which replaces it when it dies, and all compilers have one. They listen
+    on the interface by which this machine reaches the scheduler. One that has lost the scheduler tries to join again.
 
     Parameters
     ----------
@@ -368,7 +379,7 @@ def offer(
     Raises
     ------
     InputError
-        As for `check_scheduler`.
+        As for `check_scheduler`; or no scheduler answers.
     """
     security = check_scheduler(scheduler, insecure=insecure)
     offers = [*map(_Offer.of_gpu, gpus), *([_Offer.of_compilers(compilers)] if compilers else [])]
@@ -379,34 +390,59 @@ async def _offer(
     scheduler: str, offers: Sequence[_Offer], observe: Callable[[str], None], security: distributed.Security
 ) -> None:
     loop = asyncio.get_running_loop()
-    tasks = [asyncio.create_task(_keep_offering(scheduler, one, observe, security)) for one in offers]
+    tasks = [asyncio.create_task(_await_scheduler(scheduler, observe, security))]
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
-    await asyncio.gather(*tasks, return_exceptions=True)
+    with suppress(asyncio.CancelledError):
+        await tasks[0]
+        tasks += [asyncio.create_task(_keep_offering(scheduler, one, observe, security)) for one in offers]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _await_scheduler(scheduler: str, observe: Callable[[str], None], security: distributed.Security) -> None:
+    """Wait for a scheduler that is started at the same time as this program."""
+    try:
+        await local_host(scheduler, security, _FIRST_ANSWER_S)
+    except InputError:
+        left_s = _START_S - _FIRST_ANSWER_S
+        observe(f"no scheduler answers at {scheduler} yet; it is tried for another {left_s:.0f} s")
+        await local_host(scheduler, security, left_s)
 
 
 async def _keep_offering(
     scheduler: str, one: _Offer, observe: Callable[[str], None], security: distributed.Security
 ) -> None:
+    said = ""
     while True:
+        try:
+            host = await local_host(scheduler, security, _START_S)
+        except InputError:  # it was there before: its loss was reported
+            await asyncio.sleep(_RETRY_S)
+            continue
         nanny = distributed.Nanny(
             scheduler,
+            host=host,
             nthreads=one.threads,
             memory_limit=0,
             resources=dict(one.resources),
             plugins=(one.plugin,),
             security=security,
             dashboard=False,
+            dashboard_address=_HTTP_ADDRESS,
             death_timeout=_START_S,
             local_directory=tempfile.gettempdir(),
         )
         try:
             await nanny
             observe(f"{one.name}: offered to {scheduler}")
+            said = ""
             await nanny.finished()
             observe(f"{one.name}: the scheduler is lost; it joins again when it is back")
         except Exception as error:  # whatever Dask raises, the GPU is offered again
-            observe(f"{one.name}: {type(error).__name__}: {error}; the scheduler is tried again")
+            text = f"{one.name}: {type(error).__name__}: {error}; it is tried again"
+            if text != said:
+                observe(text)
+            said = text
         finally:
             with suppress(Exception):
                 await nanny.close()
