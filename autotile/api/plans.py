@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from autotile.api.keywords import read_keywords, session_options
 from autotile.api.operation_tuning import tune_loaded_operation
 from autotile.api.targets import models_of
-from autotile.api.tuning import session_options, tune_problem
+from autotile.api.tuning import tune_problem
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.core.text import NOTHING, Displayed, duration_text, plural, sizes_text, time_text
 from autotile.cuda.driver import device_count, live_device
@@ -191,7 +192,10 @@ PlanObserver = Callable[[PlanStep], None]
 
 
 def tune_plan(
-    plan: TuningPlan | str | Path, options: TuneOptions | None = None, observe: PlanObserver = lambda _: None
+    plan: TuningPlan | str | Path,
+    options: TuneOptions | None = None,
+    observe: PlanObserver = lambda _: None,
+    **named: Any,
 ) -> PlanResult:
     """Tune all problems of a plan, one a GPU at the same time, and several GPUs a problem where few are left.
 
@@ -206,13 +210,15 @@ def tune_plan(
         Options of each session, where the plan states none; ``devices`` names the GPUs.
     observe
         Called as sessions proceed, by one thread at a time.
+    **named
+        Options by name, as for `autotile.tune`.
 
     Raises
     ------
     InputError
         The plan cannot be read, names a GPU that is not there, or the database cannot be written.
     """
-    options = options or TuneOptions()
+    _, options = read_keywords(None, None, named, options)
     read = plan if isinstance(plan, TuningPlan) else read_plan(Path(plan))
     with open_lane(options, is_of_one_model=False) as opened:
         lane = opened if opened.devices else Lane((options.device_index,))

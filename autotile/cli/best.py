@@ -19,7 +19,7 @@ from autotile.cli.arguments import (
     LibraryOption,
     SizesArgument,
 )
-from autotile.cli.output import examples, show
+from autotile.cli.output import examples, notice, show
 from autotile.cli.tables import below, facts, table, title
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, interval_text, occupancy_text, source_text, time_text
@@ -51,6 +51,8 @@ def best(
 
     given = read_sizes(sizes or [])
     found = results.best(kernel, given, dtype=dtype, device=device, database=database, bundle=bundle, library=library)
+    for text in found.notices:
+        notice(text)
     show(found, best_table, best_document, as_json=as_json)
 
 

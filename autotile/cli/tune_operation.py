@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def run_operation(asked_as: str, words: list[str], dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
     """Tune the kernels of an operation, show the result, and exit as ``autotile tune`` does."""
     from autotile.api.operation_tuning import tune_loaded_operation
+    from autotile.api.targets import sizes_notice
     from autotile.api.tuning import serving_call
     from autotile.cli.assignments import read_sizes
     from autotile.cli.progress import OperationProgress
@@ -30,7 +31,8 @@ def run_operation(asked_as: str, words: list[str], dtype: str | None, options: T
 
     operation = load_operation(asked_as)
     given = read_sizes(words)
-    problem = operation.resolve(given, dtype)
+    problem = operation.resolve(given, dtype, defaults=True)
+    notice(sizes_notice(operation, problem.sizes, given))
     named = {name: size for name, size in problem.sizes.items() if name not in operation.conditions or name in given}
     asked = replace(problem, sizes=named)  # conditions are stated only if they were given
     call = serving_call(asked_as, asked, dtype=dtype, database=options.database)
@@ -49,11 +51,15 @@ def run_operation_family(
 ) -> None:
     """Tune a family of an operation, show how well its model chooses, and exit with 130 if the user interrupted."""
     from autotile.api.operation_tuning import tune_operation_family
+    from autotile.api.targets import sizes_notice
     from autotile.cli.progress import SweepProgress
     from autotile.kernel.operation import load_operation
     from autotile.tuning.operation_result import OperationFamilyResult
 
-    result = tune_operation_family(load_operation(asked_as), words, dtype, options, SweepProgress(error_console()))
+    operation = load_operation(asked_as)
+    if words:
+        notice(sizes_notice(operation, operation.sizes, [word.partition("=")[0] for word in words]))
+    result = tune_operation_family(operation, words, dtype, options, SweepProgress(error_console()))
     show(result, family_model_table, OperationFamilyResult.to_json, as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")

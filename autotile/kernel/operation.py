@@ -148,8 +148,10 @@ class Operation:
         """Return the kernel of a name."""
         return next((member for member in self.members if member.name == name), None)
 
-    def resolve(self, sizes: Mapping[str, int], dtype: str | None = None) -> Problem:
-        """Check sizes and dtype, and complete them with the defaults of what is optional.
+    def resolve(self, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False) -> Problem:
+        """Check sizes and dtype, and complete them with the defaults of what is optional; parameters as for a kernel.
+
+        See `autotile.kernel.problem.resolve_problem`.
 
         Raises
         ------
@@ -159,7 +161,8 @@ class Operation:
         expected = " ".join(f"{name}={value}" for name, value in self.sizes.items() if name not in self.conditions)
         if unknown := [name for name in sizes if name not in self.sizes]:
             raise ProblemError(f"{self.name} has no size {unknown[0]!r}; give its sizes like {expected}")
-        if missing := [name for name in self.sizes if name not in sizes and not self.is_optional(name)]:
+        missing = [name for name in self.sizes if name not in sizes and not self.is_optional(name)]
+        if missing and not defaults:
             raise ProblemError(f"{self.name} needs the size {missing[0]}; give its sizes like {expected}")
         binary = (*self.flags, *self.conditions)
         values = {

@@ -180,12 +180,12 @@ def _problems_of(entry: _Entry, head: _Head, folder: Path, room: int) -> list[Pl
     if entry.captured:
         return [_captured_problem(entry, folder, name)]
     choices = {size: value if isinstance(value, list) else [value] for size, value in entry.sizes.items()}
-    count = math.prod(map(len, choices.values())) if choices else 0
+    count = math.prod(map(len, choices.values())) if choices or not entry.problems else 0
     dtypes: Sequence[str | None] = entry.dtypes or [None]
     if (count + len(entry.problems)) * len(dtypes) > room:
         raise InputError(f"it has more problems than a plan may hold, {MAX_PROBLEMS:,} in all; split the plan")
     listed: Iterable[Mapping[str, int]] = entry.problems
-    if choices:
+    if choices or not entry.problems:  # without any size, the one problem of the file
         combined = itertools.product(*choices.values())
         listed = itertools.chain(listed, (dict(zip(choices, row, strict=True)) for row in combined))
     target: Kernel | Operation
@@ -196,9 +196,9 @@ def _problems_of(entry: _Entry, head: _Head, folder: Path, room: int) -> list[Pl
         PlannedProblem(
             name,
             target,
-            target.resolve(sizes, dtype)
+            target.resolve(sizes, dtype, defaults=True)
             if isinstance(target, Operation)
-            else resolve_problem(target.spec, sizes, dtype),
+            else resolve_problem(target.spec, sizes, dtype, defaults=True),
             tuple(entry.gpus),
             trials,
             budget_s,
