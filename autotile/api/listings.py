@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -141,12 +141,20 @@ class TrialList(Displayed, StudyPlots):
     """Trials of a kernel: the fastest first, then those without a time in the order in which they were tried.
 
     Its methods ``plot_...`` return charts of the trials of one problem; see `autotile.report.notebook.StudyPlots`.
+
+    Attributes
+    ----------
+    trials
+        Trials with the keys of their studies.
+    study
+        Device, runs and ceilings of the study that all trials are of; None if they are of several.
     """
 
     trials: tuple[StudyTrial, ...]
+    study: StudyData | None = field(default=None, compare=False)
 
     def study_data(self) -> StudyData:
-        """Return the trials as a study; they state nothing about their runs.
+        """Return the trials as a study.
 
         Raises
         ------
@@ -161,7 +169,10 @@ class TrialList(Displayed, StudyPlots):
         (key,) = keys.values()
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
         searched = tuple(one for one in stored if one.phase == "search")
-        return StudyData(key, None, "", (), searched, tuple(one for one in stored if one.phase == "final"))
+        final = tuple(one for one in stored if one.phase == "final")
+        if self.study is None:
+            return StudyData(key, None, "", (), searched, final)
+        return replace(self.study, trials=searched, final_trials=final)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""

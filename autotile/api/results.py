@@ -30,6 +30,7 @@ from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.problem import Workrate
+from autotile.report.study_reading import study_without_trials
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
@@ -294,14 +295,17 @@ def trials(
     with opened:
         studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
         _check_sizes(given, studies)
+        studies = [study for study in studies if given.items() <= study.key.sizes.items()]
         found = [
             StudyTrial(study.key, stored)
             for study in studies
-            if all(study.key.sizes.get(name) == value for name, value in given.items())
             for stored in opened.stored_trials(study.study_id)
             if wanted in (None, stored.trial.outcome)
         ]
-    return TrialList(tuple(sorted(found, key=_by_time)[:limit]))
+        digests = {entry.key.digest for entry in found}
+        alone = next((study for study in studies if {study.key.digest} == digests), None)
+        study = study_without_trials(opened, alone) if alone is not None else None
+    return TrialList(tuple(sorted(found, key=_by_time)[:limit]), study)
 
 
 def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:

@@ -19,6 +19,7 @@ from autotile.core.text import plural
 from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
+from autotile.database.studies import CONTEST
 from autotile.errors import DatabaseError, DeviceError, EmptySpaceError, InputError, ToolchainError, WorkerError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
@@ -460,7 +461,7 @@ class _OperationSession:
         assert self._device is not None
         study_id = self.database.study(key, self._device)
         run_id = self.database.start_run(
-            study_id, sampler="contest", seed=self.options.seed, driver=self._device.driver, host=platform.node()
+            study_id, sampler=CONTEST, seed=self.options.seed, driver=self._device.driver, host=platform.node()
         )
         rank = 1 if trial.outcome is Outcome.OK else None
         self.database.add_trial(study_id, run_id, trial, phase="final", rank=rank)

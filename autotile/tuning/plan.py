@@ -20,6 +20,7 @@ from autotile.core.model import Problem
 from autotile.core.text import sizes_text
 from autotile.database.database import Database
 from autotile.database.keys import space_hash
+from autotile.database.studies import CONTEST
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
 from autotile.kernel.library import Kernel, load_kernel
@@ -252,7 +253,7 @@ def is_done(database: Database | None, planned: PlannedProblem, options: TuneOpt
             if not (same and is_current and is_same_kind and best.confirmed):
                 continue
             if isinstance(planned.target, Operation):
-                if best.run.sampler == "contest":  # its last race has been held
+                if best.run.sampler == CONTEST:  # its last race has been held
                     return True
             elif _has_effort(best.run.settings, best.run.summary, options):
                 return True
