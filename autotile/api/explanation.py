@@ -239,8 +239,9 @@ def explain_operation(
     operation: Operation, problem: Problem, served: BoundKernel, notices: tuple[str, ...] = ()
 ) -> OperationExplanation:
     """Return what is served for a problem of an operation, as values."""
+    time_us = served.measurement.time_us if served.measurement else None
     contenders = served.contenders or (
-        Contender(served.kernel, served.config, served.measurement.time_us if served.measurement else None),
+        Contender(served.kernel, served.config, time_us, source=served.source or "cuda"),
     )
     return OperationExplanation(
         problem=problem,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from autotile.core.model import Problem, config_text
+from autotile.core.model import Problem, Trial, config_text
 from autotile.core.text import (
     NOTHING,
     Displayed,
@@ -194,8 +194,13 @@ class TrialList(Displayed, StudyPlots):
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
         trials = [(key_text(entry.key), entry.stored.trial) for entry in self.trials]
-        rows = [(p, str(t.outcome), time_text(t.time_us), config_text(t.config), t.reason) for p, t in trials]
+        rows = [(p, str(t.outcome), _trial_time(t), config_text(t.config), t.reason) for p, t in trials]
         return ("problem", "outcome", "time", "configuration", "reason"), rows
+
+
+def _trial_time(trial: Trial) -> str:
+    """Return the time of a trial, marked if it was replayed."""
+    return NOTHING if trial.time_us is None else source_text(time_text(trial.time_us), trial.source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,16 @@ from autotile.api.operation_tuning import tune_loaded_operation
 from autotile.api.targets import models_of
 from autotile.api.tuning import tune_problem
 from autotile.core.device import DeviceProperties, is_name_of
-from autotile.core.text import NOTHING, Displayed, duration_text, plural, sizes_text, time_text
+from autotile.core.text import (
+    NOTHING,
+    Displayed,
+    device_text,
+    duration_text,
+    plural,
+    sizes_text,
+    source_text,
+    time_text,
+)
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, location_text, open_existing
 from autotile.errors import AutotileError, DatabaseError, InputError
@@ -72,6 +81,20 @@ class PlanEntry:
             return self.result.winner.time_us if self.result.winner is not None else None
         winner = self.result.winner if self.result is not None else None
         return winner.time_us if winner is not None else None
+
+    @property
+    def device_label(self) -> str:
+        """Name of the GPU, marked if the times were replayed from a recording of it; a dash if it is not known."""
+        if self.result is not None and self.result.device.source == "replayed":
+            return device_text(self.result.device)
+        return self.gpu_name or NOTHING
+
+    @property
+    def time_text(self) -> str:
+        """Time of the winner, marked if it was replayed; a dash if there is none."""
+        if self.time_us is None or self.result is None:
+            return NOTHING
+        return source_text(time_text(self.time_us), self.result.device.source)
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -141,9 +164,9 @@ class PlanResult(Displayed):
                 entry.planned.problem.kernel,
                 sizes_text(entry.planned.problem.sizes),
                 entry.planned.problem.dtype,
-                entry.gpu_name or NOTHING,
+                entry.device_label,
                 entry.state,
-                time_text(entry.time_us),
+                entry.time_text,
                 duration_text(entry.seconds) if entry.seconds else NOTHING,
             )
             for entry in self.entries

@@ -181,8 +181,8 @@ def best(
     location = str(database_location(database))
     found = find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library, defaults=True)
     described = operation if operation is not None else found.definition.spec
-    result = _best_result(found)
-    return replace(result, notices=tuple(filter(None, [sizes_notice(described, result.problem.sizes, given)])))
+    asked = found.operation if operation is not None and found.operation is not None else found.problem
+    return replace(_best_result(found), notices=tuple(filter(None, [sizes_notice(described, asked.sizes, given)])))
 
 
 def list(kernel: KernelName | None = None, *, database: str | Path | None = None) -> StudyList:

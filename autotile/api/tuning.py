@@ -15,7 +15,7 @@ from autotile.api.targets import check_device_index, complete_config, named_oper
 from autotile.core.documents import encode_json
 from autotile.core.model import Problem
 from autotile.core.objectives import TIME, split_objectives
-from autotile.core.text import Displayed, plural
+from autotile.core.text import Displayed, plural, source_text
 from autotile.database.engine import parse_location
 from autotile.errors import AutotileError, InputError
 from autotile.families.family import Family, extent_text, family_of, parse_family
@@ -211,7 +211,7 @@ class TunedMisses(Displayed):
         return f"{plural(len(self.results), 'problem')} tuned{failed}"
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        tuned = [(str(result.problem), result.summary) for result in self.results]
+        tuned = [(str(one.problem), source_text(one.summary, one.device.source)) for one in self.results]
         return ("problem", "result"), [*tuned, *((str(problem), str(error)) for problem, error in self.failed)]
 
 

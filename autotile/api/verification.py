@@ -12,7 +12,7 @@ from autotile.api.keywords import read_keywords
 from autotile.api.targets import check_device_index, resolve_gpu, sizes_notice
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text
 from autotile.core.statistics import Interval
-from autotile.core.text import Displayed, plural, source_text, time_text
+from autotile.core.text import NOTHING, Displayed, plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
@@ -104,7 +104,7 @@ class VerifyResult(Displayed):
             (
                 str(one.problem),
                 one.verdict,
-                time_text(one.after_measurement.time_us if one.after_measurement else None),
+                source_text(time_text(one.after_measurement.time_us), one.source) if one.after_measurement else NOTHING,
                 config_text(one.after) if one.after is not None else "the default",
                 one.reason,
             )

@@ -74,7 +74,8 @@ class TuneProgress(_LivePicture):
         """Show a state of the session, at first with its notices."""
         if self._latest is None:
             for notice in progress.notices:
-                self._console.print(Text(shown_text(notice), style="dim"), soft_wrap=not self._console.is_terminal)
+                text = Text(shown_text(notice, lines=True), style="dim")
+                self._console.print(text, soft_wrap=not self._console.is_terminal)
         self._latest = progress
         self._received_s = time.monotonic()
         if self._live is None:

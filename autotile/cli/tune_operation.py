@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, notice, show
-from autotile.cli.tables import RIGHT, below, facts, table, title
+from autotile.cli.tables import RIGHT, Listing, below, facts, title
 from autotile.core.text import device_text, duration_text
 
 if TYPE_CHECKING:
@@ -83,13 +82,11 @@ def operation_table(result: OperationResult, call: str) -> RenderableType:
     return Group(head, _contenders(result), below(facts(_facts(result, call))))
 
 
-def _contenders(result: OperationResult) -> Table:
+def _contenders(result: OperationResult) -> RenderableType:
     right = {"time", "over the winner", "tried", "of the time"}
     headings, rows = result._rows()
-    shown = table(*(f"{RIGHT}{name}" if name in right else name for name in headings), wrap=True)
-    for row in rows:
-        shown.add_row(*row)
-    return shown
+    shown = [f"{RIGHT}{name}" if name in right else name for name in headings]
+    return Listing(shown, [tuple(row) for row in rows], ("remark", "of the time", "95 % interval, us"))
 
 
 def _facts(result: OperationResult, call: str) -> Iterator[tuple[str, str]]:

@@ -188,10 +188,7 @@ def operation_chart(operation: OperationData) -> Chart:
             "color": INK,
             "thickness": 1.5,
         },
-        hovertext=[
-            hover_text(one.name, source_text(measured_text(one.trial), one.source), config_text(one.trial.config))
-            for one in timed
-        ],
+        hovertext=[hover_text(one.name, measured_text(one.trial), config_text(one.trial.config)) for one in timed],
         hoverinfo="text",
     )
     made = figure(

@@ -22,7 +22,7 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from autotile.core.documents import Moment, Whole, convert, encode_json
-from autotile.core.model import config_text
+from autotile.core.model import Trial, config_text
 from autotile.core.text import duration_text, outcomes_text, sizes_text, source_text, time_text
 from autotile.database.database import Database, location_text
 from autotile.database.rows import parsed_rows
@@ -412,9 +412,9 @@ def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
     winner, default, speedup = study.winner, study.default, study.speedup
     if winner is not None:
         label = "best so far" if study.is_running else "winner"
-        yield label, f"{with_units(time_text(winner.time_us))}: {config_text(winner.config)}"
+        yield label, f"{_shown_time(winner)}: {config_text(winner.config)}"
     if default is not None and default.time_us is not None:
-        yield "default", with_units(time_text(default.time_us))
+        yield "default", _shown_time(default)
     if speedup is not None:
         yield "speed-up", f"{speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
     outcomes = Counter(one.trial.outcome for one in study.newest)
@@ -425,6 +425,12 @@ def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
         yield "trials by GPU", ", ".join(f"{gpu}: {found:,}" for gpu, found in sorted(gpus.items()))
 
 
+def _shown_time(trial: Trial) -> str:
+    """Return the time of a trial, marked if it was replayed; a dash if there is none."""
+    text = with_units(time_text(trial.time_us))
+    return text if trial.time_us is None else source_text(text, trial.source)
+
+
 def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
     """Return the newest trials, the last one first: number, outcome, time, configuration, reason."""
     trials = (*study.trials, *study.final_trials)[-_LATEST:]
@@ -433,7 +439,7 @@ def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
         (
             f"{number:,}" + (" finals" if one.phase == "final" else ""),
             str(one.trial.outcome),
-            with_units(time_text(one.trial.time_us)),
+            _shown_time(one.trial),
             config_text(one.trial.config),
             one.trial.reason.partition("\n")[0],
         )

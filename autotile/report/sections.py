@@ -222,7 +222,8 @@ def answer(study: StudyData) -> Markup:
         headline = f"{speedup.value:.3f}\N{MULTIPLICATION SIGN} faster than the default"
         detail = f"95 % interval {speedup.low:.3f}\N{MULTIPLICATION SIGN} to {speedup.high:.3f}\N{MULTIPLICATION SIGN}"
     else:
-        headline, detail = with_units(time_text(winner.time_us)), "the default was not timed"
+        headline = with_units(source_text(time_text(winner.time_us), winner.source))
+        detail = "the default was not timed"
     facts = [(name, content) for name, content in _answer_facts(study, winner, default) if content]
     return joined(
         tag("p", tag("strong", headline), " ", tag("span", detail), class_="headline"),
@@ -507,7 +508,8 @@ def _family(page: Page, number: int, stored: StoredRule) -> Markup:
     configs = [(f"#{index}", tag("code", config_text(one.config))) for index, one in enumerate(rule.configs)]
     return page.section(
         f"family{number}",
-        f"Family {stored.key.kernel} {rule.family} {stored.key.dtype} on {stored.key.gpu_name}",
+        f"Family {stored.key.kernel} {rule.family} {stored.key.dtype} on "
+        f"{source_text(stored.key.gpu_name, stored.key.source)}",
         page.chart(family_loss_chart(stored), prefix),
         page.chart(rule_tree_chart(stored), prefix, wide=True),
         tag("details", tag("summary", "The rule in words"), tag("ul", lines, class_="tree")),
@@ -558,8 +560,7 @@ def _operation_facts(operation: OperationData) -> Iterable[tuple[str, str | Mark
         if label == "Library" and one is winner:
             continue
         config = joined(" ", tag("code", config_text(one.trial.config))) if one.trial.config else None
-        interval = measured_text(one.trial)
-        measured = source_text(interval, one.source) if interval else NOTHING
+        measured = measured_text(one.trial) or NOTHING
         yield label, joined(one.name, config, tag("br"), measured, f", {one.rate}" if one.rate != NOTHING else "")
     if not any(one.is_library for one in operation.contenders):
         yield "Library", "none was timed"

@@ -174,7 +174,7 @@ class OperationResult(Displayed, Reported):
         yield "saved in", self.database
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "")
+        headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "remark")
         return headings, [self.row(one) for one in self.contenders]
 
     def row(self, one: TunedContender) -> tuple[str, ...]:
