@@ -16,6 +16,7 @@ from rich.text import Text
 
 from autotile.api.progress import best_text, count_text, left_text, plain_line, trial_count, trial_target
 from autotile.core.model import Problem
+from autotile.core.pace import Pace
 from autotile.core.text import device_text, duration_text, funnel_text, shown_text
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate
@@ -23,7 +24,6 @@ from autotile.kernel.spec import KernelSpec
 from autotile.tuning.family_session import FamilyStep
 from autotile.tuning.operation_result import OperationStep, SweepStep
 from autotile.tuning.result import Progress
-from autotile.tuning.time_left import Pace
 
 _PLAIN_INTERVAL_S = 15.0
 _REFRESHES_PER_S = 4

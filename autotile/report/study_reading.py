@@ -114,7 +114,13 @@ def _recorded_trial(recording: Recording, row: int) -> Trial:
 
 def run_data(run: StoredRun) -> RunData:
     """Return a run with the parts of its settings and its summary that match their schemas."""
-    return RunData(run, _lenient(run.settings, RunSettings), _lenient(run.summary, RunSummary))
+    return RunData(run, run_settings(run.settings), _lenient(run.summary, RunSummary))
+
+
+def run_settings(settings: Mapping[str, Any]) -> RunSettings:
+    """Return the parts of a run's stored settings that match their schemas."""
+    found: RunSettings = _lenient(settings, RunSettings)
+    return found
 
 
 def ceilings_for(database: Database, gpu_name: str) -> DeviceCeilings | None:
