@@ -93,6 +93,12 @@ class SpecError(InputError):
 class EmptySpaceError(SpecError):
     """Search-space file whose rules, with the device's limits, leave no configuration."""
 
+    @property
+    def cause(self) -> str:
+        """What leaves no configuration, in one line, without the place in the file and the remedy."""
+        what = self.problem.partition(";")[0]
+        return f"{what}: {' '.join(self.expression.split())}" if self.expression else what
+
 
 class UnknownKernelError(InputError):
     """Unknown kernel name."""

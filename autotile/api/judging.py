@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotile.api.targets import complete_config, merge_sizes, open_problem
-from autotile.api.tuning import checked_options, session_options
+from autotile.api.keywords import read_keywords
+from autotile.api.targets import complete_config, open_problem, sizes_notice
+from autotile.api.tuning import checked_options
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial, config_text
 from autotile.core.statistics import Interval
@@ -120,7 +121,7 @@ def check(
     device: int | str | None = None,
     database: str | Path | None = None,
     options: TuneOptions | None = None,
-    **named_sizes: int,
+    **named: Any,
 ) -> CandidateCheck:
     """Verify a rewritten source of a kernel, and time it against the present winner.
 
@@ -136,8 +137,10 @@ def check(
         Path of the source.
     like
         Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
-    sizes, **named_sizes
+    sizes
         Problem sizes and flags; missing ones are taken from the search-space file.
+    **named
+        Sizes and options by name, as for `autotile.tune`.
     config
         Configuration of the candidate; parameters that are left out, and all if it is None, are those of the winner.
     dtype, device, database, options
@@ -155,8 +158,8 @@ def check(
     >>> check("rewritten.cu", "mine.toml", N=1 << 24)  # doctest: +SKIP
     <CandidateCheck: rewritten.cu for mine N=16777216 float32 on NVIDIA H200: right and faster than the winner: ...>
     """
-    kernel, problem = open_problem(like, merge_sizes(sizes, named_sizes), dtype, defaults=True)
-    chosen = session_options(options, device, database)
+    given, chosen = read_keywords(like, sizes, named, options, device=device, database=database)
+    kernel, problem = open_problem(like, given, dtype)
     chosen = checked_options(kernel, problem, replace(chosen, transfer=False))
     location = str(database_location(chosen.database))
     served = find_best_result(kernel, problem.dtype, _index(chosen), location, problem.sizes)
@@ -180,7 +183,7 @@ def check(
         speedup=judged.speedup,
         repeats=judged.repeats,
         sanitized=judged.sanitized,
-        notices=judged.notices,
+        notices=(*filter(None, [sizes_notice(kernel.spec, problem.sizes, given)]), *judged.notices),
     )
 
 

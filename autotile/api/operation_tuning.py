@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.api.progress import OperationObserver, operation_observer, sweep_observer
-from autotile.api.targets import check_device_index, models_of
+from autotile.api.targets import check_device_index, models_of, sizes_notice
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, Problem
@@ -39,9 +39,11 @@ def tune_operation(
     progress: bool | Callable[[Any], None],
 ) -> OperationResult:
     """Tune the kernels of an operation for a problem; parameters and errors as for `autotile.tune`."""
-    problem = operation.resolve(sizes, dtype)
+    problem = operation.resolve(sizes, dtype, defaults=True)
     with operation_observer(progress, operation) as observe:
-        return tune_loaded_operation(operation, problem, options, observe)
+        result = tune_loaded_operation(operation, problem, options, observe)
+    assumed = sizes_notice(operation, problem.sizes, sizes)
+    return replace(result, notices=(assumed, *result.notices)) if assumed else result
 
 
 def tune_loaded_operation(

@@ -11,11 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from autotile.api.keywords import read_keywords, session_options
 from autotile.api.operation_tuning import tune_loaded_operation
 from autotile.api.targets import models_of
-from autotile.api.tuning import session_options, tune_problem
+from autotile.api.tuning import tune_problem
 from autotile.core.device import DeviceProperties, is_name_of
-from autotile.core.text import NOTHING, Displayed, duration_text, plural, sizes_text, time_text
+from autotile.core.text import (
+    NOTHING,
+    Displayed,
+    device_text,
+    duration_text,
+    plural,
+    sizes_text,
+    source_text,
+    time_text,
+)
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, location_text, open_existing
 from autotile.errors import AutotileError, DatabaseError, InputError
@@ -71,6 +81,20 @@ class PlanEntry:
             return self.result.winner.time_us if self.result.winner is not None else None
         winner = self.result.winner if self.result is not None else None
         return winner.time_us if winner is not None else None
+
+    @property
+    def device_label(self) -> str:
+        """Name of the GPU, marked if the times were replayed from a recording of it; a dash if it is not known."""
+        if self.result is not None and self.result.device.source == "replayed":
+            return device_text(self.result.device)
+        return self.gpu_name or NOTHING
+
+    @property
+    def time_text(self) -> str:
+        """Time of the winner, marked if it was replayed; a dash if there is none."""
+        if self.time_us is None or self.result is None:
+            return NOTHING
+        return source_text(time_text(self.time_us), self.result.device.source)
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -140,9 +164,9 @@ class PlanResult(Displayed):
                 entry.planned.problem.kernel,
                 sizes_text(entry.planned.problem.sizes),
                 entry.planned.problem.dtype,
-                entry.gpu_name or NOTHING,
+                entry.device_label,
                 entry.state,
-                time_text(entry.time_us),
+                entry.time_text,
                 duration_text(entry.seconds) if entry.seconds else NOTHING,
             )
             for entry in self.entries
@@ -191,7 +215,10 @@ PlanObserver = Callable[[PlanStep], None]
 
 
 def tune_plan(
-    plan: TuningPlan | str | Path, options: TuneOptions | None = None, observe: PlanObserver = lambda _: None
+    plan: TuningPlan | str | Path,
+    options: TuneOptions | None = None,
+    observe: PlanObserver = lambda _: None,
+    **named: Any,
 ) -> PlanResult:
     """Tune all problems of a plan, one a GPU at the same time, and several GPUs a problem where few are left.
 
@@ -206,13 +233,15 @@ def tune_plan(
         Options of each session, where the plan states none; ``devices`` names the GPUs.
     observe
         Called as sessions proceed, by one thread at a time.
+    **named
+        Options by name, as for `autotile.tune`.
 
     Raises
     ------
     InputError
         The plan cannot be read, names a GPU that is not there, or the database cannot be written.
     """
-    options = options or TuneOptions()
+    _, options = read_keywords(None, None, named, options)
     read = plan if isinstance(plan, TuningPlan) else read_plan(Path(plan))
     with open_lane(options, is_of_one_model=False) as opened:
         lane = opened if opened.devices else Lane((options.device_index,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from autotile.core.text import Displayed, bytes_text, plural
 from autotile.database.database import location_text, open_for_reading
 from autotile.errors import InputError
 from autotile.exchange.recording import read_recording
-from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.library import KernelName, is_path, load_kernel
 from autotile.report.page import write_page
 from autotile.report.report_data import ReportData, read_operation_report, read_report, report_of_study
 from autotile.report.sections import report_page
@@ -147,5 +147,7 @@ def _stored(
         raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
     with opened:
         if operation is not None:
-            return read_operation_report(opened, operation, sizes, dtype=dtype, gpu_name=device)
-        return read_report(opened, kernel, sizes, dtype=dtype, gpu_name=device)
+            found = read_operation_report(opened, operation, sizes, dtype=dtype, gpu_name=device)
+        else:
+            found = read_report(opened, kernel, sizes, dtype=dtype, gpu_name=device)
+    return replace(found, path=str(kernel)) if isinstance(kernel, str | Path) and is_path(str(kernel)) else found

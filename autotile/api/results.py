@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from autotile.api.listings import (
     TrialList,
     TunedFamily,
 )
-from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_served_device
+from autotile.api.targets import merge_sizes, named_operation, resolve_served_device, sizes_notice
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import Displayed, source_text, time_text
@@ -30,6 +30,7 @@ from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.problem import Workrate
+from autotile.report.study_reading import study_without_trials
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
@@ -79,6 +80,8 @@ class BestResult(Displayed):
         Amount of work of the problem, for a rate in FLOP/s or bytes per second.
     explanation
         Paragraph that states the reason for the choice.
+    notices
+        Assumptions about the sizes, one line each.
     """
 
     problem: Problem
@@ -100,6 +103,7 @@ class BestResult(Displayed):
     occupancy: Occupancy | None
     workrate: Workrate
     explanation: str
+    notices: tuple[str, ...] = ()
 
     @property
     def time_us(self) -> float | None:
@@ -145,7 +149,7 @@ def best(
         Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; or name of an operation, or
         path of its file.
     sizes, **named_sizes
-        Problem sizes and flags; for an operation also its conditions.
+        Problem sizes and flags; for an operation also its conditions. Missing ones are taken from the file.
     dtype
         Element type; None for the kernel's first.
     device
@@ -172,10 +176,13 @@ def best(
     served_for, given = resolve_served_device(device), merge_sizes(sizes, named_sizes)
     operation = named_operation(kernel)
     if bundle is None:
-        name = operation.name if operation is not None else open_problem(kernel, given, dtype)[0].name
+        name = operation.name if operation is not None else load_kernel(kernel).name
         _check_readable(database, name)
     location = str(database_location(database))
-    return _best_result(find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library))
+    found = find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library, defaults=True)
+    described = operation if operation is not None else found.definition.spec
+    asked = found.operation if operation is not None and found.operation is not None else found.problem
+    return replace(_best_result(found), notices=tuple(filter(None, [sizes_notice(described, asked.sizes, given)])))
 
 
 def list(kernel: KernelName | None = None, *, database: str | Path | None = None) -> StudyList:
@@ -288,14 +295,17 @@ def trials(
     with opened:
         studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
         _check_sizes(given, studies)
+        studies = [study for study in studies if given.items() <= study.key.sizes.items()]
         found = [
             StudyTrial(study.key, stored)
             for study in studies
-            if all(study.key.sizes.get(name) == value for name, value in given.items())
             for stored in opened.stored_trials(study.study_id)
             if wanted in (None, stored.trial.outcome)
         ]
-    return TrialList(tuple(sorted(found, key=_by_time)[:limit]))
+        digests = {entry.key.digest for entry in found}
+        alone = next((study for study in studies if {study.key.digest} == digests), None)
+        study = study_without_trials(opened, alone) if alone is not None else None
+    return TrialList(tuple(sorted(found, key=_by_time)[:limit]), study)
 
 
 def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from autotile.api.targets import complete_config, merge_sizes, open_problem
-from autotile.api.tuning import checked_options, session_options
+from autotile.api.keywords import read_keywords
+from autotile.api.targets import complete_config, open_problem
+from autotile.api.tuning import checked_options
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, Trial, Value, config_key
 from autotile.core.text import Displayed, device_text, plural, time_text
@@ -212,13 +213,13 @@ def session(
     device: int | str | None = None,
     database: str | Path | None = None,
     options: TuneOptions | None = None,
-    **named_sizes: int,
+    **named: Any,
 ) -> TuningSession:
     """Open a tuning session that a search of the caller's own drives.
 
     Parameters
     ----------
-    kernel, sizes, dtype, device, database, options, **named_sizes
+    kernel, sizes, dtype, device, database, options, **named
         As for `autotile.tune`; of the options, those that end a search have no effect. With ``discard=False``, slow
         configurations are measured as long as fast ones.
 
@@ -236,8 +237,9 @@ def session(
     >>> tuning.result.winner.config  # doctest: +SKIP
     {'BM': 128, 'BN': 128, ...}
     """
-    loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
-    chosen = checked_options(loaded, problem, session_options(options, device, database))
+    given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
+    loaded, problem = open_problem(kernel, given, dtype)
+    chosen = checked_options(loaded, problem, chosen)
     with ExitStack() as stack:
         opened = stack.enter_context(
             open_session(loaded, problem, read_settings(), chosen, lambda _: None, session_class=SteppedSession)

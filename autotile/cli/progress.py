@@ -16,6 +16,7 @@ from rich.text import Text
 
 from autotile.api.progress import best_text, count_text, left_text, plain_line, trial_count, trial_target
 from autotile.core.model import Problem
+from autotile.core.pace import Pace
 from autotile.core.text import device_text, duration_text, funnel_text, shown_text
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate
@@ -23,7 +24,6 @@ from autotile.kernel.spec import KernelSpec
 from autotile.tuning.family_session import FamilyStep
 from autotile.tuning.operation_result import OperationStep, SweepStep
 from autotile.tuning.result import Progress
-from autotile.tuning.time_left import Pace
 
 _PLAIN_INTERVAL_S = 15.0
 _REFRESHES_PER_S = 4
@@ -74,7 +74,8 @@ class TuneProgress(_LivePicture):
         """Show a state of the session, at first with its notices."""
         if self._latest is None:
             for notice in progress.notices:
-                self._console.print(Text(shown_text(notice), style="dim"), soft_wrap=not self._console.is_terminal)
+                text = Text(shown_text(notice, lines=True), style="dim")
+                self._console.print(text, soft_wrap=not self._console.is_terminal)
         self._latest = progress
         self._received_s = time.monotonic()
         if self._live is None:

@@ -214,11 +214,12 @@ def _run(
     as_json: bool,
 ) -> None:
     from autotile.api.plans import has_several_models
-    from autotile.api.targets import open_problem
+    from autotile.api.targets import open_problem, sizes_notice
     from autotile.api.tuning import serving_call, tune_problem
     from autotile.cli.assignments import read_sizes, read_values
 
-    kernel, problem = open_problem(asked_as, read_sizes(words), dtype)
+    kernel, problem = open_problem(asked_as, given := read_sizes(words), dtype)
+    notice(sizes_notice(kernel.spec, problem.sizes, given))
     if has_several_models(options):
         from autotile.cli.plan import run_plan
         from autotile.tuning.plan import PlannedProblem, TuningPlan

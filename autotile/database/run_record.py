@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from autotile.core.device import DeviceProperties
 from autotile.core.forks import fork_guard
 from autotile.core.model import Config, Trial, config_key, config_text
-from autotile.core.text import plural, time_text
+from autotile.core.text import plural, source_text, time_text
 from autotile.database.claims import Claimed, Renewal, StudyClaims, forget_dead
 from autotile.database.database import Database
 from autotile.database.engine import DamagedDatabaseError, LostServerError, across_restarts
@@ -343,7 +343,7 @@ class RunRecord:
         if not measured:
             return ""
         best = min(measured, key=lambda one: (one.rank or len(self._entries), one.trial.time_us)).trial
-        return f", the best of them {config_text(best.config)} with {time_text(best.time_us)}"
+        return f", the best of them {config_text(best.config)} with {source_text(time_text(best.time_us), best.source)}"
 
     def _rescue_folders(self) -> list[Path]:
         path = self._database.path

@@ -214,6 +214,10 @@ def _summary(row: Row, best: _BestTime | None) -> StudySummary:
     )
 
 
+CONTEST = "contest"
+"""Sampler of the runs that hold a race of the kernels of an operation with its libraries."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBest:
     """The best result of a study, with its trial and run."""

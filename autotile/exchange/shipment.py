@@ -283,7 +283,7 @@ def _select(kernel: Kernel, problems: Sequence[Mapping[str, int] | None], result
     if None in problems:
         return results
     winners = results.winners
-    sizes = [resolve_problem(kernel.spec, given or {}).sizes for given in problems]
+    sizes = [resolve_problem(kernel.spec, given or {}, defaults=True).sizes for given in problems]
     for one in sizes:
         if not any(dict(winner.key.sizes) == dict(one) for winner in winners):
             tuned_for = "; ".join(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners))

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotile.core.model import Outcome, Trial, config_key, config_text
 from autotile.core.objectives import ENERGY, ERROR, REGISTERS, TIME
-from autotile.core.text import NOTHING, interval_text, percent_text, plural
+from autotile.core.text import NOTHING, interval_text, percent_text, plural, source_text
 from autotile.report.failures import FailureGroup
 from autotile.report.study_data import Finalist, StudyData
 from autotile.report.theme import (
@@ -456,7 +456,7 @@ def _roofline_points(study: StudyData, *, alone: bool) -> Iterable[tuple[str, Tr
     for name, trial in named:
         work = study.work_of(trial)
         if trial is not None and trial.time_us and work.flops and work.bytes:
-            text = config_text(trial.config) if alone else str(study.problem)
+            text = config_text(trial.config) if alone else source_text(str(study.problem), study.key.source)
             yield name, trial, work.flops, work.bytes, text
 
 

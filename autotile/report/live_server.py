@@ -173,6 +173,8 @@ def _assets() -> Mapping[str, tuple[str, Callable[[], str]]]:
     return {
         "theme.css": ("text/css", _theme),
         "watch.css": ("text/css", lambda: _asset("watch.css")),
+        "parallel.css": ("text/css", lambda: _asset("parallel.css")),
+        "parallel.js": ("text/javascript", lambda: _asset("parallel.js")),
         "watch.js": ("text/javascript", lambda: _asset("watch.js")),
         "plotly.js": ("text/javascript", _plotly),
         "palette": ("application/json", lambda: encode_json([dict(LIGHT), dict(DARK)])),

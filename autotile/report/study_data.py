@@ -82,8 +82,9 @@ class RunSettings(msgspec.Struct, frozen=True):
     verify_sizes: tuple[Any, ...] = ()
     sanitize: bool = False
     finals: int = 0
-    trials: int | None = None
+    trial_target: Annotated[int, Meta(ge=0)] | None = None
     budget_s: NonNegative | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)

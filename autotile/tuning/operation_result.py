@@ -23,7 +23,7 @@ from autotile.kernel.problem import Workrate
 from autotile.report.notebook import PageContent, Reported
 from autotile.tuning.result import Progress
 
-ContenderState = Literal["won", "raced", "dropped", "failed"]
+ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
 SweepPhase = Literal["measuring", "learning"]
 
@@ -45,9 +45,10 @@ class TunedContender:
     seconds
         Wall time that it got, in seconds.
     state
-        ``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; or ``failed``.
+        ``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; ``failed``; or
+        ``inapplicable`` if it cannot compute the problem on the device.
     reason
-        Reason for ``dropped`` and ``failed``.
+        Reason for ``dropped``, ``failed`` and ``inapplicable``.
     ratio
         Time over that of the winner; None if one of them has no time.
     """
@@ -173,7 +174,7 @@ class OperationResult(Displayed, Reported):
         yield "saved in", self.database
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "")
+        headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "remark")
         return headings, [self.row(one) for one in self.contenders]
 
     def row(self, one: TunedContender) -> tuple[str, ...]:
@@ -227,10 +228,13 @@ def ratio_text(one: TunedContender) -> str:
     return f"{known}: not told apart" if is_tie(one.ratio) else known
 
 
+_WITH_REASON = {"dropped": "dropped", "failed": "failed", "inapplicable": "not applicable"}
+
+
 def remark(one: TunedContender) -> str:
     """Return the state of a contender in words, with the reason."""
-    if one.state in ("dropped", "failed"):
-        return f"{one.state}: {one.reason}"
+    if one.state in _WITH_REASON:
+        return f"{_WITH_REASON[one.state]}: {one.reason}"
     if one.state == "won":
         return "winner"
     return "not told apart from the winner" if one.ratio is not None and is_tie(one.ratio) else ""
@@ -238,7 +242,7 @@ def remark(one: TunedContender) -> str:
 
 def tried_text(contenders: Sequence[TunedContender]) -> str:
     """Return how many configurations of how many kernels were tried."""
-    kernels = [one for one in contenders if not one.is_library]
+    kernels = [one for one in contenders if not one.is_library and one.state != "inapplicable"]
     return f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"
 
 

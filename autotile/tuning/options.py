@@ -183,4 +183,4 @@ class TuneOptions:
     def to_json(self, database: str) -> dict[str, Any]:
         """Return a plain dictionary; ``database`` is the location to show, without a password."""
         paths = {"replay": str(self.replay or ""), "trace": str(self.trace or "")}
-        return {**asdict(self), **paths, "database": database}
+        return {**asdict(self), **paths, "database": database, "trial_target": self.trial_target}

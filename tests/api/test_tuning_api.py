@@ -64,7 +64,7 @@ class TestTune:
         ("given", "said"),
         [
             ({"n": 4, "m": 4}, "has no size 'm'"),
-            ({}, "needs the size n"),
+            ({}, "no recording of scale n=4096"),
             ({"n": 4, "dtype": "float99"}, "float99"),
             ({"n": 4, "device": "nosuch"}, "no CUDA device of this machine is named 'nosuch'"),
             ({"n": 4, "device": 1.5}, "expected a CUDA index"),

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from autotile.api import tuning
-from autotile.cli.arguments import fill_in_replay, read_duration, read_share
+from autotile.api.keywords import read_duration, read_share
+from autotile.cli.arguments import fill_in_replay
 from autotile.cli.progress import TuneProgress
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
@@ -127,7 +128,7 @@ class TestRefusals:
             (["n=4", "n=5"], "given twice"),
             (["n=999999999999"], "expected 1 to"),
             (["m=4"], "has no size 'm'"),
-            ([], "needs the size n"),
+            ([], "no recording of scale n=4096"),
             (["n=4096", "--dtype", "float99"], "float99"),
             (["n=4096", "--budget", "soon"], "budget of 'soon'"),
             (["n=4096", "--until", "soon"], "gain of 'soon'"),

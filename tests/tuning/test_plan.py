@@ -62,7 +62,7 @@ class TestFile:
         ("text", "message"),
         [
             ("", "missing required field tune"),
-            ("[[tune]]\nkernel = KERNEL\n", "names no problem"),
+            ("[[tune]]\nkernel = KERNEL\nsizes = { n = [] }\n", "names no problem"),
             ("[[tune]]\nkernel = KERNEL\nsize = { n = 1 }\n", "did you mean 'sizes'"),
             ("[[tune]]\nkernel = 'nonesuch'\nsizes = { n = 1 }\n", "number 1: .*nonesuch"),
             ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1, m = 2 }\n", "number 1: .*m"),
