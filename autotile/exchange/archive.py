@@ -81,8 +81,8 @@ MAX_BYTES = 256 * 2**20
 """Maximum decompressed size of a file: ten times that of a recording of a million configurations."""
 
 
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write compressed arrays atomically.
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray], *, follow_link: bool = True) -> None:
+    """Write compressed arrays atomically; ``follow_link`` is as for `atomic_write`.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as stream:
+        with atomic_write(path, follow_link=follow_link) as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
     except OSError as error:
         raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another path") from None

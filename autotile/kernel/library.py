@@ -253,6 +253,21 @@ def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
 
 
+def load_named_kernel(name: str) -> Kernel:
+    """Read a kernel by a name from a database, which leads to no file outside the kernel folders.
+
+    Raises
+    ------
+    UnknownKernelError
+        The name is a path, or no kernel has it.
+    SpecError, InputError
+        As for `load_kernel`.
+    """
+    if is_path(name):
+        raise UnknownKernelError(f"{name!r:.200} is a path, expected the name of a kernel")
+    return load_kernel(name)
+
+
 def is_path(name: str) -> bool:
     """Return whether a kernel is named by the path of its search-space file."""
     return name.endswith(".toml") or "/" in name or "\\" in name

@@ -304,3 +304,27 @@ def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
 
 def test_a_recordings_name_says_what_it_holds(header: RecordingHeader) -> None:
     assert recording_name(header) == "sgemm-nvidia-h200-4096x2048x1024-float32.npz"
+
+
+@pytest.mark.parametrize("name", ["../x", "/abs", "a/b", "..", "", "a\0b", "a\nb", "x" * 900])
+def test_a_recordings_name_leads_to_no_other_folder(header: RecordingHeader, name: str) -> None:
+    changed = replace(
+        header, key=replace(header.key, gpu_name=name, kernel=name, sizes=dict.fromkeys(map(str, range(99)), 4096))
+    )
+    file = recording_name(changed)
+    assert "/" not in file
+    assert "\0" not in file
+    assert file.isprintable()
+    assert len(file) < 255
+    assert file.endswith(".npz")
+    assert not file.startswith(".")
+
+
+def test_a_recording_named_by_autotile_follows_no_link(header: RecordingHeader, tmp_path: Path) -> None:
+    path = tmp_path / recording_name(header)
+    path.symlink_to(tmp_path / "elsewhere.npz")
+    with pytest.raises(RecordingError, match="symbolic link"):
+        write_recording(path, header, [], follow_link=False)
+    write_recording(path, header, [])  # a path that the user gives is followed
+    assert (tmp_path / "elsewhere.npz").is_file()
+    assert path.is_symlink()
