@@ -16,8 +16,8 @@ _DIGEST = 12
 def file_name(*words: str, separator: str = "-", suffix: str = "") -> str:
     """Return the name of a file: a single component of a path, which leads to no other folder.
 
-    Plain words are kept, with hyphens for spaces. Any other, such as ``"../x"`` or one with a line break, is replaced by
-    its letters and digits and a hash, so that different words give different names.
+    Plain words are kept, with hyphens for spaces. Any other, such as ``"../x"`` or one with a line break, is replaced
+    by its letters and digits and a hash, so that different words give different names.
 
     Parameters
     ----------

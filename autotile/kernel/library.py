@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
-from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.core.npy_files import load_npy
+from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.python_arguments import ReferenceFunction
 from autotile.kernel.source_text import names_in
@@ -61,8 +61,8 @@ class Inspection(NamedTuple):
             A content cannot be read.
         """
         try:
-            contents = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in self.buffers}
-        except (OSError, ValueError) as error:
+            contents = {name: load_npy(folder / f"{name}.npy") for name in self.buffers}
+        except DataError as error:
             raise InputError(f"cannot read what a kernel wrote from {folder}: {error}") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -259,7 +259,7 @@ def test_a_file_that_claims_too_much_is_refused_before_it_is_read(path: Path) ->
     np.lib.format.write_array_header_1_0(bomb, {"descr": "|u1", "fortran_order": False, "shape": (2**40,)})
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("header.npy", bomb.getvalue())
-    with pytest.raises(RecordingError, match="'header' does not have the length that it declares"):
+    with pytest.raises(RecordingError, match=r"'header' cannot be read .it has 128 bytes, expected 1,099,511,627,904 "):
         read_recording(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("header.npy", "w") as stream:
         for _ in range(257):
@@ -271,7 +271,7 @@ def test_a_file_that_claims_too_much_is_refused_before_it_is_read(path: Path) ->
 
 def test_a_pickle_is_refused(path: Path) -> None:
     np.savez(path, header=np.array([{}], dtype=object))
-    with pytest.raises(RecordingError, match="'header' is object"):
+    with pytest.raises(RecordingError, match=r"'header' cannot be read .its elements are of type '.O'"):
         read_recording(path)
 
 
