@@ -29,7 +29,7 @@ from autotile.core.text import (
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, location_text, open_existing
 from autotile.errors import AutotileError, DatabaseError, InputError
-from autotile.kernel.inputs import call_folder, read_captured_call
+from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import resolve_problem
@@ -505,7 +505,7 @@ def plan_of_calls(folders: Iterable[str | Path]) -> TuningPlan:
         inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
         for path in inner or [call_folder(folder)]:
             call = read_captured_call(path)
-            named = call.source if Path(call.source).is_file() else call.kernel
+            named = kernel_of_call(call)
             kernel = load_kernel(named)
             problem = resolve_problem(kernel.spec, call.sizes, call.dtype)
             found.append(PlannedProblem(named, kernel, problem, captured=str(path.absolute())))

@@ -28,7 +28,7 @@ from autotile.database.studies import StudySummary, rows_of_kernel
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
-from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.library import KernelName, load_kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
 from autotile.report.study_reading import study_without_trials
 from autotile.serving.bound import BoundKernel
@@ -365,7 +365,7 @@ def _check_readable(database: str | Path | None, kernel: str) -> None:
 
 def _is_in_force(stored: StoredRule) -> bool | None:
     try:
-        loaded = load_kernel(stored.key.kernel)
+        loaded = load_named_kernel(stored.key.kernel)
     except InputError:
         return None
     return (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))

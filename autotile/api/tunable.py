@@ -343,7 +343,7 @@ class TunableKernel(Displayed):
             )
         files = [target, *([] if is_own else [template]), *(target.parent / file for file in self._described.arrays)]
         for file in files:
-            if file.exists() and not overwrite:
+            if (file.exists() or file.is_symlink()) and not overwrite:
                 raise InputError(f"{file} exists already; name another file, or pass overwrite=True")
         try:
             if not is_own:

@@ -20,6 +20,8 @@ from autotile.errors import DataError, InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
 from autotile.kernel.contents import InputExpression, draw_chunks, fill_integers
 from autotile.kernel.input_files import InputFile
+from autotile.kernel.parser import KERNEL_NAME
+from autotile.kernel.sources import is_file
 from autotile.kernel.spec import KernelSpec
 
 
@@ -177,7 +179,7 @@ _File = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]{0,200}\.np
 class CapturedCall(msgspec.Struct, forbid_unknown_fields=True):
     """Content of `DOCUMENT`."""
 
-    kernel: Name
+    kernel: Annotated[str, msgspec.Meta(pattern=rf"\A{KERNEL_NAME}\Z", max_length=1000)]
     source: Text
     """Absolute path of the search-space file, or its name if it has none."""
     sizes: dict[Name, Count]
@@ -210,6 +212,11 @@ def read_captured_call(folder: Path) -> CapturedCall:
         raise InputError(f"{path}: {error.strerror}") from None
     except (DataError, ValueError) as error:
         raise InputError(f"{path} is not the document of a captured call: {error}") from None
+
+
+def kernel_of_call(call: CapturedCall) -> str:
+    """Return the kernel of a call as `load_kernel` takes it: the path of its file, else its name."""
+    return call.source if is_file(Path(call.source)) else call.kernel
 
 
 def call_folder(folder: Path) -> Path:

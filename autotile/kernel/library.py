@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
-from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.core.npy_files import load_npy
+from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.python_arguments import ReferenceFunction
 from autotile.kernel.source_text import names_in
@@ -61,8 +61,8 @@ class Inspection(NamedTuple):
             A content cannot be read.
         """
         try:
-            contents = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in self.buffers}
-        except (OSError, ValueError) as error:
+            contents = {name: load_npy(folder / f"{name}.npy") for name in self.buffers}
+        except DataError as error:
             raise InputError(f"cannot read what a kernel wrote from {folder}: {error}") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -265,6 +265,21 @@ def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
     """Return the names of the kernels in the kernel folders, sorted."""
     folders = folders if folders is not None else read_settings().kernel_folders
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+
+
+def load_named_kernel(name: str) -> Kernel:
+    """Read a kernel by a name from a database, which leads to no file outside the kernel folders.
+
+    Raises
+    ------
+    UnknownKernelError
+        The name is a path, or no kernel has it.
+    SpecError, InputError
+        As for `load_kernel`.
+    """
+    if is_path(name):
+        raise UnknownKernelError(f"{name!r:.200} is a path, expected the name of a kernel")
+    return load_kernel(name)
 
 
 def is_path(name: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +24,10 @@ from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel, is_path, load_kernel
 from autotile.kernel.nodes import Kind
-from autotile.kernel.parser import parse_dtypes, parse_flags, parse_sizes
+from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_dtypes, parse_flags, parse_sizes
 from autotile.kernel.problem import checked_size
 from autotile.kernel.sources import is_file, read_text
-from autotile.kernel.table import Table, read_document
+from autotile.kernel.table import Table, describe, read_document
 from autotile.settings import read_settings
 
 LIBRARIES = ("cublas",)
@@ -257,6 +258,8 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
     every = {**sizes, **flags, **conditions}
     kinds: dict[str, Kind] = {name: "boolean" if name in {*flags, *conditions} else "number" for name in every}
     name = table.text("name")
+    if re.fullmatch(KERNEL_NAME, name) is None:
+        raise table.error("name", f"expected {NAME_RULE}; got {describe(name)}")
     place = _Place(kinds, every, tuple(conditions), dtypes, folder)
     content = [name, *(f"{size}={value}" for size, value in {**sizes, **flags}.items()), *dtypes]
     return Operation(

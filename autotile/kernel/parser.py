@@ -58,7 +58,8 @@ _FORMER_HEURISTICS = "pruning"
 
 # Patterns are compiled only when a file has the entries that they check.
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu"
-_KERNEL_NAME = r"[A-Za-z][A-Za-z0-9_\-]*"
+KERNEL_NAME = r"[A-Za-z][A-Za-z0-9_\-]*"
+NAME_RULE = "letters, digits, '_' and '-', starting with a letter"
 _STRING_VALUE = r"(?a)[A-Za-z_.\d](?:[\w.:<>,*& +-]{0,98}[\w.>*&])?"
 
 # Distinct primes, so that no size is a multiple of a tile or of another size; larger if there are fewer sizes.
@@ -134,7 +135,7 @@ def parse_spec(
     steps = parse_steps(document, arguments, launched_kinds)
     metrics = parse_metrics(document.table("metrics", optional=True), shaped.kinds, taken)
     spec = KernelSpec(
-        name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
+        name=_matching(kernel, "name", KERNEL_NAME, NAME_RULE),
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         options=kernel.texts("options", optional=True),

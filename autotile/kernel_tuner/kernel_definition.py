@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autotile.core.documents import toml_text
 from autotile.core.model import Config, Outcome, config_text
+from autotile.core.npy_files import load_npy
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
@@ -404,7 +405,7 @@ def run_once(described: KernelTunerKernel, device_index: int) -> list[Any]:
             gpu.close()
         if evaluation.outcome is not Outcome.OK or not evaluation.captured:
             raise InputError(f"{described.name} failed with {config_text(config)}: {evaluation.reason}")
-        contents = {name: np.load(Path(evaluation.captured) / f"{name}.npy", allow_pickle=False) for name in names}
+        contents = {name: load_npy(Path(evaluation.captured) / f"{name}.npy") for name in names}
     return _returned(described, [argument.name for argument in kernel.spec.arguments], contents)
 
 

@@ -20,7 +20,7 @@ from autotile.database.keys import TuningKey, space_hash
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StoredRun
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, is_path, load_kernel
+from autotile.kernel.library import Kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
 from autotile.report.failures import FailureGroup, group_failures
 from autotile.report.roofline import Bound, Roofline, roofline_of
@@ -375,10 +375,8 @@ class StudyData:
     @cached_property
     def kernel(self) -> Kernel | None:
         """The kernel that was tuned, if it is installed in the version that was tuned."""
-        if is_path(self.key.kernel):  # a name from a database leads to no file
-            return None
         try:
-            loaded = load_kernel(self.key.kernel)
+            loaded = load_named_kernel(self.key.kernel)
         except (InputError, OSError):
             return None
         return loaded if space_hash(loaded.spec) == self.key.space_hash else None
