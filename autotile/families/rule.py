@@ -144,6 +144,9 @@ class RulePoint:
         Time of the served configuration over ``best_us``, minus 1.
     held_out
         Loss of a rule that was learned without the point; None for a single point.
+    without
+        Loss of what is served at the point, if it was not tuned, without a rule; None where that is not known, as of
+        rules that were learned before it was compared.
     """
 
     sizes: Mapping[Name, Count]
@@ -151,6 +154,47 @@ class RulePoint:
     best_us: TimeUs
     loss: Finite
     held_out: Finite | None
+    without: Finite | None = None
+
+    def times_by_config(self, configs: Sequence[RuleConfig]) -> dict[str, float]:
+        """Return the time in microseconds of each of the rule's configurations that was timed, by `config_key`."""
+        timed = zip(configs, self.times_us, strict=True)
+        return {config_key(one.config): times[0] for one, times in timed if times is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Comparison of a rule with serving without it, at points that each was left out of.
+
+    Attributes
+    ----------
+    points
+        Number of points.
+    ratio
+        Geometric mean of the time by the rule over the time without it.
+    upper
+        Upper end of the one-sided 95 % interval of `ratio`; None with fewer points than `MIN_JUDGED`.
+    """
+
+    points: int
+    ratio: float
+    upper: float | None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the rule is faster for sure."""
+        return self.upper is not None and self.upper < 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every field as a JSON object."""
+        return {"points": self.points, "ratio": self.ratio, "upper": self.upper}
+
+
+MIN_JUDGED = 5
+"""Minimum number of points for a judgement: with fewer, a rule that is better at each of them is so by chance in more
+than 5 % of all cases."""
+_STUDENT = (2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740)
+"""Quantile of Student's distribution at 95 %, for 4 degrees of freedom and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +226,45 @@ class FamilyRule:
         """Expected loss at a size that was not tuned; None for a single point."""
         losses = self.held_out_losses
         return math.fsum(losses) / len(losses) if losses else None
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """Comparison with serving without the rule; None for a rule that was learned before they were compared."""
+        pairs = [(one.held_out, one.without) for one in self.points]
+        if all(without is None for _, without in pairs):
+            return None
+        logs = [
+            math.log((1 + by_rule) / (1 + without))
+            for by_rule, without in pairs
+            if by_rule is not None and without is not None
+        ]
+        count, mean = len(logs), math.fsum(logs) / max(len(logs), 1)
+        if count < MIN_JUDGED:
+            return Judgement(count, math.exp(mean), None)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in logs) / (count - 1))
+        quantile = _STUDENT[min(count - MIN_JUDGED, len(_STUDENT) - 1)]
+        return Judgement(count, math.exp(mean), math.exp(mean + quantile * deviation / math.sqrt(count)))
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the rule is served: it was better for sure than serving without it, or they were never compared."""
+        judgement = self.judgement
+        return judgement is None or judgement.is_better
+
+    @property
+    def verdict(self) -> str:
+        """The judgement as a clause; empty without one."""
+        judgement = self.judgement
+        if judgement is None:
+            return ""
+        if judgement.upper is None:
+            return f"{judgement.points} held-out points are too few to judge it, at least {MIN_JUDGED} are needed"
+        took = (
+            f"at {judgement.points} held-out points it took {judgement.ratio:.3g} times as long as serving without it"
+        )
+        if judgement.is_better:
+            return f"{took} on average, at most {judgement.upper:.3g} times (95 %)"
+        return f"{took} on average, up to {judgement.upper:.3g} times (95 %), which is not clearly better"
 
     def order(self, spec: KernelSpec, device: DeviceProperties, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the numbers of all configurations for a problem of the family, in order of preference.

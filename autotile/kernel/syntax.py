@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 
 from autotile.core.frozen import dataclass
 from autotile.errors import SpecError
@@ -185,6 +186,7 @@ def one_line(text: str) -> str:
     return text.strip().replace("\r", " ").replace("\n", " ").replace("\t", " ")
 
 
+@lru_cache(maxsize=4096)
 def canonical_text(text: str) -> str:
     """Return a spelling that is equal for expressions that differ in spaces and redundant parentheses only."""
     if ";" in text:

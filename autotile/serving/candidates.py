@@ -16,6 +16,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.fast_access import (
     SERVER_TIMEOUT_S,
     read_checks_fast,
+    read_digested_rows_fast,
     read_model_fast,
     read_rules_fast,
     read_winner_fast,
@@ -75,8 +76,17 @@ class Candidates:
         found = choose_stored(kernel, problem, device, nvrtc_version, self._exact(requested))
         if found is not None:
             return found
-        rules = self.rules()
-        return choose(kernel, problem, device, nvrtc_version, self.winners(), rules=rules, checks=self.checks)
+        default = config_key(kernel.spec.default)
+        return choose(
+            kernel,
+            problem,
+            device,
+            nvrtc_version,
+            self.winners(),
+            rules=self.rules(),
+            checks=self.checks,
+            finalists=lambda winner: self.finalists(winner, default),
+        )
 
     def _exact(self, requested: TuningKey) -> list[Winner]:
         """Return the user's winner of the study of a key, if there is one."""
@@ -101,6 +111,27 @@ class Candidates:
         """Return the user's verdicts on configurations that are not ranked, oldest first."""
         own = read_checks_fast(self._location, self._kernel, self._dtype)
         return own if own is not None else self._read(lambda found: found.checks(self._kernel, self._dtype))
+
+    def finalists(self, winner: Winner, default: str) -> list[Winner]:
+        """Return the newest result of each finalist of the study of one of the user's winners, and of the default.
+
+        Parameters
+        ----------
+        winner
+            The winner.
+        default
+            `config_key` of the default.
+        """
+        digest = winner.key.digest
+        rows = read_digested_rows_fast(self._location, digest, default)
+        if rows is None:
+            rows = self._read(lambda found: found.digested_rows(digest, default))
+        newest: dict[str, Winner] = {}
+        with suppress(DataError):
+            for row in rows:
+                each = Winner.from_row(row, winner.device)
+                newest.setdefault(config_key(each.config), each)
+        return list(newest.values())
 
     def rules(self) -> Iterator[StoredRule]:
         """Yield the rules of the kernel's families: the user's, newest first, then the shipped ones."""
@@ -188,7 +219,17 @@ def choose_bundled(
         if (key := config_key(winner.config)) in cubins
     ]
     rules = [rule for rule in bundled.rules if all(config_key(one.config) in cubins for one in rule.rule.configs)]
-    choice = choose(bundled.kernel, problem, device, bundled.nvrtc_version, stored, rules=rules, estimates=False)
+    choice = choose(
+        bundled.kernel,
+        problem,
+        device,
+        bundled.nvrtc_version,
+        stored,
+        rules=rules,
+        estimates=False,
+        compares=config_key(bundled.kernel.spec.default) in cubins,
+        bundled=True,
+    )
     cubin = cubins.get(config_key(choice.config))
     if cubin is None:
         raise BundleError(

@@ -1,10 +1,17 @@
-"""Choose the configuration of a kernel: exact, by a family's rule, nearest, transferred or default."""
+"""Choose the configuration of a kernel: exact, by a family's rule, nearest, transferred or default.
+
+Results of other problems only displace what an empty database would serve if they are expected to be faster by more
+than the doubt of that expectation (`autotile.families.comparison`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotile.core.device import DeviceProperties
@@ -19,13 +26,16 @@ from autotile.serving.untuned import Estimated, untuned_config
 from autotile.space.limits import check_config, compiled_occupancy, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
-    from autotile.families.rule import FamilyRule
+    from autotile.families.comparison import Expectation, Tuned
+    from autotile.families.rule import FamilyRule, RulePoint
 
 Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", "default"]
 _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")
 """Tiers of a kernel's own results, best first; ``model`` and ``library`` are those of operations."""
 _NEAR_DOUBLINGS = 1.0
 """Distance up to which a tuned configuration is served even if a search would not try it for the requested sizes."""
+_READ = 2
+"""Number of the nearest results whose finalists are compared, too: they have to be read."""
 _FREE_FIELDS = ("sizes", "nvrtc_version", "l2_mode")
 """Key fields in which a rule may differ from the request: its sizes are the family's, the others are reported."""
 
@@ -68,6 +78,61 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """Comparison of a result of another problem, or GPU, with what an empty database would serve.
+
+    Attributes
+    ----------
+    config, base
+        Configurations of the result, and of what an empty database would serve.
+    base_tier
+        How the base was chosen: ``default``, or the tier of a result that ships with autotile.
+    ratio, interval
+        Expected time of the result over that of the base, and its interval; the upper end is infinite where nothing is
+        known.
+    tuned_sizes, tuned_on
+        Problem and GPU that the result was measured at.
+    serves
+        Whether the result is served.
+    is_nearest
+        Whether it is the winner of the nearest tuned problem.
+    """
+
+    config: Config
+    base: Config
+    base_tier: Tier
+    ratio: float
+    interval: tuple[float, float]
+    tuned_sizes: Mapping[str, int]
+    tuned_on: str
+    serves: bool
+    is_nearest: bool = False
+
+    @property
+    def text(self) -> str:
+        """The expectation as a clause."""
+        low, high = self.interval
+        if not math.isfinite(high):
+            return "its time here cannot be estimated"
+        base = f"what an empty database serves ({self.base_tier})"
+        return f"it is expected to take {self.ratio:.2f} times as long here as {base}, {low:.2f} to {high:.2f} times"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every field as a JSON object; an interval without an upper end as null."""
+        return {
+            "config": dict(self.config),
+            "base": dict(self.base),
+            "base_tier": self.base_tier,
+            "ratio": self.ratio,
+            "interval": list(self.interval) if math.isfinite(self.interval[1]) else None,
+            "tuned_sizes": dict(self.tuned_sizes),
+            "tuned_on": self.tuned_on,
+            "serves": self.serves,
+            "is_nearest": self.is_nearest,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """A configuration and its origin.
 
@@ -103,6 +168,12 @@ class Choice:
         File, or other origin, that pins the choice; empty if it is not pinned.
     contenders
         For an operation: the best ways to compute the problem, that which is served first.
+    compared
+        Comparison by which it is served in place of what an empty database would serve, or the other way round; None if
+        there was nothing to compare.
+    unapplied
+        Description of the newest rule of a family with the problem that is not in force, and the reason; empty if there
+        is none, or another rule chose.
     """
 
     tier: Tier
@@ -122,6 +193,8 @@ class Choice:
     pinned: str = ""
     estimated: Estimated | None = None
     contenders: tuple[Contender, ...] = ()
+    compared: Compared | None = None
+    unapplied: str = ""
 
 
 def choose(
@@ -133,9 +206,17 @@ def choose(
     *,
     rules: Iterable[StoredRule] = (),
     checks: Callable[[], Iterable[Check]] = tuple,
+    finalists: Callable[[Winner], Iterable[Winner]] = lambda _: (),
     estimates: bool = True,
+    compares: bool = True,
+    bundled: bool = False,
 ) -> Choice:
-    """Return the best stored configuration that may be served for a problem, else that of `untuned_config`.
+    """Return the best configuration that may be served for a problem.
+
+    An exact result is served as it is. Otherwise, the configuration that an empty database would serve is compared with
+    that of a family's rule, and with results of other sizes and GPUs, in this order of their tiers. A rule that is in
+    force is served unless it is expected to be slower, by more than the doubt; a result of other sizes or of another
+    GPU only if it is expected to be faster, by more than the doubt.
 
     A result of another version of the kernel is never served, as it was not verified for this one. Neither is one that
     was tuned for distant sizes and that a search would not try at these. A configuration that breaks a rule or a limit
@@ -155,20 +236,29 @@ def choose(
     checks
         Function that reads the verdicts on configurations that are not ranked, oldest first; called only if there is no
         exact result, as a wrong one is not among the winners.
+    finalists
+        Function that reads the finalists of the study of one of the user's own winners, and the default's result.
     estimates
         Whether a configuration may take the place of the default that is estimated to be far faster.
+    compares
+        Whether results of other problems are compared; otherwise the nearest is served.
+    bundled
+        Whether the results come from a bundle, which has no times of the default.
     """
-    found = choose_stored(kernel, problem, device, nvrtc_version, stored, rules=rules, checks=checks)
+    selection = _Selection((kernel, problem, device, nvrtc_version), stored, checks)
+    found = selection.exact()
     if found is not None:
         return found
-    requested = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
-    wrong = wrong_configs(checks(), requested)
-
-    def is_wrong(config: Config) -> bool:
-        return config_key(config) in wrong
-
-    config, estimated = untuned_config(kernel, problem, device, is_wrong=is_wrong, estimates=estimates)
-    return Choice("default", config, estimated=estimated)
+    known = list(rules)
+    if not compares:
+        return selection.by_rule(known)[0] or selection.nearest() or selection.untuned(estimates=estimates)
+    base, _ = selection.by_rule(rule for rule in known if rule.shipped)
+    if base is None:  # else the space may have to be enumerated
+        base = selection.displaced(selection.untuned(estimates=estimates), _none, shipped=True, trusted=True)
+    by_rule, unapplied = selection.by_rule((rule for rule in known if not rule.shipped), base)
+    if by_rule is not None:
+        return by_rule
+    return selection.displaced(replace(base, unapplied=unapplied), finalists, shipped=False, trusted=bundled)
 
 
 def choose_stored(
@@ -178,47 +268,213 @@ def choose_stored(
     nvrtc_version: str,
     stored: Iterable[Winner],
     *,
-    rules: Iterable[StoredRule] = (),
     checks: Callable[[], Iterable[Check]] = tuple,
 ) -> Choice | None:
-    """Return the best stored configuration that may be served, as `choose` does; None if there is none."""
-    requested = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+    """Return the nearest stored configuration that may be served, without a comparison; None if there is none."""
+    selection = _Selection((kernel, problem, device, nvrtc_version), stored, checks)
+    return selection.exact() or selection.nearest()
 
-    def may_serve(winner: Winner) -> bool:
-        return not check_config(kernel.spec, winner.config, problem.sizes, device, problem.dtype) and not (
-            _resource_violation(kernel, winner, problem, device)
+
+class _Selection:
+    """The stored results of a kernel, as they may be served for a problem.
+
+    Parameters
+    ----------
+    request
+        Kernel, problem, device and version of NVRTC.
+    stored, checks
+        As for `choose`.
+    """
+
+    def __init__(
+        self,
+        request: tuple[Kernel, Problem, DeviceProperties, str],
+        stored: Iterable[Winner],
+        checks: Callable[[], Iterable[Check]],
+    ) -> None:
+        self._kernel, self._problem, self._device, nvrtc_version = request
+        self._checks = checks
+        self._requested = key_of(self._kernel, self._problem, self._device, nvrtc_version=nvrtc_version, l2_mode="cold")
+        current = [
+            winner
+            for winner in stored
+            if winner.key.dtype == self._requested.dtype
+            and winner.key.template_hash == self._requested.template_hash
+            and winner.key.space_hash == self._requested.space_hash
+            and winner.key.options == self._requested.options
+        ]
+        ranked = sorted(current, key=lambda winner: _rank(winner, self._requested))
+        self._exact = [winner for winner in ranked if _tier(winner.key, self._requested) == "exact"]
+        self._others = ranked[len(self._exact) :]
+
+    def exact(self) -> Choice | None:
+        """Return the result of exactly this problem; None if there is none that may be served."""
+        best = next(filter(self._is_possible, self._exact), None)
+        return None if best is None else self._chosen(best)
+
+    def nearest(self) -> Choice | None:
+        """Return the nearest result, of this GPU before others; None if there is none that may be served."""
+        best = next(filter(self._is_promising, self._others), None)  # lazily: usually the first is taken
+        return None if best is None else self._chosen(best)
+
+    def untuned(self, *, estimates: bool) -> Choice:
+        """Return what is served where nothing is tuned."""
+        config, estimated = untuned_config(
+            self._kernel,
+            self._problem,
+            self._device,
+            is_wrong=lambda config: config_key(config) in self._wrong,
+            estimates=estimates,
+        )
+        return Choice("default", config, estimated=estimated)
+
+    def by_rule(self, rules: Iterable[StoredRule], base: Choice | None = None) -> tuple[Choice | None, str]:
+        """Return the choice of the first rule in force of a family that contains the problem.
+
+        Parameters
+        ----------
+        rules
+            Rules, those that take precedence first.
+        base
+            Choice without the rule. A rule whose choice is expected to be slower by more than the doubt is passed over.
+
+        Returns
+        -------
+        tuple of Choice and str
+            The choice, None if no rule is served; and if so, why the first of the rules for the problem is not.
+        """
+        reason = ""
+        for stored in rules:
+            if not _is_applicable(stored.key, self._requested) or self._problem.sizes not in stored.rule.family:
+                continue
+            if not stored.rule.in_force:
+                reason = reason or _unapplied(stored.rule)
+                continue
+            found = self._choice_of_rule(stored)
+            if found is None:
+                continue
+            winner, tuned = found
+            chosen = replace(self._chosen(winner), tier="family", rule=_description(stored.rule))
+            compared = self._compared(base, [(tuned, [winner])]) if base is not None else None
+            if compared is None:
+                return chosen, ""
+            verdict, expected = compared[1:]
+            if not expected.is_slower:
+                return replace(chosen, compared=replace(verdict, serves=True)), ""
+            reason = reason or f"The rule of the family {stored.rule.family} is not followed here: {verdict.text}."
+        return None, reason
+
+    def displaced(
+        self, base: Choice, finalists: Callable[[Winner], Iterable[Winner]], *, shipped: bool, trusted: bool = False
+    ) -> Choice:
+        """Return the result that displaces a choice, of the first tier with one that is surely faster; else the choice.
+
+        Parameters
+        ----------
+        base, finalists
+            Choice without these results, and as for `choose`.
+        shipped
+            Whether the results that ship are compared, or the others.
+        trusted
+            Whether a result that may be faster displaces it, too: of near sizes if it is not surely slower, of distant
+            ones if that is more likely than not. The default's time, which would make it sure, comes with none of them.
+        """
+        from autotile.families.comparison import MAX_STUDIES  # loads what an exact result does without
+
+        among = [winner for winner in self._others if winner.shipped == shipped]
+        for _, tier in groupby(among, key=lambda winner: _rank(winner, self._requested)[:2]):
+            near = list(islice(filter(self._is_promising, tier), MAX_STUDIES))
+            studies = [self._study(each, finalists if place < _READ else _none) for place, each in enumerate(near)]
+            compared = self._compared(base, studies)
+            if compared is not None:
+                winner, verdict, expected = compared
+                is_likely = not expected.is_slower if self._is_near(winner) else expected.log_ratio < 0
+                if verdict.serves or (trusted and is_likely):
+                    served_for = replace(verdict, serves=True, is_nearest=winner is near[0])
+                    return replace(self._chosen(winner), compared=served_for, unapplied=base.unapplied)
+                base = replace(base, compared=base.compared or verdict)
+            same = next((each for each in near if each.config == base.config), None)
+            if base.tier == "default" and same is not None:  # tuning found nothing faster there
+                return replace(self._chosen(same), unapplied=base.unapplied)
+        return base
+
+    @cached_property
+    def _wrong(self) -> set[str]:
+        """The `config_key` of each configuration that was found to be wrong for the problem."""
+        return wrong_configs(self._checks(), self._requested)
+
+    def _is_possible(self, winner: Winner) -> bool:
+        """Return whether a configuration satisfies the rules and limits for the problem."""
+        spec, sizes = self._kernel.spec, self._problem.sizes
+        return not check_config(spec, winner.config, sizes, self._device, self._problem.dtype) and not (
+            _resource_violation(self._kernel, winner, self._problem, self._device)
         )
 
-    current = [
-        winner
-        for winner in stored
-        if winner.key.dtype == requested.dtype
-        and (winner.key.template_hash, winner.key.space_hash) == (requested.template_hash, requested.space_hash)
-        and winner.key.options == requested.options
-    ]
-    ranked = sorted(current, key=lambda winner: _rank(winner, requested))
-    exact = [winner for winner in ranked if _tier(winner.key, requested) == "exact"]
-    best = next(filter(may_serve, exact), None)
-    if best is not None:
-        return _choice(best, requested, device)
-    wrong = wrong_configs(checks(), requested)
+    def _may_serve(self, winner: Winner) -> bool:
+        return config_key(winner.config) not in self._wrong and self._is_possible(winner)
 
-    def is_not_wrong(winner: Winner) -> bool:
-        return config_key(winner.config) not in wrong and may_serve(winner)
+    def _is_promising(self, winner: Winner) -> bool:
+        """Return whether a configuration may be served, and is near, or a search would try it."""
+        spec, sizes = self._kernel.spec, self._problem.sizes
+        return (
+            self._is_near(winner) or meets_heuristics(spec, winner.config, sizes, self._device)
+        ) and self._may_serve(winner)
 
-    if known_rules := list(rules):
-        by_rule = choose_by_rule(kernel, problem, device, requested, rules=known_rules, may_serve=is_not_wrong)
-        if by_rule is not None:
-            chosen, description = by_rule
-            return replace(_choice(chosen, requested, device), tier="family", rule=description)
+    def _is_near(self, winner: Winner) -> bool:
+        flags, doublings = size_distance(winner.key.sizes, self._problem.sizes)
+        return not flags and doublings <= _NEAR_DOUBLINGS
 
-    def is_promising(winner: Winner) -> bool:
-        flags, doublings = size_distance(winner.key.sizes, requested.sizes)
-        is_near = not flags and doublings <= _NEAR_DOUBLINGS
-        return (is_near or meets_heuristics(kernel.spec, winner.config, problem.sizes, device)) and is_not_wrong(winner)
+    def _choice_of_rule(self, stored: StoredRule) -> tuple[Winner, Tuned] | None:
+        """Return the first choice of a rule that may be served, and the point at which it was timed."""
+        from autotile.families.comparison import Tuned
 
-    best = next(filter(is_promising, ranked[len(exact) :]), None)  # lazily: usually the first is taken
-    return None if best is None else _choice(best, requested, device)
+        for number in stored.rule.order(self._kernel.spec, self._device, self._problem.sizes):
+            winner, point = _winner_of_rule(stored, number, self._problem)
+            if self._may_serve(winner):
+                times_us = point.times_by_config(stored.rule.configs) if point is not None else {}
+                return winner, Tuned(winner.key.sizes, stored.device, (winner.config,), times_us)
+        return None
+
+    def _study(self, winner: Winner, finalists: Callable[[Winner], Iterable[Winner]]) -> tuple[Tuned, Sequence[Winner]]:
+        """Return a winner and the finalists of its study that may be served, and the times of all finalists."""
+        from autotile.families.comparison import FINALISTS, Tuned
+
+        found = {config_key(each.config): each for each in finalists(winner)} | {config_key(winner.config): winner}
+        times_us = {key: each.measurement.time_us for key, each in found.items() if each.measurement is not None}
+        others = [each for each in found.values() if each is not winner and self._is_promising(each)]
+        others.sort(key=lambda each: times_us.get(config_key(each.config), math.inf))
+        served = [winner, *others[: FINALISTS - 1]]
+        return Tuned(winner.key.sizes, winner.device, tuple(each.config for each in served), times_us), served
+
+    def _compared(
+        self, base: Choice, studies: Sequence[tuple[Tuned, Sequence[Winner]]]
+    ) -> tuple[Winner, Compared, Expectation] | None:
+        """Return the most promising result and its comparison with a choice; None if all are that choice."""
+        from autotile.families.comparison import prefer
+
+        spec, sizes, dtype = self._kernel.spec, self._problem.sizes, self._problem.dtype
+        found = prefer(spec, sizes, self._device, base.config, [tuned for tuned, _ in studies], dtype=dtype)
+        if found is None:
+            return None
+        winner, expected = studies[found.study][1][found.place], found.expectation
+        verdict = Compared(
+            winner.config,
+            base.config,
+            base.tier,
+            expected.ratio,
+            expected.interval,
+            winner.key.sizes,
+            winner.key.gpu_name,
+            serves=expected.is_faster,
+        )
+        return winner, verdict, expected
+
+    def _chosen(self, winner: Winner) -> Choice:
+        return _choice(winner, self._requested, self._device)
+
+
+def _none(_: Winner) -> Iterable[Winner]:
+    return ()
 
 
 def wrong_configs(checks: Iterable[Check], requested: TuningKey) -> set[str]:
@@ -234,51 +490,15 @@ def wrong_configs(checks: Iterable[Check], requested: TuningKey) -> set[str]:
     return {config for config, passed in newest.items() if not passed}
 
 
-def choose_by_rule(
-    kernel: Kernel,
-    problem: Problem,
-    device: DeviceProperties,
-    requested: TuningKey,
-    *,
-    rules: Iterable[StoredRule],
-    may_serve: Callable[[Winner], bool],
-) -> tuple[Winner, str] | None:
-    """Return the choice of the rule of a family that contains the problem; None if there is no such family.
-
-    A rule of another version of the kernel, or learned on another GPU, is skipped.
-
-    Parameters
-    ----------
-    kernel, problem, device, requested
-        The request and its key.
-    rules
-        Rules of the kernel, newest first.
-    may_serve
-        Predicate: whether a configuration satisfies all rules and limits. If the best one does not, the next is taken.
-
-    Returns
-    -------
-    tuple of Winner and str, or None
-        The configuration, as a result at the nearest point where it was timed, and a description of the rule.
-    """
-    for stored in rules:
-        if not _is_applicable(stored.key, requested) or problem.sizes not in stored.rule.family:
-            continue
-        for number in stored.rule.order(kernel.spec, device, problem.sizes):
-            winner = _winner_of_rule(stored, number, problem)
-            if may_serve(winner):
-                return winner, _description(stored.rule)
-    return None
-
-
 def _is_applicable(key: TuningKey, requested: TuningKey) -> bool:
     return replace(key, **{name: getattr(requested, name) for name in _FREE_FIELDS}) == requested
 
 
-def _winner_of_rule(stored: StoredRule, number: int, problem: Problem) -> Winner:
+def _winner_of_rule(stored: StoredRule, number: int, problem: Problem) -> tuple[Winner, RulePoint | None]:
+    """Return a configuration of a rule as a result at the nearest point where it was timed, and that point."""
     chosen, point = stored.rule.configs[number], stored.rule.nearest_point(number, problem.sizes)
     timed = point.times_us[number] if point is not None else None
-    return Winner(
+    winner = Winner(
         key=replace(stored.key, sizes=point.sizes if point is not None else stored.rule.family.largest),
         device=stored.device,
         config=chosen.config,
@@ -287,12 +507,20 @@ def _winner_of_rule(stored: StoredRule, number: int, problem: Problem) -> Winner
         tuned_at=stored.learned_at,
         shipped=stored.shipped,
     )
+    return winner, point
+
+
+def _unapplied(rule: FamilyRule) -> str:
+    """Return why a rule is not in force."""
+    return f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
 
 
 def _description(rule: FamilyRule) -> str:
     learned = f"{rule.family}, learned from {len(rule.points)} of its problems"
     expected = rule.mean_held_out
-    return learned if expected is None else f"{learned}, which lost {100 * expected:.1f} % on average when left out"
+    judged = f"; {rule.verdict}" if rule.verdict else ""
+    lost = f", which lost {100 * expected:.1f} % on average when left out" if expected is not None else ""
+    return f"{learned}{lost}{judged}"
 
 
 def _resource_violation(kernel: Kernel, winner: Winner, problem: Problem, device: DeviceProperties) -> str:

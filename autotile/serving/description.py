@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Occupancy, Problem, Resources, config_text
 from autotile.errors import InputError
-from autotile.serving.choice import Choice, Contender
-from autotile.serving.untuned import Estimated
+from autotile.serving.choice import Choice, Compared, Contender
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -38,6 +37,10 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
     by = choice.contenders[0].kernel if choice.contenders else ""
     served = " ".join(filter(None, ["is served", by, config_text(choice.config)]))
     sentences = [f"{problem} on {device.name} {served}.", _reason(choice)]
+    if choice.compared is not None and choice.tier != "family":
+        sentences.append(_comparison(choice.compared))
+    if choice.unapplied:
+        sentences.append(choice.unapplied)
     if choice.measurement is not None:
         time = choice.measurement
         took = "It took" if choice.tier == "exact" else _where(choice)
@@ -71,19 +74,23 @@ def _reason(choice: Choice) -> str:
     if choice.tier in _REASONS:
         return _REASONS[choice.tier]
     if choice.tier == "default":
-        return _untuned(choice.estimated)
+        return _untuned(choice)
     named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
     differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
     if choice.tier == "family":
         return f"A rule chose it for the family {choice.rule}. Rules and limits hold here too."
     if not differences:
         return "It was tuned from a recording of this GPU, not on the GPU itself."
-    how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
+    how = "was tuned elsewhere"
+    if choice.tier == "nearest":
+        is_nearest = choice.compared is None or choice.compared.is_nearest
+        how = "is the nearest that was tuned on this GPU" if is_nearest else "was among the fastest at other sizes"
     return f"It {how}: {differences}. Rules and limits hold here too."
 
 
-def _untuned(estimated: Estimated | None) -> str:
-    nothing = "Nothing is tuned that may be served for it"
+def _untuned(choice: Choice) -> str:
+    estimated = choice.estimated
+    nothing = "Nothing is tuned for it" if choice.compared is not None else "Nothing is tuned that may be served for it"
     if estimated is None:
         return f"{nothing}, so this is the default configuration; run `autotile tune`."
     time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
@@ -93,6 +100,14 @@ def _untuned(estimated: Estimated | None) -> str:
         f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_rough(estimated.default_us)} us "
         f"the default, each within about a factor of two ({estimated.reason}); run `autotile tune`."
     )
+
+
+def _comparison(compared: Compared) -> str:
+    """Return why a result is served in place of what an empty database would serve, or is not."""
+    if compared.serves:
+        return f"By the measurements there, {compared.text}."
+    sizes = " ".join(f"{name}={value}" for name, value in compared.tuned_sizes.items())
+    return f"The result for {sizes} on {compared.tuned_on} is not served: {compared.text}, so it is not surely faster."
 
 
 def _where(choice: Choice) -> str:
@@ -156,6 +171,8 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
         "resources": resources_document(kernel.resources, geometry, kernel.occupancy),
         "explain": kernel.explain(),
+        **({"compared": choice.compared.to_json()} if choice.compared is not None else {}),
+        **({"unapplied": choice.unapplied} if choice.unapplied else {}),
     }
 
 

@@ -97,11 +97,11 @@ def untuned_config(
 
 def _may_be_slow(kernel: Kernel, problem: Problem, device: DeviceProperties) -> bool:
     """Return whether another configuration may be far faster than the default, by the device's peaks."""
-    from autotile.space.time_estimate import estimate_times
+    from autotile.space.time_estimate import estimate_configs
 
     if kernel.spec.work.flops is None or prod(len(each.values) for each in kernel.spec.parameters) > _MAX_COMBINATIONS:
         return False
-    found = estimate_times(kernel.spec, problem.sizes, device, _table(kernel, kernel.spec.default), problem.dtype)
+    found = estimate_configs(kernel.spec, problem.sizes, device, [kernel.spec.default], problem.dtype)
     return found is not None and found.is_declared and found.time_us[0] >= CONFIDENT_FACTOR * found.bound_us[0]
 
 
@@ -117,13 +117,14 @@ def _fastest(
     """Return the configuration of the least estimate; None without estimates, or if ``beside`` may be as fast."""
     import numpy as np
 
+    from autotile.space.search_space import SearchSpace
     from autotile.space.time_estimate import estimate_times
 
     codes = space.codes
     if len(codes) > _MAX_ROWS:
         codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
     if beside is not None:
-        codes = np.concatenate([_table(kernel, beside).codes.astype(codes.dtype), codes])
+        codes = np.concatenate([SearchSpace.of(kernel.spec, [beside]).codes.astype(codes.dtype), codes])
     tried = replace(space, codes=np.asfortranarray(codes))
     found = estimate_times(kernel.spec, problem.sizes, device, tried, problem.dtype)
     if found is None or (beside is not None and not found.is_declared):
@@ -150,16 +151,3 @@ def _comparison(found: TimeEstimate, row: int, device: DeviceProperties) -> str:
 
     ours, default = launch(row), launch(0)
     return f"{ours}, the default's {default}"
-
-
-def _table(kernel: Kernel, config: Config) -> SearchSpace:
-    """Return a space of one configuration."""
-    import numpy as np
-
-    from autotile.space.enumeration import code_dtype
-    from autotile.space.search_space import SearchSpace
-
-    parameters = kernel.spec.parameters
-    codes = [[each.values.index(config[each.name]) for each in parameters]]
-    dtype = code_dtype(max(len(each.values) for each in parameters))
-    return SearchSpace(parameters, np.asfortranarray(np.array(codes, dtype)), 1, (), (), 0.0, kernel.spec.computed)

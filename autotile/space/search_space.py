@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -28,6 +28,8 @@ from autotile.space.occupancy import Demand, demand_of
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
 
+_FEW_ROWS = 64
+"""Rows up to which an expression is evaluated one row at a time, which is faster than over columns."""
 _CHUNK_ROWS = 2**20
 """Rows that are checked against the limits of the device at a time, which takes about ten int64 columns."""
 
@@ -50,6 +52,18 @@ class SearchSpace:
     """Wall time of the enumeration, in seconds."""
     computed: tuple[Computed, ...] = ()
     """Values that functions compute from a configuration."""
+
+    @classmethod
+    def of(cls, spec: KernelSpec, configs: Sequence[Config]) -> SearchSpace:
+        """Return a table of some configurations in their order, with declared values; equal ones have a row each."""
+        parameters = spec.parameters
+        positions = [{value: code for code, value in enumerate(each.values)} for each in parameters]
+        codes = [
+            [known[config[each.name]] for each, known in zip(parameters, positions, strict=True)] for config in configs
+        ]
+        dtype = code_dtype(max((len(each.values) for each in parameters), default=1))
+        table = np.array(codes, dtype).reshape(len(configs), len(parameters))
+        return cls(parameters, np.asfortranarray(table), len(configs), (), (), 0.0, spec.computed)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -141,7 +155,9 @@ class SearchSpace:
             )
         named = [parameter for parameter in self.parameters if parameter.name in expression.names]
         if not named:
-            return np.full(len(self), expression.evaluate(fixed))
+            return np.full(len(self), expression.value(fixed))
+        if len(self) <= _FEW_ROWS:
+            return self._evaluate_each(expression, fixed, [parameter.name for parameter in named])
         sizes = [len(parameter.values) for parameter in named]
         cells = prod(sizes)
         if cells > len(self):
@@ -155,6 +171,23 @@ class SearchSpace:
         table = np.zeros(cells, found.dtype)
         table[occurs] = found
         return table[ranks]
+
+    def _evaluate_each(
+        self, expression: Expression, fixed: Mapping[str, Value], names: Sequence[str]
+    ) -> NDArray[np.generic]:
+        """Return the value in every row of a small table, evaluated over Python scalars."""
+        known: dict[tuple[Value, ...], Value] = {}
+        found = []
+        for config in self._configs:
+            values = tuple([config[name] for name in names])
+            if values not in known:
+                known[values] = expression.value({**fixed, **dict(zip(names, values, strict=True))})
+            found.append(known[values])
+        return np.array(found)
+
+    @cached_property
+    def _configs(self) -> list[dict[str, Value]]:
+        return [self.config(row) for row in range(len(self))]
 
     @cached_property
     def _index(self) -> dict[str, int]:

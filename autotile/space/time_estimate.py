@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Value
+from autotile.core.model import Config, Value
 from autotile.errors import SpecError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
@@ -132,6 +132,40 @@ def estimate_times(
         None if the file does not say enough: its launch is computed by a function or cannot be evaluated, or does not
         differ between several configurations.
     """
+    found = _estimate_space(spec, sizes, device, space, dtype)
+    if found is None:
+        return None
+    return found if len(space) == 1 or float(np.ptp(found.time_us)) > 0 else None
+
+
+def estimate_configs(
+    spec: KernelSpec,
+    sizes: Mapping[str, int],
+    device: DeviceProperties,
+    configs: Sequence[Config],
+    dtype: str | None = None,
+) -> TimeEstimate | None:
+    """Estimate the times of some configurations, in their order, which may be equal.
+
+    Parameters
+    ----------
+    spec, sizes, device, dtype
+        As for `estimate_times`.
+    configs
+        The configurations, with declared values.
+
+    Returns
+    -------
+    TimeEstimate or None
+        None if the file does not say enough: its launch is computed by a function, or cannot be evaluated.
+    """
+    space = SearchSpace.of(spec, configs)
+    return _estimate_space(spec, sizes, device, space, dtype)
+
+
+def _estimate_space(
+    spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, space: SearchSpace, dtype: str | None
+) -> TimeEstimate | None:
     if spec.computed or not len(space):
         return None
     try:
@@ -139,8 +173,7 @@ def estimate_times(
             found = _estimate(_Launches(spec, sizes, device, space, dtype or spec.dtypes[0]), device)
     except SpecError:
         return None
-    varies = len(space) == 1 or float(np.ptp(found.time_us)) > 0
-    return found if varies and np.isfinite(found.time_us).all() else None
+    return found if np.isfinite(found.time_us).all() else None
 
 
 def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:

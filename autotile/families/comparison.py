@@ -1,0 +1,309 @@
+"""Comparison of configurations at a problem at which they were not measured.
+
+A configuration that was measured at another problem is compared with the one that is served without that measurement,
+the base. The ratio of their times is the ratio measured there, times the factor by which the ratio of their estimates
+changes from there to here (`autotile.space.time_estimate`): what an estimate misses, such as the quality of the
+compiled loop, mostly stays the same. Its doubt grows with the distance, with that change, and where a configuration
+keeps fewer warps in flight than it was measured with, as latencies that were hidden there may not be hidden here.
+
+Where the kernel's file does not say enough for an estimate, only the blocks are counted: the share of the SMs that is
+idle in the last round of blocks. The doubt is then larger.
+
+The constants were chosen on the recordings of ``sgemm_2d`` at five problems, and checked on the times of ``sgemm`` and
+``gemm_mma`` at 24 problems each, which were not used to choose them; see docs/internals.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.device import DeviceProperties
+from autotile.core.frozen import dataclass
+from autotile.core.model import Config, config_key
+from autotile.errors import AutotileError
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.problem import size_distance
+from autotile.kernel.spec import KernelSpec
+from autotile.space.time_estimate import estimate_configs
+
+Column = NDArray[np.float64]
+
+_LEAST_DOUBT = 0.03
+_DOUBT_PER_DOUBLING = 0.1
+_FULL_DOUBT = 0.1
+"""Doubt at the measured problem itself, its growth with the distance, and its maximum. Within half a doubling, 95 % of
+the errors were below 0.06; beyond, the maximum left no served configuration slower than the default."""
+_DOUBT_OF_FLAG = 0.1
+"""Further doubt for each flag that differs: a flag selects another code path."""
+_DOUBT_OF_CHANGE = 0.3
+"""Share of the change of the estimated ratio that is doubted; twice that where the file does not declare the work."""
+_DOUBT_OF_WARPS = 0.12
+"""Doubt for each halving of the warps in flight on an SM."""
+_UNCOUNTED_DOUBT = 0.1
+"""Further doubt for each doubling of the distance where only blocks are counted."""
+_UNMEASURED_DOUBT = 0.25
+"""Further doubt where the base was measured nowhere near, and only its estimate is known; 95 % of the errors of such a
+ratio were below it."""
+_USUAL_GAIN = 0.12
+"""Logarithm of the default's time over that of a winner, assumed where the default's time is not known: the median of
+the recordings that ship."""
+
+MAX_STUDIES = 4
+"""Number of tuned problems, the nearest ones, whose results are compared."""
+FINALISTS = 12
+"""Number of the fastest configurations of a tuned problem that are compared, as many as its finals have by default."""
+
+_MARGIN = 0.05
+"""Least gain for which a farther problem, or a slower finalist, is preferred."""
+_MAX_LOG = 700.0
+"""Logarithm of nearly the largest float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A tuned problem.
+
+    Attributes
+    ----------
+    sizes, device
+        The problem, and the GPU that it was tuned on; None if that is not known.
+    configs
+        Configurations that may be served from it.
+    times_us
+        Measured times in microseconds by `config_key`, also of other configurations.
+    """
+
+    sizes: Mapping[str, int]
+    device: DeviceProperties | None
+    configs: tuple[Config, ...]
+    times_us: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Expected time of a configuration over that of the base.
+
+    Attributes
+    ----------
+    log_ratio
+        Logarithm of the ratio.
+    doubt
+        Half of the width of the interval of `log_ratio`; infinite where nothing is known.
+    """
+
+    log_ratio: float
+    doubt: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it is faster than the base by more than the doubt."""
+        return self.log_ratio + self.doubt < 0
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it is slower than the base by more than the doubt."""
+        return self.log_ratio - self.doubt > 0
+
+    @property
+    def ratio(self) -> float:
+        """Expected time over that of the base."""
+        return math.exp(self.log_ratio)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Ends of the interval of `ratio`."""
+        upper = self.log_ratio + self.doubt
+        return math.exp(self.log_ratio - self.doubt), math.exp(upper) if upper < _MAX_LOG else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Preferred:
+    """The most promising of several configurations.
+
+    Attributes
+    ----------
+    study, place
+        Position of its tuned problem, and its position among the configurations of that problem.
+    expectation
+        Its time over that of the base.
+    """
+
+    study: int
+    place: int
+    expectation: Expectation
+
+
+def prefer(
+    spec: KernelSpec,
+    sizes: Mapping[str, int],
+    device: DeviceProperties,
+    base: Config,
+    studies: Sequence[Tuned],
+    *,
+    dtype: str | None = None,
+) -> Preferred | None:
+    """Return the configuration of near tuned problems that is the fastest if its doubt counts against it.
+
+    Parameters
+    ----------
+    spec, sizes, device, dtype
+        The kernel, and the problem and device at which they are compared.
+    base
+        Configuration that is served without them.
+    studies
+        Tuned problems, the nearest first, each with its fastest configuration first.
+
+    Returns
+    -------
+    Preferred or None
+        None if there is nothing to compare: no configuration, or none but the base. It takes the base's place only if
+        its `Expectation.is_faster`.
+    """
+    base_key = config_key(base)
+    places = [
+        (study, place)
+        for study, tuned in enumerate(studies)
+        for place, config in enumerate(tuned.configs)
+        if config_key(config) != base_key
+    ]
+    if not places:
+        return None
+    default = spec.default
+    here = _Launches.of(
+        spec, sizes, device, [base, default, *(studies[study].configs[place] for study, place in places)], dtype
+    )
+    found: list[Preferred] = []
+    for number, tuned in enumerate(studies):
+        rows = [row for row, (study, _) in enumerate(places, start=2) if study == number]
+        if not rows:
+            continue
+        own = [tuned.configs[places[row - 2][1]] for row in rows]
+        there = _Launches.of(spec, tuned.sizes, tuned.device or device, [base, default, *own], dtype)
+        comparison = _Comparison(spec, base, here, there, tuned, _distance(tuned, sizes, device))
+        for row_there, row in enumerate(rows, start=2):
+            place = places[row - 2][1]
+            found.append(Preferred(number, place, comparison.expectation(tuned.configs[place], row, row_there)))
+
+    best = found[0]
+    for one in found[1:]:
+        gain = _upper(best) - _upper(one)
+        if one.expectation.is_faster > best.expectation.is_faster or gain > _MARGIN:
+            best = one
+    return best
+
+
+def _upper(one: Preferred) -> float:
+    return one.expectation.log_ratio + one.expectation.doubt
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """A problem, here, beside a tuned one, there; row 0 of each is the base, row 1 the default."""
+
+    spec: KernelSpec
+    base: Config
+    here: _Launches
+    there: _Launches
+    tuned: Tuned
+    distance: tuple[int, float]
+
+    def expectation(self, config: Config, row: int, row_there: int) -> Expectation:
+        """Return the expected time of a configuration over that of the base."""
+        is_estimated = self.here.log_us is not None and self.there.log_us is not None
+        now = self.here.log_us if is_estimated else self.here.idle
+        then = self.there.log_us if is_estimated else self.there.idle
+        is_counted = now is not None and then is not None
+        columns = (now, then) if now is not None and then is not None else (np.zeros(row + 1), np.zeros(row_there + 1))
+        now, then = columns
+
+        times_us, base_key, default_key = self.tuned.times_us, config_key(self.base), config_key(self.spec.default)
+        time_us, base_us, default_us = (times_us.get(key) for key in (config_key(config), base_key, default_key))
+        reference = 0 if base_us is not None or base_key == default_key else 1
+        reference_us = base_us if reference == 0 else default_us
+        estimated_there = float(then[row_there] - then[reference])
+        if time_us is not None and reference_us is not None:
+            measured = math.log(time_us / reference_us)
+        else:
+            measured = min(-_USUAL_GAIN, estimated_there if is_estimated else 0.0)
+        change = float(now[row] - now[reference]) - estimated_there
+        doubt = self._doubt(change, row, row_there, is_estimated=is_estimated, is_counted=is_counted)
+        if reference == 0:
+            return Expectation(measured + change, doubt)
+        if not is_estimated:
+            return Expectation(0.0, math.inf)
+        return Expectation(measured + change + float(now[1] - now[0]), doubt + _UNMEASURED_DOUBT)
+
+    def _doubt(self, change: float, row: int, row_there: int, *, is_estimated: bool, is_counted: bool) -> float:
+        flags, doublings = self.distance
+        doubt = min(_LEAST_DOUBT + _DOUBT_PER_DOUBLING * doublings, _FULL_DOUBT) + _DOUBT_OF_FLAG * flags
+        doubt += _DOUBT_OF_CHANGE * (1 if self.here.is_declared else 2) * abs(change)
+        if self.here.warps is not None and self.there.warps is not None:
+            doubt += _DOUBT_OF_WARPS * max(float(self.there.warps[row_there] - self.here.warps[row]), 0.0)
+        if not is_estimated:
+            doubt += _UNCOUNTED_DOUBT * doublings * (1 if is_counted else 2)
+        return doubt
+
+
+def _distance(tuned: Tuned, sizes: Mapping[str, int], device: DeviceProperties) -> tuple[int, float]:
+    """Return the number of flags that differ, and the doublings; another GPU counts as one doubling at least."""
+    flags, doublings = size_distance(tuned.sizes, sizes)
+    is_foreign = tuned.device is not None and _identity(tuned.device) != _identity(device)
+    return flags, max(doublings, 1.0) if is_foreign else doublings
+
+
+def _identity(device: DeviceProperties) -> tuple[object, ...]:
+    return device.name, device.compute_capability, device.sm_count
+
+
+@dataclass(frozen=True, slots=True)
+class _Launches:
+    """What is known of the launches of several configurations at a problem; columns of shape (configurations,).
+
+    Attributes
+    ----------
+    log_us
+        Logarithms of the estimated times; None without estimates.
+    idle
+        Logarithms of the factors by which a partial last round of blocks prolongs a launch; None if unknown.
+    warps
+        Binary logarithms of the warps in flight on an SM; None if unknown.
+    is_declared
+        Whether the estimate is based on declared work and registers.
+    """
+
+    log_us: Column | None
+    idle: Column | None
+    warps: Column | None
+    is_declared: bool
+
+    @classmethod
+    def of(
+        cls,
+        spec: KernelSpec,
+        sizes: Mapping[str, int],
+        device: DeviceProperties,
+        configs: Sequence[Config],
+        dtype: str | None,
+    ) -> _Launches:
+        """Estimate the launches; or count their blocks, where they cannot be estimated."""
+        found = estimate_configs(spec, sizes, device, configs, dtype)
+        if found is not None:
+            blocks, resident, threads = found.blocks, found.blocks_per_sm, found.threads
+            rounds = np.ceil(blocks / device.sm_count)
+            warps = np.minimum(rounds, resident) * np.ceil(threads / device.warp_size)
+            idle = np.log(rounds * device.sm_count / blocks)
+            return cls(np.log(found.time_us), idle, np.log2(warps), found.is_declared)
+        try:
+            geometries = [launch_geometry(spec, config, sizes, device) for config in configs]
+        except AutotileError:
+            return cls(None, None, None, is_declared=False)
+        blocks = np.array([math.prod(each.grid) for each in geometries], float)
+        threads = np.array([each.threads for each in geometries], float)
+        rounds = np.ceil(blocks / device.sm_count)
+        resident = np.maximum(device.max_threads_per_sm // threads, 1.0)
+        warps = np.minimum(rounds, resident) * np.ceil(threads / device.warp_size)
+        return cls(None, np.log(rounds * device.sm_count / blocks), np.log2(warps), is_declared=False)
