@@ -32,6 +32,12 @@ _OPEN_DEADLINE_S = 300.0
 """Covers the context, the inputs and the float64 reference of a large problem."""
 _RACE_MARGIN = 3.0
 """Time of a race over that of its kernels alone; the flush of the L2 cache before each launch takes the rest."""
+_RACE_START_S = 10.0
+"""Time of a race besides its launches, at most: modules, graphs, the checks of the outputs. The races of verified
+candidates hang if at all, and all of them wait."""
+_REPEAT_MARGIN, _MIN_REPEAT_S, _REPEAT_SHARE = 10.0, 2.0, 1 / 3
+"""Limit of one repeat of a verification: ten times the longest verification of the session, two seconds at least; where
+none is known, a third of a candidate's deadline, in which it was verified and measured."""
 _MAX_OPEN_ATTEMPTS = 3
 _OPEN_RETRY_S = 1.0
 """A device may refuse a new context for a moment after a kernel was killed."""
@@ -86,6 +92,8 @@ class Gpu:
         """Number of these that the present worker was sent."""
         self._known_good: dict[str, Any] | None = None
         """Request of the newest candidate that ran to its end."""
+        self._verification_s: float | None = None
+        """Longest time of a verification that ended, in seconds."""
         self._device: DeviceProperties | None = None
         self._child: Child | None = self._start()
 
@@ -135,6 +143,8 @@ class Gpu:
         evaluation = self._evaluate(request)
         if evaluation.outcome.has_time:
             self._known_good = {**request, "best_us": 0.0}  # dropped after three samples, enough to show that it runs
+        if (seconds := evaluation.seconds.get("verify")) is not None:
+            self._verification_s = max(seconds, self._verification_s or 0.0)
         return evaluation
 
     @property
@@ -185,7 +195,8 @@ class Gpu:
         """Load one candidate and verify it repeatedly, to find intermittent errors; nothing is measured.
 
         75 repeats, of two runs each, find a kernel that is wrong in one run of fifty with 95 % probability. The number
-        of repeats that were made is in ``telemetry["repeats"]``.
+        of repeats that were made is in ``telemetry["repeats"]``. A candidate that hangs is given up after the time of a
+        few verifications, long before its deadline.
 
         Parameters
         ----------
@@ -202,7 +213,18 @@ class Gpu:
             As for `evaluate`.
         """
         limit_s = min(self._deadline_s / 2, limit_s if limit_s is not None else self._deadline_s)
-        return self._evaluate({"op": "verify", **candidate.to_json(), "repeats": repeats, "limit_s": limit_s})
+        request = {"op": "verify", **candidate.to_json(), "repeats": repeats, "limit_s": limit_s}
+        evaluation = self._evaluate(request)
+        if evaluation.outcome is Outcome.OK:
+            self._known_good = {"op": "evaluate", **candidate.to_json(), "best_us": 0.0}
+        return evaluation
+
+    @property
+    def _repeat_limit_s(self) -> float:
+        """Time of one repeat of a verification, in seconds, after which the candidate hangs."""
+        if self._verification_s is None:
+            return self._deadline_s * _REPEAT_SHARE
+        return min(self._deadline_s, max(_MIN_REPEAT_S, _REPEAT_MARGIN * self._verification_s))
 
     def race(
         self, candidates: Sequence[Candidate], rounds: int, seed: int, *, expected_s: float = 0.0
@@ -222,7 +244,8 @@ class Gpu:
             The worker died, reported a CUDA error, or its data were overwritten.
         """
         request = {"op": "race", "candidates": [c.to_json() for c in candidates], "rounds": rounds, "seed": seed}
-        return self._request(request, 2 * self._deadline_s + _RACE_MARGIN * expected_s, _raced)
+        start_s = min(2 * self._deadline_s, _RACE_START_S)
+        return self._request(request, start_s + _RACE_MARGIN * expected_s, _raced)
 
     def contest(
         self,
@@ -294,10 +317,11 @@ class Gpu:
         """Run one candidate; the worker's death is an outcome, unless another process has killed it."""
         try:
             for left in reversed(range(_MAX_KILLED_RUNS)):
+                limits_s = {"verify": self._repeat_limit_s} if request["op"] == "verify" else None
                 try:
-                    evaluation = self._request(request, self._deadline_s, _evaluation)
+                    evaluation = self._request(request, self._deadline_s, _evaluation, limits_s)
                     if evaluation is None:  # the worker's data were overwritten, by this candidate or an earlier one
-                        evaluation = self._request(request, self._deadline_s, _certain_evaluation)
+                        evaluation = self._request(request, self._deadline_s, _certain_evaluation, limits_s)
                     return evaluation
                 except WorkerCrashError as error:
                     if not (error.killed and left) or self._is_closed:
@@ -308,7 +332,13 @@ class Gpu:
         except WorkerError as error:
             return Evaluation(Outcome.CRASHED, f"{error} in stage {error.stage or 'start'}", error.stage)
 
-    def _request(self, message: Mapping[str, Any], deadline_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    def _request(
+        self,
+        message: Mapping[str, Any],
+        deadline_s: float,
+        read: Callable[[Mapping[str, Any]], _T],
+        stage_limits_s: Mapping[str, float] | None = None,
+    ) -> _T:
         """Return the worker's parsed reply; a worker that ends with the request is replaced at the next one."""
         self.wait()
         if self._child is None:
@@ -316,7 +346,7 @@ class Gpu:
         child = self._child
         assert child is not None
         try:
-            reply = self._reply(child, message, deadline_s)
+            reply = self._reply(child, message, deadline_s, stage_limits_s)
             last = reply.pop("last", False)
             if last and reply.get("outcome") == Outcome.CRASHED:  # an assertion in a kernel is printed, not returned
                 reply["reason"] = ": ".join(filter(None, [reply.get("reason"), child.last_line()]))
@@ -328,10 +358,12 @@ class Gpu:
             self._drop_child()
         return parsed
 
-    def _reply(self, child: Child, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+    def _reply(
+        self, child: Child, message: Mapping[str, Any], deadline_s: float, stage_limits_s: Mapping[str, float] | None
+    ) -> dict[str, Any]:
         """Return the reply to a request: the oldest one that was submitted, or another one while none is sent."""
         if not (self._queue and self._queue[0] is message):
-            return child.request(message, deadline_s)
+            return child.request(message, deadline_s, stage_limits_s)
         self._send_queue(child)
         self._queue.popleft()
         self._sent -= 1

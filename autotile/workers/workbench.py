@@ -152,7 +152,6 @@ class Workbench:
         """
         stage("load")
         config, functions = candidate.config, self._load(candidate)
-        stage("verify")
         start = time.perf_counter()
         instance = self._tuned.of(config)
         if self._verify_seed:
@@ -163,6 +162,7 @@ class Workbench:
             seed = self._verify_seed if done // 2 % 2 else 0
             instance.use_inputs(seed)
             done += 1
+            stage("verify")  # each repeat has a limit of time of its own
             verdict = self._verify(functions, config, as_measured=done % 2 == 0)
             if verdict.outcome is not Outcome.OK:
                 break

@@ -139,6 +139,7 @@ DEEDS: dict[str, Deed] = {
     # deaths
     "exit": (partial(os._exit, 3),),
     "leave_a_grandchild": (leave_a_grandchild,),
+    "slow_repeats": (*(enter_verify, partial(time.sleep, 0.3)) * 4, *answering({**EVALUATION, "measurement": None})),
     "die_in_load": (partial(die, "load", signal.SIGKILL),),
     "die_in_verify": (partial(die, "verify", signal.SIGKILL),),
     "die_in_measure": (partial(die, "measure", signal.SIGKILL),),
@@ -148,6 +149,7 @@ DEEDS: dict[str, Deed] = {
     "fault_in_verify": (partial(die, "verify", signal.SIGSEGV),),
     # replies of a GPU worker, valid and malformed
     "ok": answering(EVALUATION),
+    "verified": answering({**EVALUATION, "seconds": {"verify": 0.05}}),
     "wrong": answering({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
     "refused": answering({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
     "assertion": (
