@@ -15,6 +15,8 @@ from autotile.core.model import Outcome
 from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child, WorkerPool
 from autotile.workers.protocol import (
+    CONTEST_STAGE,
+    RACE_STAGE,
     Candidate,
     DriverOccupancy,
     ErrorReply,
@@ -270,7 +272,8 @@ class Gpu:
         Returns
         -------
         list of RaceTimes
-            Of the candidates, then of the libraries; one that failed has no times.
+            Of the candidates, then of the libraries; one that failed has no times. Where a candidate ends the worker
+            or hangs, the others are raced without it.
 
         Raises
         ------
@@ -284,7 +287,21 @@ class Gpu:
             "rounds": rounds,
             "seed": seed,
         }
-        return self._request(request, _OPEN_DEADLINE_S + _RACE_MARGIN * expected_s, _raced)
+        race_s = _RACE_START_S + _RACE_MARGIN * expected_s
+        limits_s = {f"{CONTEST_STAGE}{number}": self._deadline_s for number in range(len(entries) + len(libraries))}
+        try:
+            return self._request(
+                request, _OPEN_DEADLINE_S + _RACE_MARGIN * expected_s, _raced, {**limits_s, RACE_STAGE: race_s}
+            )
+        except WorkerError as error:
+            number = int(error.stage.removeprefix(CONTEST_STAGE)) if error.stage in limits_s else len(entries)
+            if number >= len(entries) or len(entries) == 1 or getattr(error, "killed", False):
+                raise
+            outcome = Outcome.TIMED_OUT if isinstance(error, WorkerTimeoutError) else Outcome.CRASHED
+            reason = f"{error} in the last race"
+        others = [*entries[:number], *entries[number + 1 :]]
+        raced = self.contest(others, libraries, rounds, seed, expected_s=expected_s)
+        return [*raced[:number], RaceTimes((), outcome, reason), *raced[number:]]
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes for a candidate, in blocks per SM."""
@@ -457,7 +474,9 @@ def parsed_reply(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _
         failed = convert(reply, ErrorReply)
     except DataError as error:
         raise WorkerError(f"the worker's reply is malformed: {error}") from None
-    raise {"input": InputError, "toolchain": ToolchainError}.get(failed.kind, WorkerError)(failed.error)
+    if failed.kind in ("input", "toolchain"):
+        raise {"input": InputError, "toolchain": ToolchainError}[failed.kind](failed.error)
+    raise WorkerError(failed.error, failed.stage)
 
 
 def _evaluation(reply: Mapping[str, Any]) -> Evaluation | None:

@@ -13,6 +13,8 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
 from autotile.workers.library_race import LibraryOn, built_in_library, hold_contest
 from autotile.workers.protocol import (
+    CONTEST_STAGE,
+    RACE_STAGE,
     Candidate,
     Evaluation,
     FinalReply,
@@ -104,8 +106,8 @@ class GpuWorker:
                 stage("race")
                 return self._race(bench, message)
             case "contest":
-                stage("contest")
-                return self._contest(bench, message)
+                stage("open")
+                return self._contest(bench, message, stage)
             case "occupancy":
                 return {"blocks_per_sm": bench.driver_blocks_per_sm(_candidate(message))}
             case unknown:
@@ -173,7 +175,7 @@ class GpuWorker:
             return reply
         return {"swept": [asdict(one) for one in done]}
 
-    def _contest(self, bench: Workbench, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _contest(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Race candidates of several kernels and libraries."""
         pairs = [(self._laid_out(one["workload"]), _candidate(one["candidate"])) for one in message["entries"]]
         libraries: list[LibraryOn] = []
@@ -184,7 +186,11 @@ class GpuWorker:
                 libraries.append(built_in_library(call, bench.device_index))
             except AutotileError as error:
                 refused[index] = str(error)
-        raced = iter(hold_contest(pairs, libraries, message["rounds"], message["seed"]))
+
+        def begin(number: int | None) -> None:
+            stage(RACE_STAGE if number is None else f"{CONTEST_STAGE}{number}")
+
+        raced = iter(hold_contest(pairs, libraries, message["rounds"], message["seed"], begin=begin))
         rows = [next(raced) for _ in pairs]
         for index in range(len(calls)):
             rows.append(RaceTimes((), Outcome.CRASHED, refused[index]) if index in refused else next(raced))
@@ -237,7 +243,7 @@ def _candidate(message: Mapping[str, Any]) -> Candidate:
 def _failed(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:
     if request in ("evaluate", "verify"):
         return Evaluation(outcome, f"{reason} in stage {stage}", stage).to_json()
-    return {"error": reason, "kind": "cuda"}
+    return {"error": reason, "kind": "cuda", "stage": stage}
 
 
 if __name__ == "__main__":

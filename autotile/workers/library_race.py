@@ -67,7 +67,12 @@ def race(timer: Timer, entrants: Sequence[Entrant], rounds: int, seed: int, *, g
 
 
 def hold_contest(
-    pairs: Sequence[tuple[Workbench, Candidate]], libraries: Sequence[LibraryOn], rounds: int, seed: int
+    pairs: Sequence[tuple[Workbench, Candidate]],
+    libraries: Sequence[LibraryOn],
+    rounds: int,
+    seed: int,
+    *,
+    begin: Callable[[int | None], None] = lambda _: None,
 ) -> list[RaceTimes]:
     """Verify candidates and libraries, and race those that are correct.
 
@@ -79,6 +84,8 @@ def hold_contest(
         Libraries, which run on the buffers of the first workbench.
     rounds, seed
         Number of rounds, and seed of the order within them.
+    begin
+        Called with the number of each candidate and library before it is verified, and with None before the race.
 
     Returns
     -------
@@ -90,11 +97,13 @@ def hold_contest(
     entrants: dict[int, Entrant] = {}
     graphs = True
     for index, (bench, candidate) in enumerate(pairs):
+        begin(index)
         found = bench.verify(candidate, _REPEATS, _CHECK_S, lambda _: None)
         verdicts[index] = Verdict(found.outcome, found.reason)
         if found.outcome is Outcome.OK:
             entrants[index] = bench.entrant(candidate)
     for index, library in enumerate(libraries, start=len(pairs)):
+        begin(index)
         try:
             entrant = pairs[0][0].library_entrant(library)
             verdicts[index] = _verified(timer, entrant)
@@ -103,6 +112,7 @@ def hold_contest(
         if verdicts[index].outcome is Outcome.OK:
             entrants[index] = entrant
             graphs = graphs and timer.can_capture(entrant.launch)
+    begin(None)
     raced = race(timer, list(entrants.values()), rounds, seed, graphs=graphs) if entrants else []
     results = dict(zip(entrants, raced, strict=True))
     failed = {index: RaceTimes((), v.outcome, v.reason) for index, v in verdicts.items() if index not in results}

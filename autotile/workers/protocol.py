@@ -287,6 +287,8 @@ class ErrorReply(msgspec.Struct):
 
     error: Text
     kind: Name = ""
+    stage: Name = ""
+    """Stage in which the candidate failed, if one did."""
 
 
 class Opened(msgspec.Struct):
@@ -344,6 +346,9 @@ class Answer(msgspec.Struct):
     reply: dict[str, Any] | None = None
     stage: Name | None = None
 
+
+CONTEST_STAGE, RACE_STAGE = "contest ", "race"
+"""Stages of a contest: the verification of a participant, followed by its number, and the race."""
 
 Stage = Callable[[str], None]
 """Called with the name of a stage before the worker enters it."""

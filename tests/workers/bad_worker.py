@@ -167,6 +167,10 @@ DEEDS: dict[str, Deed] = {
             ]
         }
     ),
+    "cuda_error": (
+        *answering({"error": "an illegal address", "kind": "cuda", "stage": "contest 0", "last": True}),
+        leave,
+    ),
     "times_of_wrong_shape": answering({"raced": [{"times_us": 5, "outcome": "ok", "reason": ""}]}),
     "no_keys": answering({}),
     "unknown_outcome": answering({**EVALUATION, "outcome": "splendid"}),
@@ -200,6 +204,16 @@ def open_device(workload: dict[str, Any]) -> None:
         answer({"device": device_profile("h200").to_json()})
 
 
+def contest(deeds: list[str]) -> None:
+    """Do what each participant says, unless it is well; then answer with times of all."""
+    for place, deed in enumerate(deeds):
+        stage(f"contest {place}")
+        if deed != "well":
+            perform(deed)
+    stage("race")
+    answer({"raced": [{"times_us": [1, 2], "outcome": "ok", "reason": ""} for _ in deeds]})
+
+
 def main() -> None:
     global number
     for line in sys.stdin.buffer:
@@ -210,6 +224,8 @@ def main() -> None:
             open_device(request["workload"])
         elif request.get("op") == "race":
             perform(request["candidates"][0]["config"]["DO"])
+        elif request.get("op") == "contest":
+            contest([entry["candidate"]["config"]["DO"] for entry in request["entries"]])
         else:
             perform(request.get("do") or request.get("config", {}).get("DO") or request["job"]["entry"])
 

@@ -207,6 +207,35 @@ class TestHangsInFinals:
         assert gpu.verify(Candidate({"DO": "ok"}, "a.cubin"), 75).outcome is Outcome.OK
 
 
+class TestContest:
+    """One participant that ends the worker, or hangs, costs the others nothing."""
+
+    def contest(self, gpu: Gpu, *deeds: str) -> list[RaceTimes]:
+        entries = [(gpu._workload, Candidate({"DO": deed}, "a.cubin")) for deed in deeds]
+        return gpu.contest(entries, [], 2, 0)
+
+    @pytest.mark.parametrize(
+        ("deed", "outcome", "words"),
+        [
+            ("be_late", Outcome.TIMED_OUT, "no answer within 0.5 s"),
+            ("exit", Outcome.CRASHED, "exit code 3"),
+        ],
+    )
+    def test_it_is_blamed(self, start: Callable[..., Gpu], deed: str, outcome: Outcome, words: str) -> None:
+        first, faulty, last = self.contest(start(), "well", deed, "well")
+        assert (first.times_us, first.outcome, last.times_us) == ((1, 2), Outcome.OK, (1, 2))
+        assert (faulty.times_us, faulty.outcome) == ((), outcome)
+        assert words in faulty.reason
+
+    def test_a_cuda_error_is_blamed_on_the_first(self, start: Callable[..., Gpu]) -> None:
+        faulty, other = self.contest(start(), "cuda_error", "well")
+        assert (faulty.outcome, other.outcome) == (Outcome.CRASHED, Outcome.OK)
+
+    def test_where_all_are_at_fault_it_cannot_be_held(self, start: Callable[..., Gpu]) -> None:
+        with pytest.raises(WorkerError):
+            self.contest(start(), "exit", "exit")
+
+
 def test_verifying_again_is_judged_alike(start: Callable[..., Gpu]) -> None:
     gpu = start()
     assert gpu.verify(Candidate({"DO": "ok"}, "a.cubin"), 10).outcome is Outcome.OK
