@@ -143,7 +143,8 @@ def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
     Raises
     ------
     InputError
-        A file cannot be written, or a model is damaged.
+        A file cannot be written, a model is damaged, or an earlier version learned it from configurations that were not
+        verified at ragged sizes.
     """
     from autotile.families.operation_model import OperationModel
 
@@ -152,11 +153,16 @@ def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
         gpu = "-".join(model.gpu_name.lower().split())
         path = folder / f"{gpu}.{model.operation}.{model.dtype}.json"
         try:
-            document = OperationModel.from_json(model.document).to_json()
+            learned = OperationModel.from_json(model.document)
         except DataError as error:
             raise InputError(f"the model of {model.operation} in the database is damaged: {error}") from None
+        if not learned.verified:
+            raise InputError(
+                f"the model of {model.operation} was learned by an earlier version, which verified configurations only "
+                f"at the measured sizes; run `autotile tune {model.operation} --family ...` again"
+            )
         with atomic_write(path) as stream:
-            stream.write(encode_json(document).encode() + b"\n")
+            stream.write(encode_json(learned.to_json()).encode() + b"\n")
         written.append(path)
     return written
 

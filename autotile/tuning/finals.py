@@ -14,9 +14,9 @@ from autotile.core.model import OUTPUT_DIGEST, Config, Measurement, Outcome, Tri
 from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
 from autotile.core.text import plural
 from autotile.errors import InputError, ToolchainError
-from autotile.tuning.backend import SECOND_SEED, Backend
+from autotile.tuning.backend import Backend
 from autotile.tuning.scoring import Scorer
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.protocol import SECOND_SEED, Candidate, Evaluation, RaceTimes
 from autotile.workers.sanitizer import ToolResult
 
 _RACE_S = 3.0

@@ -2,7 +2,8 @@
 
 Each problem is one request to the GPU worker, see `autotile.workers.sweep`; the configurations of the next problem
 compile meanwhile. Every result is stored as a trial of an ordinary study, so that a run that was killed goes on, and
-what was measured is served.
+what was measured is served. It is therefore verified as in a session of that study: at the ragged sizes, which are
+those of the kernel's file, once for each layout, and at each problem before it is timed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert
-from autotile.core.model import Config, L2Mode, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.model import Config, L2Mode, Outcome, Problem, Resources, Trial, config_key, config_text
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
+from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import DataError, InputError, ToolchainError, WorkerError
 from autotile.kernel.computed import computed_values
+from autotile.kernel.inputs import ragged_problem
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
@@ -34,7 +37,16 @@ from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import GPU_WORKER
-from autotile.workers.protocol import Candidate, LibraryCall, SweepKernel, SweepSetup, Swept, SweptTime
+from autotile.workers.protocol import (
+    SWEEP_STAGE,
+    Candidate,
+    LibraryCall,
+    SizedCubin,
+    SweepKernel,
+    SweepSetup,
+    Swept,
+    SweptTime,
+)
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -42,10 +54,8 @@ if TYPE_CHECKING:
 _DEADLINE_S = 60.0
 _DEADLINE_PER_CANDIDATE_S = 1.0
 """Time for one problem: its inputs and reference, and each candidate."""
-_STAGE = "sweep "
-"""Prefix of the stages that the worker announces, followed by the number of what it runs."""
-_SAMPLER = "sweep"
-"""Name of these runs in the database."""
+_SAMPLER = "family"
+"""Name of these runs in the database; see `UNVERIFIED_SAMPLER` for those of earlier versions."""
 FAULTS = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED, Outcome.TIMED_OUT)
 """Outcomes that, at any problem, exclude a configuration from the model."""
 
@@ -87,6 +97,13 @@ class SweptProblem:
     libraries: Mapping[str, float]
 
 
+class _Ragged(NamedTuple):
+    """Ragged sizes of a problem, with the compilation for them where sizes are compiled in."""
+
+    sizes: Mapping[str, int]
+    compilation: Future[Compiled] | None
+
+
 class _Job(NamedTuple):
     """A problem whose configurations are being compiled."""
 
@@ -94,6 +111,17 @@ class _Job(NamedTuple):
     kernels: Mapping[str, Mapping[str, int]]
     candidates: Sequence[SweepCandidate]
     compilations: Sequence[Future[Compiled]]
+    ragged: Sequence[_Ragged | None]
+    """Where each configuration is verified first; None where it was, or need not be."""
+
+
+class _Ready(NamedTuple):
+    """A compiled configuration, with the sizes at which it is verified first."""
+
+    one: SweepCandidate
+    trial: Trial
+    candidate: Candidate
+    ragged: Mapping[str, int] | None
 
 
 class SweepWorker(Protocol):
@@ -175,6 +203,8 @@ class Sweep:
         self._worker_pool = worker_pool
         self._child: SweepWorker | None = None
         self._compiled: dict[tuple[Any, ...], Future[Compiled]] = {}
+        self._verified: set[tuple[CandidateKey, tuple[tuple[str, int], ...]]] = set()
+        """Configurations that passed at the ragged sizes of a layout."""
         self.banned: dict[CandidateKey, str] = {}
         """Configurations that failed at any problem, with the reason."""
         self.resources: dict[CandidateKey, Resources] = {}
@@ -215,7 +245,9 @@ class Sweep:
                 self._kernels[one.kernel].spec, one.config, kernels[one.kernel], self._device, problem.dtype
             )
         ]
-        return _Job(problem, kernels, valid, [self._compile(one, kernels[one.kernel]) for one in valid])
+        compilations = [self._compile(one, kernels[one.kernel]) for one in valid]
+        ragged = [self._ragged(one, kernels[one.kernel]) for one in valid]
+        return _Job(problem, kernels, valid, compilations, ragged)
 
     def run(self, job: _Job) -> SweptProblem | None:
         """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured.
@@ -228,9 +260,15 @@ class Sweep:
             Nothing can be compiled.
         """
         trials: dict[CandidateKey, Trial] = {}
-        ready: list[tuple[SweepCandidate, Trial, Candidate]] = []
-        for one, compilation in zip(job.candidates, job.compilations, strict=True):
+        ready: list[_Ready] = []
+        for one, compilation, planned in zip(job.candidates, job.compilations, job.ragged, strict=True):
+            is_verified = planned is not None and (one.key, tuple(planned.sizes.items())) in self._verified
+            ragged = None if is_verified else planned  # another problem may have been measured meanwhile
             kernel, sizes, compiled = self._kernels[one.kernel], job.kernels[one.kernel], compilation.result()
+            other = ragged.compilation.result() if ragged is not None and ragged.compilation is not None else None
+            if compiled.cubin is not None and ragged is not None and other is not None and other.cubin is None:
+                reason = f"at {config_text(ragged.sizes)}: {other.reason}"
+                compiled = replace(other, reason=reason, seconds=compiled.seconds)
             plan = LaunchPlan.of(kernel.spec, one.config, sizes, self._device)
             own = Problem(one.kernel, sizes, job.problem.dtype)
             trial = gated_trial(kernel, own, one.config, compiled, plan=plan, device=self._device)
@@ -238,8 +276,11 @@ class Sweep:
                 self.resources.setdefault(one.key, trial.resources)
             if trial.outcome is Outcome.OK and compiled.cubin is not None:
                 computed = computed_values(kernel.spec.computed, one.config)
-                cubin = compiled.cubin
-                ready.append((one, trial, Candidate(one.config, str(cubin.path), cubin.symbols, computed)))
+                cubin, others = compiled.cubin, tuple[SizedCubin, ...]()
+                if ragged is not None and other is not None and other.cubin is not None:
+                    others = (SizedCubin(ragged.sizes, str(other.cubin.path), other.cubin.symbols),)
+                candidate = Candidate(one.config, str(cubin.path), cubin.symbols, computed, others=others)
+                ready.append(_Ready(one, trial, candidate, ragged.sizes if ragged is not None else None))
             else:
                 trials[one.key] = trial
         libraries, measured = self._measure(job, ready)
@@ -247,6 +288,9 @@ class Sweep:
         for key, trial in measured.items():
             if trial.outcome in FAULTS:
                 self.banned[key] = trial.reason
+        for each in ready:
+            if each.ragged is not None and each.one.key in measured and measured[each.one.key].outcome.has_time:
+                self._verified.add((each.one.key, tuple(each.ragged.items())))
         if not any(trial.outcome.has_time for trial in measured.values()) and not libraries:
             return None
         self._store(job, trials, libraries)
@@ -270,10 +314,16 @@ class Sweep:
             study_id = studies.get(self._key(name, Problem(name, sizes, problem.dtype)).digest)
             if study_id is None:
                 continue
-            swept = swept or any(run.sampler == _SAMPLER for run in self._database.runs(study_id))
-            for trial in self._database.tried(study_id).values():
+            samplers = {run.run_id: run.sampler for run in self._database.runs(study_id)}
+            swept = swept or _SAMPLER in samplers.values()
+            stored = self._database.stored_trials(study_id)
+            usable = [one.trial for one in stored if samplers.get(one.run_id) != UNVERIFIED_SAMPLER]
+            for trial in {config_key(trial.config): trial for trial in usable}.values():
                 key = name, config_key(trial.config)
                 trials[key] = trial
+                ragged = ragged_problem(self._kernels[name].spec, sizes, problem.dtype)
+                if trial.outcome.has_time and ragged is not None:
+                    self._verified.add((key, tuple(ragged.items())))
                 if trial.resources is not None:
                     self.resources.setdefault(key, trial.resources)
                 if trial.outcome in FAULTS:
@@ -295,6 +345,17 @@ class Sweep:
         if child is not None:
             self._worker_pool.release(child)
 
+    def _ragged(self, one: SweepCandidate, sizes: Mapping[str, int]) -> _Ragged | None:
+        """Return where a configuration is to be verified before a problem, in sizes of its kernel."""
+        spec, dtype = self._kernels[one.kernel].spec, self._setup.dtype
+        ragged = ragged_problem(spec, sizes, dtype)
+        if ragged is None or (one.key, tuple(ragged.items())) in self._verified:
+            return None
+        if check_config(spec, one.config, ragged, self._device, dtype):
+            return None
+        is_same = all(ragged[name] == sizes[name] for name in spec.compiled_names)
+        return _Ragged(ragged, None if is_same else self._compile(one, ragged))
+
     def _compile(self, one: SweepCandidate, sizes: Mapping[str, int]) -> Future[Compiled]:
         kernel = self._kernels[one.kernel]
         compiled_in = tuple(sizes[name] for name in kernel.spec.compiled_names)
@@ -305,10 +366,8 @@ class Sweep:
             found = self._compiled[key] = self._compile_pool.submit(lambda: job)
         return found
 
-    def _measure(
-        self, job: _Job, ready: Sequence[tuple[SweepCandidate, Trial, Candidate]]
-    ) -> tuple[dict[str, SweptTime], dict[CandidateKey, Trial]]:
-        """Measure candidates; one that breaks the worker is left out, and the others are measured by the next one."""
+    def _measure(self, job: _Job, ready: Sequence[_Ready]) -> tuple[dict[str, SweptTime], dict[CandidateKey, Trial]]:
+        """Measure candidates; without one that breaks the worker, the others are measured again by the next one."""
         libraries: dict[str, SweptTime] = {}
         measured: dict[CandidateKey, Trial] = {}
         left_libraries, left = list(self._libraries), list(ready)
@@ -321,30 +380,38 @@ class Sweep:
                 "libraries": [
                     LibraryCall(one.name, job.problem.sizes, job.problem.dtype).to_json() for one in left_libraries
                 ],
-                "entries": [{"kernel": names.index(one.kernel), **c.to_json()} for one, _, c in left],
+                "entries": [
+                    {
+                        "kernel": names.index(each.one.kernel),
+                        **each.candidate.to_json(),
+                        "ragged": dict(each.ragged) if each.ragged is not None else None,
+                    }
+                    for each in left
+                ],
             }
-            swept, failed = self._request(request, _DEADLINE_S + _DEADLINE_PER_CANDIDATE_S * len(left))
-            results = [*swept, *([failed] if failed is not None else [])]
-            for library, result in zip(list(left_libraries), results, strict=False):
-                libraries[library.name] = result
-            for (one, trial, _), result in zip(left, results[len(left_libraries) :], strict=False):
-                measured[one.key] = _with_result(trial, result)
-            done = len(results)
-            left = left[max(0, done - len(left_libraries)) :]
-            left_libraries = left_libraries[done:]
+            results = self._request(request, _DEADLINE_S + _DEADLINE_PER_CANDIDATE_S * len(left))
+            of_libraries = {n: one for n, one in results.items() if n < len(left_libraries)}
+            libraries |= {left_libraries[n].name: one for n, one in of_libraries.items()}
+            of_candidates = {n - len(left_libraries): one for n, one in results.items() if n not in of_libraries}
+            measured |= {left[n].one.key: _with_result(left[n].trial, one) for n, one in of_candidates.items()}
+            left_libraries = [one for n, one in enumerate(left_libraries) if n not in of_libraries]
+            left = [each for n, each in enumerate(left) if n not in of_candidates]
             if not results:
                 break  # the problem cannot be laid out
         return libraries, measured
 
-    def _request(self, request: Mapping[str, Any], deadline_s: float) -> tuple[list[SweptTime], SweptTime | None]:
-        """Return the results of a request, and that of the one that broke the worker, if one did."""
+    def _request(self, request: Mapping[str, Any], deadline_s: float) -> dict[int, SweptTime]:
+        """Return results by their numbers: all, or only that of the one that broke the worker, or none."""
         if self._child is None:
             self._child = self._worker_pool.acquire(self._module)
         try:
             reply = self._child.request(request, deadline_s)
         except WorkerError as error:
             self._drop()
-            return self._after_crash(request, error)
+            if not error.stage.startswith(SWEEP_STAGE):
+                return {}
+            outcome = Outcome.TIMED_OUT if "no answer" in str(error) else Outcome.CRASHED
+            return {int(error.stage.removeprefix(SWEEP_STAGE)): SweptTime(outcome, str(error))}
         if reply.pop("last", False):
             self._drop()
         if reply.get("kind") == "toolchain":
@@ -352,26 +419,11 @@ class Sweep:
         try:
             found = convert(reply, Swept)
         except DataError:  # an error that concerns the problem: it does not fit in memory
-            return [], None
-        return found.swept, SweptTime(found.outcome, found.failed) if found.failed else None
-
-    def _after_crash(self, request: Mapping[str, Any], error: WorkerError) -> tuple[list[SweptTime], SweptTime | None]:
-        """Measure those before the one in which the worker died again, and return its outcome behind theirs."""
-        stage = getattr(error, "stage", "")
-        if not stage.startswith(_STAGE):
-            return [], None
-        number, libraries = int(stage.removeprefix(_STAGE)), len(request["libraries"])
-        outcome = Outcome.TIMED_OUT if "no answer" in str(error) else Outcome.CRASHED
-        fault = SweptTime(outcome, str(error))
-        if number == 0:
-            return [], fault
-        before = {
-            **request,
-            "libraries": request["libraries"][:number],
-            "entries": request["entries"][: max(0, number - libraries)],
-        }
-        swept, again = self._request(before, _DEADLINE_S + _DEADLINE_PER_CANDIDATE_S * number)
-        return (swept, fault) if again is None and len(swept) == number else (swept, again)
+            return {}
+        if found.failed:
+            number = len(found.swept) if found.number is None else found.number
+            return {number: SweptTime(found.outcome, found.failed)}
+        return dict(enumerate(found.swept))
 
     def _drop(self) -> None:
         if self._child is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.documents import canonical_json, convert
 from autotile.core.model import Outcome
+from autotile.cuda.driver import rejected
 from autotile.cuda.instance import MEMORY_SHARE
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
@@ -15,6 +16,7 @@ from autotile.workers.library_race import LibraryOn, built_in_library, hold_cont
 from autotile.workers.protocol import (
     CONTEST_STAGE,
     RACE_STAGE,
+    SWEEP_STAGE,
     Candidate,
     Evaluation,
     FinalReply,
@@ -23,7 +25,6 @@ from autotile.workers.protocol import (
     SizedCubin,
     Stage,
     SweepSetup,
-    SweptTime,
     Workload,
     serve,
 )
@@ -32,18 +33,6 @@ from autotile.workers.workbench import Workbench
 if TYPE_CHECKING:
     from autotile.workers.sweep import Sweeper
 
-# CUresult codes after which the context still works (cuda.h): the launch or load was rejected before it began.
-_REJECTED = {
-    1: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_VALUE: a launch geometry that the device does not support
-    2: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_OUT_OF_MEMORY: local memory for the launch
-    200: Outcome.CRASHED,  # CUDA_ERROR_INVALID_IMAGE
-    209: Outcome.CRASHED,  # CUDA_ERROR_NO_BINARY_FOR_GPU
-    301: Outcome.CRASHED,  # CUDA_ERROR_FILE_NOT_FOUND: the cubin was trimmed from the cache
-    500: Outcome.CRASHED,  # CUDA_ERROR_NOT_FOUND
-    701: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
-    720: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
-    912: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_CLUSTER_SIZE
-}
 _LAUNCH_FAILED = 719
 _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
 """Causes of CUDA_ERROR_LAUNCH_FAILED, which the driver describes as "unspecified launch failure"."""
@@ -149,31 +138,24 @@ class GpuWorker:
 
     def _sweep(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Measure one problem of a sweep; a CUDA error ends it at the configuration that caused it."""
-        from autotile.workers.sweep import Sweeper
+        from autotile.workers.sweep import BrokenSweepError, Entry, Sweeper
 
-        cuda = load_cupy().cuda
         setup = convert(message["setup"], SweepSetup)
         if self._sweeper is None or self._sweeper.setup != setup:
             stage("open")
             self._bench, self._sweeper = None, None
             self._benches.clear()
             self._sweeper = Sweeper(setup)
-        entries = [(int(one["kernel"]), _candidate(one)) for one in message["entries"]]
+        entries = [Entry(int(one["kernel"]), _candidate(one), one.get("ragged")) for one in message["entries"]]
         libraries = convert(message["libraries"], tuple[LibraryCall, ...])
-        done: list[SweptTime] = []
         try:
-            self._sweeper.measure(message["sizes"], libraries, entries, lambda number: stage(f"sweep {number}"), done)
-        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
-            outcome = _REJECTED.get(int(error.status))
-            reply = {
-                "swept": [asdict(one) for one in done],
-                "failed": str(error),
-                "outcome": outcome or Outcome.CRASHED,
-            }
-            if outcome is None:
-                raise FinalReply({**reply, "last": True}) from None
-            return reply
-        return {"swept": [asdict(one) for one in done]}
+            swept = self._sweeper.measure(
+                message["sizes"], libraries, entries, lambda number: stage(f"{SWEEP_STAGE}{number}")
+            )
+        except BrokenSweepError as error:
+            fault = {"failed": str(error), "outcome": error.outcome, "number": error.number}
+            raise FinalReply({"swept": [], **fault, "last": True}) from None
+        return {"swept": [asdict(one) for one in swept]}
 
     def _contest(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Race candidates of several kernels and libraries."""
@@ -220,7 +202,7 @@ class GpuWorker:
     def _failure(self, request: str, stage: str, error: Any) -> Mapping[str, Any]:
         """Reply to a CUDA error; unless the launch was merely rejected, the worker ends."""
         code = int(error.status)
-        outcome = _REJECTED.get(code)
+        outcome = rejected(error)
         reason = f"{error} ({_LAUNCH_FAILED_HINT})" if code == _LAUNCH_FAILED else str(error)
         reply = _failed(request, stage, outcome or Outcome.CRASHED, reason)
         if outcome is None:

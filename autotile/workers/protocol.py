@@ -308,8 +308,10 @@ class Swept(msgspec.Struct):
 
     swept: list[SweptTime]
     failed: Text = ""
-    """Reason why the one after the last result broke the worker, which ends."""
+    """Reason why one of them broke the worker, which ends; the results are then incomplete."""
     outcome: Outcome = Outcome.OK
+    number: Count | None = None
+    """Number of the one that broke it; None for the one after the last result."""
 
 
 class DriverOccupancy(msgspec.Struct):
@@ -347,6 +349,10 @@ class Answer(msgspec.Struct):
     stage: Name | None = None
 
 
+SECOND_SEED = 1
+"""Seed of the second set of inputs, with which repeated verification alternates."""
+SWEEP_STAGE = "sweep "
+"""Stage of a sweep: a library or candidate, followed by its number."""
 CONTEST_STAGE, RACE_STAGE = "contest ", "race"
 """Stages of a contest: the verification of a participant, followed by its number, and the race."""
 

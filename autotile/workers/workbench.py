@@ -21,7 +21,7 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Timer, discard_reason
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.inputs import missing_input, with_captured_call
+from autotile.kernel.inputs import ragged_problem, with_captured_call
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
@@ -79,10 +79,8 @@ class Workbench:
                 instances.of(default)  # so that an error of the problem is reported now
             return instances
 
-        ragged = self._spec.ragged_sizes(workload.sizes)
-        is_same = ragged == dict(workload.sizes) and all(scalar.check_value is None for scalar in self._spec.scalars)
-        has_ragged = not is_same and not missing_input(self._spec, ragged, workload.dtype)
-        self._ragged = instances_of(ragged, check=True) if has_ragged else None
+        ragged = ragged_problem(self._spec, workload.sizes, workload.dtype)
+        self._ragged = instances_of(ragged, check=True) if ragged is not None else None
         self._tuned = instances_of(workload.sizes, check=False)
         self._others = [instances_of(sizes, check=True) for sizes in workload.verify_sizes]
         self.timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from autotile.workers.protocol import FinalReply, Stage, serve
 
 WRONG, CRASHES, HANGS, BREAKS = ({"THREADS": t, "WORK": 4} for t in (32, 64, 128, 256))
 """Configurations that are wrong, end the process, never return, and leave a context that cannot be used."""
+RAGGED_WRONG = {"THREADS": 64, "WORK": 1}
+"""Configuration that is right, and fast, at every size but the ragged ones."""
 
 
 def time_us(kernel: int, config: Mapping[str, Any], n: int) -> float:
@@ -29,6 +33,12 @@ def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     for number, entry in enumerate(message["entries"]):
         stage(f"sweep {number}")
         config, n = entry["config"], message["sizes"][entry["kernel"]]["n"]
+        if log := os.environ.get("AUTOTILE_SWEEP_LOG"):
+            with Path(log).open("a") as file:
+                file.write(json.dumps({**entry, "n": n}) + "\n")
+        if os.environ.get("AUTOTILE_RAGGED_WRONG") and config == RAGGED_WRONG and entry["ragged"]:
+            swept.append({"outcome": "wrong_result", "reason": f"y[0] is 1, expected 2 at n={entry['ragged']['n']}"})
+            continue
         if faulty and config == CRASHES:
             os._exit(3)
         if faulty and config == HANGS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -159,6 +160,24 @@ class TestSweep:
         assert near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
         workers.release(worker)
         assert not near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
+
+    def test_cubins_for_ragged_sizes_go_along(
+        self, near: NearCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(tmp_path / "entries.jsonl"))
+        message = self.message(tmp_path, {"THREADS": 64, "WORK": 1})
+        other = tmp_path / "other.cubin"
+        other.write_bytes(b"for 1001 elements")
+        ragged = {"sizes": {"n": 1001}, "cubin_path": str(other), "symbols": {}}
+        message["entries"][0] |= {"others": [ragged], "ragged": {"n": 1001}}
+        worker = RemoteSweepWorker(Lane(("GPU-a",), None, near), {})
+        assert [one["outcome"] for one in worker.request(message, 30.0)["swept"]] == ["ok"]
+        (entry,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
+        (sent,) = entry["others"]
+        assert (sent["sizes"], entry["ragged"]) == ({"n": 1001}, {"n": 1001})
+        assert sent["cubin_path"] != str(other)
+        assert Path(sent["cubin_path"]).read_bytes() == b"for 1001 elements"
+        worker.kill()
 
     def test_a_death_is_blamed_on_its_stage(
         self, near: NearCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sweep_worker import BREAKS, CRASHES, HANGS, WRONG
+from fake_sweep_worker import BREAKS, CRASHES, HANGS, RAGGED_WRONG, WRONG
 
 from autotile.api.operation_tuning import export_models
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database
+from autotile.database.fast_access import read_winners_fast
 from autotile.database.learned_store import read_models
+from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ProblemError
 from autotile.families.model_fit import fit_model
 from autotile.families.operation_model import OperationModel
@@ -129,6 +131,94 @@ def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkey
     assert not faulty & {config_key(one.config) for one in model.candidates}
     assert result.refused >= len(faulty)
     assert result.problems == PROBLEMS  # the others were measured at each of them
+
+
+class TestRaggedSizes:
+    """What a family stores may be served, and is verified as in a session: at the ragged sizes, too."""
+
+    @pytest.fixture
+    def entries(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
+        """Return a function that reads the entries that the worker was sent, in order."""
+        log = tmp_path / "entries.jsonl"
+        monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(log))
+        return lambda: [json.loads(line) for line in log.read_text().splitlines()]
+
+    def test_each_configuration_is_verified_there_once_before_all_else(self, run: Any, entries: Any) -> None:
+        too_large = {config_key({"THREADS": 256, "WORK": 4})}  # by the kernel's rule, for 1001 elements
+        result = run()
+        ways: dict[Any, list[Any]] = {}
+        for entry in entries():
+            ways.setdefault((entry["kernel"], config_key(entry["config"])), []).append(entry["ragged"])
+        assert sum(map(len, ways.values())) == result.pairs
+        possible = [(key, ragged) for key, ragged in ways.items() if key[1] not in too_large]
+        assert possible
+        assert all(ragged == [{"n": 1001}, *[None] * (len(ragged) - 1)] for _, ragged in possible)
+        assert all(set(ragged) == {None} for key, ragged in ways.items() if key[1] in too_large)
+
+    def test_after_a_restart_it_is_not_verified_again(self, run: Any, entries: Any) -> None:
+        def kill(step: SweepStep) -> None:
+            if step.problems == 7:
+                raise RuntimeError("killed")
+
+        with pytest.raises(RuntimeError, match="killed"):
+            run(kill)
+        before = len(entries())
+        run()
+        known = {(one["kernel"], config_key(one["config"])) for one in entries()[:before]}
+        later = [(one["kernel"], config_key(one["config"]), one["ragged"]) for one in entries()[before:]]
+        assert all(ragged is None for kernel, key, ragged in later if (kernel, key) in known)
+
+    def test_where_sizes_are_compiled_in_there_is_code_for_them(
+        self, scale_toml: Path, run: Any, operation: Operation, entries: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("first", "second"):
+            file = scale_toml.with_name(f"{name}.toml")
+            file.write_text(file.read_text().replace("[problem]", 'defines = { SIZE = "n" }\n\n[problem]'))
+            source = file.with_suffix(".cu")
+            source.write_text(source.read_text().replace("i < n;", "i < SIZE;"))
+        monkeypatch.setattr(operation_family, "_SEEDS", 1)
+        run(trials=24)
+        first = [one for one in entries() if one["ragged"] is not None]
+        assert first
+        assert all([other["sizes"] for other in one["others"]] == [{"n": 1001}] for one in first)
+        assert all(one["others"][0]["cubin_path"] != one["cubin_path"] for one in first)
+
+    def test_one_that_is_wrong_there_is_never_served(
+        self, run: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert run().refused == 0
+        with Database.open(read_settings().database) as database:
+            assert RAGGED_WRONG in [best.trial.config for best in database.best("first")]  # it is fast
+        monkeypatch.setenv("AUTOTILE_DB", f"{scale_toml.parent}/other.db")
+        monkeypatch.setenv("AUTOTILE_RAGGED_WRONG", "1")
+        assert run().refused == 2  # of each kernel
+        with Database.open(read_settings().database) as database:
+            (stored,) = read_models(database)
+            trials = [t for study in database.studies() for t in database.trials(study.study_id)]
+            assert {t.outcome for t in trials if t.config == RAGGED_WRONG} == {Outcome.WRONG_RESULT}
+            assert RAGGED_WRONG not in [best.trial.config for best in database.best()]
+        candidates = OperationModel.from_json(stored.document).candidates
+        assert candidates
+        assert RAGGED_WRONG not in [one.config for one in candidates]
+
+    def test_what_earlier_versions_stored_is_measured_again_and_not_served(
+        self, run: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        location = str(read_settings().database)
+        with monkeypatch.context() as earlier:
+            earlier.setattr(operation_sweep, "_SAMPLER", UNVERIFIED_SAMPLER)
+            pairs = run().pairs
+        with Database.open(location) as database:
+            assert len([t for study in database.studies() for t in database.trials(study.study_id)]) == pairs
+            assert database.best() == []
+            assert database.winners("first", "float32") == []
+        assert not read_winners_fast(location, "first", "float32")
+        result = run()
+        assert result.resumed == 0
+        assert result.problems == PROBLEMS
+        with Database.open(location) as database:
+            assert database.winners("first", "float32")
+        assert run().resumed == PROBLEMS
 
 
 def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:

@@ -87,7 +87,7 @@ class Cluster:
     def sweep(self, gpu: str, session: str, message: Mapping[str, Any], **fields: Any) -> Sent:
         """Send a sweep, with the cubins of its entries; see `autotile.tuning.operation_sweep`."""
         cubins: dict[str, bytes] = {}
-        entries = [{**one, "cubin_path": _packed_cubin(one["cubin_path"], cubins)} for one in message["entries"]]
+        entries = [_packed_entry(one, cubins) for one in message["entries"]]
         common = {"version": __version__, "session": session}
         request = {"op": "sweep", **common, **fields, "message": {**message, "entries": entries}}
         sent = Sent(gpu, encode_json(request), cubins)
@@ -226,6 +226,12 @@ def _packed(candidate: Candidate, cubins: dict[str, bytes]) -> dict[str, Any]:
     ]
     plain = {**candidate.to_json(), "config": dict(candidate.config), "computed": dict(candidate.computed)}
     return {**plain, "cubin_path": _packed_cubin(candidate.cubin_path, cubins), "others": others}
+
+
+def _packed_entry(entry: Mapping[str, Any], cubins: dict[str, bytes]) -> dict[str, Any]:
+    """Return an entry of a sweep with hashes in place of its cubins, which are added to ``cubins``."""
+    others = [{**one, "cubin_path": _packed_cubin(one["cubin_path"], cubins)} for one in entry.get("others", ())]
+    return {**entry, "cubin_path": _packed_cubin(entry["cubin_path"], cubins), "others": others}
 
 
 def _packed_cubin(path: str, cubins: dict[str, bytes]) -> str:

@@ -222,7 +222,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
         settings, message = read_settings(), request.message
         here = {"cache": str(settings.cache), "cache_limit_bytes": settings.cache_limit_bytes}
-        entries = [{**one, "cubin_path": self._file(one["cubin_path"], cubins)} for one in message["entries"]]
+        entries = [self._entry(one, cubins) for one in message["entries"]]
         setup = {**message["setup"], **here, "device_index": self._gpu.index}
         self._child = self._child or Child(GPU_WORKER)
         try:
@@ -288,6 +288,11 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         """Return a candidate whose cubins are files of this machine."""
         others = tuple(replace(one, cubin_path=self._file(one.cubin_path, cubins)) for one in candidate.others)
         return replace(candidate, cubin_path=self._file(candidate.cubin_path, cubins), others=others)
+
+    def _entry(self, entry: Mapping[str, Any], cubins: Mapping[str, bytes]) -> dict[str, Any]:
+        """Return an entry of a sweep whose cubins are files of this machine."""
+        others = [{**one, "cubin_path": self._file(one["cubin_path"], cubins)} for one in entry.get("others", ())]
+        return {**entry, "cubin_path": self._file(entry["cubin_path"], cubins), "others": others}
 
     def _file(self, name: str, cubins: Mapping[str, bytes]) -> str:
         if not name:  # of a replay
