@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,8 +121,17 @@ def test_a_race_does_not_reward_skipped_work(gpu: Gpu, candidate: Make) -> None:
     assert min(idle.times_us) > 10 * max(healthy.times_us)
 
 
+def test_a_race_compares_times_by_their_weights(gpu: Gpu, candidate: Make) -> None:
+    """After the first rounds those leave that are clearly slower, by their weighted times."""
+    plain = gpu.race([candidate(), candidate("skips_work")], rounds=30, seed=0)
+    assert [len(row.times_us) for row in plain] == [30, 15]
+    heavy = replace(candidate(), weight=1e5)
+    weighted = gpu.race([heavy, candidate("skips_work")], rounds=30, seed=0)
+    assert [len(row.times_us) for row in weighted] == [15, 30]
+
+
 def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> None:
-    with pytest.raises(WorkerError, match="no answer within 16 s"):
+    with pytest.raises(WorkerError, match="no answer within 10 s"):
         gpu.race([candidate(), candidate("hangs_later")], rounds=9, seed=0)
     assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
 
