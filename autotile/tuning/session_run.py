@@ -482,6 +482,8 @@ class Session:
             database=self._database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
+            unit=workrate.unit,
+            passes=workrate.passes,
             notices=self._all_notices,
             tried=newest_trials(self._options.tries, log, finals),
             learnt_from=self._plan.learnt_from,
