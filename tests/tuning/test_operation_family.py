@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +132,33 @@ def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkey
     assert not faulty & {config_key(one.config) for one in model.candidates}
     assert result.refused >= len(faulty)
     assert result.problems == PROBLEMS  # the others were measured at each of them
+
+
+class TestBudget:
+    """Half of a budget is for the first round, up to three quarters for both, and the rest for the model."""
+
+    @pytest.fixture
+    def ticks(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[SweepStep], None]:
+        """A clock that goes on by a second with each problem that was measured."""
+        clock = [100.0]
+        monkeypatch.setattr(operation_family, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+        def tick(step: SweepStep) -> None:
+            clock[0] += step.phase == "measuring"
+
+        return tick
+
+    def test_it_ends_the_measurements_and_a_model_is_learned(self, run: Any, ticks: Any) -> None:
+        result = run(ticks, trials=60, budget_s=40.0)
+        assert result.problems == 30  # 20 in half of the time, and 10 in the next quarter
+        assert result.seconds == 30.0
+
+    def test_without_one_all_problems_are_measured(self, run: Any, ticks: Any) -> None:
+        assert run(ticks, trials=50).problems == 50
+
+    def test_a_first_round_that_was_far_from_its_end_is_not_followed_by_a_second(self, run: Any, ticks: Any) -> None:
+        """With fewer than half of the problems of the first round there is too little to choose by."""
+        assert run(ticks, trials=400, budget_s=60.0).problems == 30
 
 
 class TestRaggedSizes:
