@@ -103,7 +103,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the limit of time begins
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Run one test at a time on the GPU, in whichever process, as load disturbs the times."""
     if "gpu" not in item.keywords or device_count() == 0:

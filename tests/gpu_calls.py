@@ -43,7 +43,7 @@ def worker(
     race_us: Callable[[Mapping[str, Any], int], float] = lambda config, done: 5.0 + done / 1000,
     *,
     opened: Callable[[Mapping[str, Any]], None] = lambda workload: None,
-    check: Callable[[Mapping[str, Any]], Reading] | None = None,
+    check: Callable[[Mapping[str, Any], Stage], Reading] | None = None,
 ) -> Handler:
     """Return the handler of a GPU worker without a GPU.
 
@@ -67,7 +67,7 @@ def worker(
         if message["op"] == "race":
             readings = [raced([race_us(config, done) for done in range(message["rounds"])]) for config in configs]
         elif message["op"] == "check" and check is not None:
-            readings = [check(config) for config in configs]
+            readings = [check(config, stage) for config in configs]
         else:
             limits = [one["limit_us"] for one in message["entries"]]
             readings = [run(config, limit, stage) for config, limit in zip(configs, limits, strict=True)]

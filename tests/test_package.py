@@ -45,6 +45,21 @@ def tool(name: str) -> str:
     return str(path)
 
 
+@CHECKOUT
+def test_a_test_that_hangs_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    """By the options of this checkout, in processes as the suite runs in."""
+    file = tmp_path / "test_hanging.py"
+    file.write_text(
+        "import threading, pytest\n"
+        "@pytest.mark.timeout(1)\ndef test_hangs(): threading.Event().wait()\n"
+        "def test_has_a_limit(pytestconfig): assert 0 < float(pytestconfig.getini('timeout')) <= 600\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(file)]
+    done = subprocess.run([*command, "-n", "1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "Timeout" in done.stdout
+
+
 class TestNames:
     def test_the_public_names(self) -> None:
         assert {"tune", "tune_family", "tune_misses", "record", "export", "import_", "bundle"} <= set(autotile.__all__)

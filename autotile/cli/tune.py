@@ -287,7 +287,7 @@ def _comparison(result: TuneResult) -> Table:
 
     scores = list(result.winner.scores) if result.winner is not None else []
     shown = table("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))
-    rate = Workrate(result.flops, result.bytes, result.problem.dtype)
+    rate = Workrate(result.flops, result.bytes, result.problem.dtype, result.unit, result.passes)
     for label, trial in ((_winner_label(result), result.winner), ("default", result.default)):
         measured = trial.measurement if trial is not None else None
         if measured is not None:

@@ -42,7 +42,7 @@ from autotile.database.rows import (
     warn_of,
 )
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
-from autotile.database.winners import CHECK_COLUMNS, WINNER_COLUMNS, Check, Winner
+from autotile.database.winners import CHECK_COLUMNS, UNVERIFIED_SAMPLER, WINNER_COLUMNS, Check, Winner
 from autotile.errors import DataError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
 
@@ -341,7 +341,10 @@ _BEST_ROWS = best_query(STUDIES, TRIALS, RUNS)  # a statement of so many columns
 
 
 def _best(connection: Connection, row: Sequence[Any], bad: list[BadRow]) -> StoredBest | None:
-    """Return the best result in a row of `_BEST_ROWS`, or the next best of its study if the row cannot be used."""
+    """Return the best result in a row of `_BEST_ROWS`, or the next best of its study if the row cannot be used.
+
+    It cannot if it is damaged, or of a run of `UNVERIFIED_SAMPLER`.
+    """
     study_row, trial_row, run_row = _rows_of_tables(row, (STUDIES, TRIALS, RUNS))
     try:
         study = stored_study(study_row)
@@ -349,10 +352,12 @@ def _best(connection: Connection, row: Sequence[Any], bad: list[BadRow]) -> Stor
         bad.append(error.row)
         return None
     try:
-        return _stored_best(study, stored_trial(trial_row), stored_run(run_row))
+        run = stored_run(run_row)
+        if run.sampler != UNVERIFIED_SAMPLER:
+            return _stored_best(study, stored_trial(trial_row), run)
     except BadRowError as error:
         bad.append(error.row)
-        return _next_best(connection, study, bad)
+    return _next_best(connection, study, bad)
 
 
 def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRow]) -> StoredBest | None:
@@ -371,7 +376,8 @@ def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRow]) ->
         and refused.get(config_key(one.trial.config), 0) < one.trial_id
     ]
     finals = [one for one in usable if one.phase == "final" and one.rank == 1 and runs[one.run_id].ended_at is not None]
-    best = finals[-1] if finals else min(usable, key=lambda one: (one.trial.cost, one.trial_id), default=None)
+    verified = [one for one in usable if runs[one.run_id].sampler != UNVERIFIED_SAMPLER]
+    best = finals[-1] if finals else min(verified, key=lambda one: (one.trial.cost, one.trial_id), default=None)
     return _stored_best(study, best, runs[best.run_id]) if best is not None else None
 
 

@@ -143,7 +143,8 @@ def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
     Raises
     ------
     InputError
-        A file cannot be written, or a model is damaged.
+        A file cannot be written, a model is damaged, or an earlier version learned it from configurations that were not
+        verified at ragged sizes.
     """
     from autotile.families.operation_model import OperationModel
 
@@ -151,12 +152,17 @@ def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
     for model in models:
         path = folder / _model_file(model.gpu_name, model.operation, model.dtype)
         try:
-            document = OperationModel.from_json(model.document).to_json()
+            learned = OperationModel.from_json(model.document)
         except DataError as error:
             raise InputError(f"the model of {model.operation} in the database is damaged: {error}") from None
+        if not learned.verified:
+            raise InputError(
+                f"the model of {model.operation} was learned by an earlier version, which verified configurations only "
+                f"at the measured sizes; run `autotile tune {model.operation} --family ...` again"
+            )
         try:
             with atomic_write(path, follow_link=False) as stream:
-                stream.write(encode_json(document).encode() + b"\n")
+                stream.write(encode_json(learned.to_json()).encode() + b"\n")
         except OSError as error:
             raise InputError(f"cannot write the model to {path}: {error.strerror}") from None
         written.append(path)

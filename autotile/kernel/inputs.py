@@ -169,6 +169,16 @@ def missing_input(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> str
     return ""
 
 
+def ragged_problem(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> dict[str, int] | None:
+    """Return the ragged sizes at which configurations are verified before a problem, with the problem's flags.
+
+    None where that says nothing new, or a file of inputs does not hold enough.
+    """
+    ragged = spec.ragged_sizes(sizes)
+    is_same = ragged == dict(sizes) and all(scalar.check_value is None for scalar in spec.scalars)
+    return None if is_same or missing_input(spec, ragged, dtype) else ragged
+
+
 DOCUMENT = "call.json"
 """File beside the arrays of a call."""
 _MAX_DOCUMENT_BYTES = 1 << 20

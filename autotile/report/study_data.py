@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from autotile.core.ceilings import DeviceCeilings
+from autotile.core.ceilings import ARITHMETIC, DeviceCeilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Finite, Name, NonNegative, Text
 from autotile.core.frozen import cached_property, dataclass
@@ -70,6 +70,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     resumed: Annotated[int, Meta(ge=0)] = 0
     interrupted: bool = False
     flops: Annotated[int, Meta(ge=0)] | None = None
+    unit: Name | None = None
+    passes: Annotated[int, Meta(ge=1, le=1024)] = 1
     bytes: Annotated[int, Meta(ge=0)] | None = None
 
 
@@ -386,7 +388,9 @@ class StudyData:
         config = trial.config if trial is not None else None
         if self.kernel is not None:
             return Workrate.of(self.kernel.spec, self.problem, config)
-        return Workrate(self.summary.flops, self.summary.bytes, self.key.dtype)
+        found = self.summary
+        unit = found.unit if found.unit in ARITHMETIC else None
+        return Workrate(found.flops, found.bytes, self.key.dtype, unit, found.passes)
 
     @cached_property
     def roofline(self) -> Roofline:

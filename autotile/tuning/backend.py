@@ -30,15 +30,13 @@ from autotile.tuning.scoring import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompileFarm, compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Check, Entry, KernelSource, Race, Reading, Workload
+from autotile.workers.jobs import SECOND_SEED, Candidate, Check, Entry, KernelSource, Race, Reading, Workload
 from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 
 if TYPE_CHECKING:
     from autotile.tuning.problem_queue import Lane
 
-SECOND_SEED = 1
-"""Seed of the second set of inputs, with which finalists are verified."""
 _PROFILE = "h200"
 """Device profile for the checks without a GPU; the built-in recordings are of this GPU."""
 _SANITIZER_S = 120.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,7 @@ def confirm_finals(
     seed: int,
     hurried: bool,
     scorer: Scorer,
+    observe: Callable[[float], None] = lambda _: None,
 ) -> tuple[Finals, Confirmation | None]:
     """Hold finals on one GPU, and confirm the winner on a second one, if the backend has several.
 
@@ -112,7 +113,7 @@ def confirm_finals(
 
     Parameters
     ----------
-    racing, backend, default, incumbent, seed, hurried, scorer
+    racing, backend, default, incumbent, seed, hurried, scorer, observe
         As for `autotile.tuning.finals.run_finals`.
     """
     from autotile.tuning.finals import run_finals
@@ -120,7 +121,14 @@ def confirm_finals(
     left, refused = list(racing), list[Trial]()
     while True:
         finals = run_finals(
-            left, backend, default=default, incumbent=incumbent, seed=seed, hurried=hurried, scorer=scorer
+            left,
+            backend,
+            default=default,
+            incumbent=incumbent,
+            seed=seed,
+            hurried=hurried,
+            scorer=scorer,
+            observe=observe,
         )
         spare = backend.spare() if finals.winner is not None and not hurried else None
         if spare is None or finals.winner is None:

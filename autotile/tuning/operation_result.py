@@ -122,6 +122,8 @@ class OperationResult(Displayed, Reported):
         Whether the user ended the session.
     database
         Location of the tuning database.
+    unit, passes
+        Arithmetic unit of the winner, as for `autotile.kernel.problem.Workrate`.
     flops, bytes
         Operations and bytes moved of one run, where the winner's kernel states them.
     notices
@@ -135,6 +137,8 @@ class OperationResult(Displayed, Reported):
     interrupted: bool
     database: str
     flops: int | None = None
+    unit: str | None = None
+    passes: int = 1
     bytes: int | None = None
     notices: tuple[str, ...] = ()
 
@@ -196,7 +200,8 @@ class OperationResult(Displayed, Reported):
         best = self.best
         if best is None or best.time_us is None:
             return NOTHING
-        return Workrate(self.flops, self.bytes, self.problem.dtype).text(best.time_us, self.device)
+        work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
+        return work.text(best.time_us, self.device)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""

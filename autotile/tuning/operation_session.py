@@ -488,6 +488,8 @@ class _OperationSession:
             database=self.database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
+            unit=workrate.unit,
+            passes=workrate.passes,
             notices=tuple(self._notices),
         )
 

@@ -2,7 +2,8 @@
 
 Each problem is one job of the GPU, `autotile.workers.jobs.Time` of a grid; the configurations of the next problem
 compile meanwhile. Every result is stored as a trial of an ordinary study, so that a run that was killed goes on, and
-what was measured is served.
+what was measured is served. It is therefore verified as in a session of that study: at the ragged sizes, which are
+those of the kernel's file, once for each code, at each problem before it is timed, and the fastest repeatedly.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key, config_text
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CachedCubin
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
+from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchPlan
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
 
 _SAMPLE_LIMIT_S = 2e-3
 """GPU time of the samples of a configuration beyond the first nine, in seconds."""
-_SAMPLER = "sweep"
-"""Name of these runs in the database."""
+_SAMPLER = "family"
+"""Name of these runs in the database; see `UNVERIFIED_SAMPLER` for those of earlier versions."""
 FAULTS = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED, Outcome.TIMED_OUT)
 """Outcomes that, at any problem, exclude a configuration from the model."""
 
@@ -206,6 +208,11 @@ class Sweep:
         ready: list[tuple[SweepCandidate, Trial, Candidate]] = []
         for one, compilation in zip(job.candidates, job.compilations, strict=True):
             kernel, sizes, compiled = self._kernels[one.kernel], job.kernels[one.kernel], compilation.result()
+            for other_sizes in self._other_sizes(one, sizes):
+                other = self._compile_at(one, other_sizes).result()
+                if compiled.cubin is not None and other.cubin is None:
+                    reason = f"at {config_text(other_sizes)}: {other.reason}"
+                    compiled = replace(other, reason=reason, seconds=compiled.seconds)
             plan = LaunchPlan.of(kernel.spec, one.config, sizes, self._device)
             own = Problem(one.kernel, sizes, job.problem.dtype)
             trial = gated_trial(kernel, own, one.config, compiled, plan=plan, device=self._device)
@@ -243,8 +250,11 @@ class Sweep:
             study_id = studies.get(self._key(name, Problem(name, sizes, problem.dtype)).digest)
             if study_id is None:
                 continue
-            swept = swept or any(run.sampler == _SAMPLER for run in self._database.runs(study_id))
-            for trial in self._database.tried(study_id).values():
+            samplers = {run.run_id: run.sampler for run in self._database.runs(study_id)}
+            swept = swept or _SAMPLER in samplers.values()
+            stored = self._database.stored_trials(study_id)
+            usable = [one.trial for one in stored if samplers.get(one.run_id) != UNVERIFIED_SAMPLER]
+            for trial in {config_key(trial.config): trial for trial in usable}.values():
                 key = name, config_key(trial.config)
                 trials[key] = trial
                 if trial.resources is not None:

@@ -195,6 +195,8 @@ class TuneResult(Displayed, Reported, StudyPlots):
         Location of the tuning database.
     flops, bytes
         Operations and bytes moved of one run, where the kernel states them.
+    unit, passes
+        Arithmetic unit that does the operations, where the kernel states it, and its operations for each of them.
     notices
         Remarks for the user, one line each.
     phases
@@ -239,6 +241,8 @@ class TuneResult(Displayed, Reported, StudyPlots):
     database: str
     flops: int | None
     bytes: int | None
+    unit: str | None = None
+    passes: int = 1
     notices: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
     refused: tuple[Trial, ...] = ()
@@ -335,6 +339,8 @@ class TuneResult(Displayed, Reported, StudyPlots):
             **(self.front.to_json() if self.front is not None else {}),
             "flops": self.flops,
             "bytes": self.bytes,
+            "unit": self.unit,
+            "passes": self.passes,
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),
             "resumed": self.resumed,

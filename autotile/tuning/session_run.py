@@ -49,6 +49,8 @@ Ended = tuple[CompiledCandidate, Trial]
 
 _WAIT_S = 0.1
 """Interval at which a session looks for the results of others that it waits for, in seconds."""
+_MOVED_S = 1.0
+"""Change of the expected end of the finals, in seconds, that is reported."""
 _CLAIMED_AT_ONCE = 16
 """Candidates that are claimed together at most: they are chosen before any of them runs."""
 
@@ -95,6 +97,9 @@ class Session:
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
         self._time_left = TimeLeft(options, len(space))
+        self._time_left.remember(self._log.trials)
+        self._finals_end_s = 0.0
+        """Expected end of the finals, in seconds since the session began."""
         self._timeline = Timeline(is_recording=options.trace is not None)
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
@@ -427,7 +432,7 @@ class Session:
         )
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
-        self._report("finals")
+        self._report_finals(self._time_left.finals_s)
         compiled = self._pipeline.recompile(finalists)
         if not compiled:
             return None
@@ -439,6 +444,7 @@ class Session:
             seed=self._options.seed,
             hurried=hurried,
             scorer=self._scorer,
+            observe=self._report_finals,
         )
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):
@@ -446,6 +452,13 @@ class Session:
         for trial in finals.refused:
             self._record.add(trial, phase="final")
         return finals
+
+    def _report_finals(self, left_s: float) -> None:
+        """Report the finals, at first and wherever what is left of them is not what was reported."""
+        end_s = self._clock.elapsed_s + left_s
+        if not self._finals_end_s or abs(end_s - self._finals_end_s) > _MOVED_S:
+            self._finals_end_s = end_s
+            self._report("finals")
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
         log = self._log
@@ -475,6 +488,8 @@ class Session:
             database=self._database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
+            unit=workrate.unit,
+            passes=workrate.passes,
             notices=self._all_notices,
             tried=newest_trials(self._options.tries, log, finals),
             learnt_from=self._plan.learnt_from,
@@ -485,8 +500,12 @@ class Session:
 
     def _report(self, phase: str, last: Trial | None = None) -> None:
         log, elapsed_s = self._log, self._clock.elapsed_s
-        search_s = self._time_left.search_s(len(log), elapsed_s, self._rules.ends_after)
-        left_s = {"searching": search_s, "finals": 0.0}.get(phase)
+        left_s: float | None = None
+        if phase == "finals":
+            left_s = max(0.0, self._finals_end_s - elapsed_s)
+        elif phase == "searching":
+            search_s = self._time_left.search_s(len(log), elapsed_s, self._rules.ends_after)
+            left_s = None if search_s is None else search_s + self._time_left.finals_s
         self._observe(
             Progress(
                 phase=phase,
@@ -494,7 +513,7 @@ class Session:
                 done=len(log) - log.resumed,
                 target=self._options.trial_target,
                 elapsed_s=elapsed_s,
-                remaining_s=None if left_s is None else left_s + self._time_left.finals_s,
+                remaining_s=left_s,
                 may_end_earlier=self._options.until is not None and self._rules.ends_after is None,
                 budget_s=self._options.budget_s,
                 outcomes=log.outcomes,

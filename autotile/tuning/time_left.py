@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 
 from autotile.core.model import Outcome, Trial
 from autotile.core.pace import MIN_PACE_STEPS, STEADY_STEPS, Pace
@@ -38,6 +39,14 @@ class TimeLeft:
     def add(self, elapsed_s: float, trial: Trial) -> None:
         """Register a trial that has just ended, ``elapsed_s`` seconds after the session began."""
         self._pace.add(elapsed_s)
+        self.remember([trial])
+
+    def remember(self, trials: Iterable[Trial]) -> None:
+        """Register trials of earlier sessions, which may be in the finals."""
+        for trial in trials:
+            self._remember(trial)
+
+    def _remember(self, trial: Trial) -> None:
         if trial.source == "replayed" or trial.outcome is not Outcome.OK or trial.time_us is None:
             return  # finals in replay compare stored times
         insort(self._times_us, trial.time_us)

@@ -15,6 +15,8 @@ from autotile.core.model import Outcome
 from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child, WorkerPool
 from autotile.workers.jobs import (
+    CHECK_STAGE,
+    RACE_STAGE,
     Candidate,
     Check,
     Entry,
@@ -37,6 +39,12 @@ _ENTRY_DEADLINE_S = 1.0
 _GRID_DEADLINE_S = 60.0
 _RACE_MARGIN = 3.0
 """Time of a race over that of its kernels alone; the flush of the L2 cache before each launch takes the rest."""
+_RACE_START_S = 10.0
+"""Time of a race besides its launches, at most: modules, graphs, the checks of the outputs. The races of verified
+candidates hang if at all, and all of them wait."""
+_REPEAT_MARGIN, _MIN_REPEAT_S, _REPEAT_SHARE = 10.0, 2.0, 1 / 3
+"""Limit of one repeat of a verification: ten times the longest verification of the session, two seconds at least; where
+none is known, a third of a candidate's deadline, in which it was verified and measured."""
 _MAX_OPEN_ATTEMPTS = 3
 _OPEN_RETRY_S = 1.0
 """A device may refuse a new context for a moment after a kernel was killed."""
@@ -97,6 +105,8 @@ class Gpu:
         """Number of these that the present worker was sent."""
         self._known_good: dict[str, Any] | None = None
         """Request of the newest candidate that ran to its end."""
+        self._verification_s: float | None = None
+        """Longest time of a verification that ended, in seconds."""
         self._device: DeviceProperties | None = None
         self._child: Child | None = self._start()
 
@@ -139,6 +149,8 @@ class Gpu:
         if reading.outcome.has_time:
             # dropped after three samples, enough to show that it runs
             self._known_good = {**request, "entries": [{**request["entries"][0], "limit_us": 0.0}]}
+        if (seconds := reading.seconds.get("verify")) is not None:
+            self._verification_s = max(seconds, self._verification_s or 0.0)
         return reading
 
     @property
@@ -169,6 +181,8 @@ class Gpu:
     def check(self, job: Check) -> list[Reading]:
         """Verify entries repeatedly; a crash or hang is the outcome of the entry that caused it.
 
+        One that hangs is given up after the time of a few verifications, long before its deadline.
+
         Raises
         ------
         InputError
@@ -177,10 +191,24 @@ class Gpu:
             As for `result`.
         """
         limit_s = min(self._deadline_s / 2, job.limit_s if job.limit_s is not None else self._deadline_s)
-        return [self._read(job_message(replace(job, entries=(one,), limit_s=limit_s))) for one in job.entries]
+        readings = []
+        for one in job.entries:
+            readings.append(self._read(job_message(replace(job, entries=(one,), limit_s=limit_s))))
+            if readings[-1].outcome is Outcome.OK:
+                self._known_good = job_message(Time((replace(one, limit_us=0.0),)))
+        return readings
+
+    @property
+    def _repeat_limit_s(self) -> float:
+        """Time of one repeat of a verification, in seconds, after which the candidate hangs."""
+        if self._verification_s is None:
+            return self._deadline_s * _REPEAT_SHARE
+        return min(self._deadline_s, max(_MIN_REPEAT_S, _REPEAT_MARGIN * self._verification_s))
 
     def race(self, job: Race, *, expected_s: float = 0.0) -> list[Reading]:
         """Race entries of any problems.
+
+        Where one ends the worker or hangs in its verification before the race, the others are raced without it.
 
         Parameters
         ----------
@@ -194,9 +222,22 @@ class Gpu:
         InputError, ToolchainError
             A problem does not fit in memory beside the others, or a reference cannot be computed.
         """
+        race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * expected_s
         lays_out = any(one.workload is not None for one in job.entries)
-        base_s = _OPEN_DEADLINE_S if lays_out else 2 * self._deadline_s
-        return self._request(job_message(job), base_s + _RACE_MARGIN * expected_s, _readings)
+        checks_s = {f"{CHECK_STAGE}{number}": self._deadline_s for number in range(len(job.entries))}
+        limits_s = {**checks_s, RACE_STAGE: race_s}
+        deadline_s = _OPEN_DEADLINE_S + race_s if lays_out else race_s
+        try:
+            return self._request(job_message(job), deadline_s, _readings, limits_s)
+        except WorkerError as error:
+            number = int(error.stage.removeprefix(CHECK_STAGE)) if error.stage in checks_s else -1
+            others = (*job.entries[:number], *job.entries[number + 1 :])
+            if number < 0 or getattr(error, "killed", False) or not any(one.candidate is not None for one in others):
+                raise
+            outcome = Outcome.TIMED_OUT if isinstance(error, WorkerTimeoutError) else Outcome.CRASHED
+            fault = Reading(outcome, f"{error} in the last race", RACE_STAGE)
+        raced = self.race(replace(job, entries=others), expected_s=expected_s)
+        return [*raced[:number], fault, *raced[number:]]
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes for a candidate, in blocks per SM."""
@@ -224,15 +265,21 @@ class Gpu:
         deadline_s = _GRID_DEADLINE_S + _ENTRY_DEADLINE_S * len(job.entries) if job.grid else self._deadline_s
         for _ in range(_MAX_UNCERTAIN):
             try:
-                found = self._request(job_message(job), deadline_s, _readings)
+                reply = self._request(job_message(job), deadline_s, lambda reply: convert(reply, Readings))
             except WorkerError as error:
                 if not error.stage:  # no entry was begun
                     raise
                 number = int(error.stage.partition(" ")[2] or 0)
                 before = self._part(replace(job, entries=job.entries[:number])) if number else []
                 return [*before, _death(error)] if len(before) == number else before
-            if found:
+            found = reply.readings
+            if not found:
+                continue
+            if reply.is_complete or not job.grid or len(found) == 1:
                 return found
+            # the fastest of those before the one that broke the worker was not verified repeatedly
+            before = self._part(replace(job, entries=job.entries[: len(found) - 1]))
+            return [*before, found[-1]] if len(before) == len(found) - 1 else before
         raise WorkerError("the worker's data were overwritten again and again")
 
     def _read(self, request: Mapping[str, Any]) -> Reading:
@@ -248,9 +295,10 @@ class Gpu:
         """Run one entry; the worker's death is an outcome, unless another process has killed it."""
         try:
             for left in reversed(range(_MAX_KILLED_RUNS)):
+                limits_s = {"verify": self._repeat_limit_s} if request["op"] == "check" else None
                 try:
                     for _ in range(_MAX_UNCERTAIN):
-                        if found := self._request(request, self._deadline_s, _readings):
+                        if found := self._request(request, self._deadline_s, _readings, limits_s):
                             return found[0]
                     # the worker's data were overwritten, by this candidate or an earlier one
                     raise WorkerError("the worker has no result of a candidate that ran alone")
@@ -261,7 +309,13 @@ class Gpu:
         except WorkerError as error:
             return _death(error)
 
-    def _request(self, message: Mapping[str, Any], deadline_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    def _request(
+        self,
+        message: Mapping[str, Any],
+        deadline_s: float,
+        read: Callable[[Mapping[str, Any]], _T],
+        stage_limits_s: Mapping[str, float] | None = None,
+    ) -> _T:
         """Return the worker's parsed reply; a worker that ends with the request is replaced at the next one."""
         self.wait()
         if self._child is None:
@@ -269,7 +323,7 @@ class Gpu:
         child = self._child
         assert child is not None
         try:
-            reply = self._reply(child, message, deadline_s)
+            reply = self._reply(child, message, deadline_s, stage_limits_s)
             last = reply.pop("last", False)
             broken = reply["readings"][-1:] if last and isinstance(reply.get("readings"), list) else []
             if broken and isinstance(broken[0], dict) and broken[0].get("outcome") == Outcome.CRASHED:
@@ -283,10 +337,12 @@ class Gpu:
             self._drop_child()
         return parsed
 
-    def _reply(self, child: Child, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+    def _reply(
+        self, child: Child, message: Mapping[str, Any], deadline_s: float, stage_limits_s: Mapping[str, float] | None
+    ) -> dict[str, Any]:
         """Return the reply to a request: the oldest one that was submitted, or another one while none is sent."""
         if not (self._queue and self._queue[0] is message):
-            return child.request(message, deadline_s)
+            return child.request(message, deadline_s, stage_limits_s)
         self._send_queue(child)
         self._queue.popleft()
         self._sent -= 1
@@ -381,7 +437,9 @@ def parsed_reply(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _
         failed = convert(reply, ErrorReply)
     except DataError as error:
         raise WorkerError(f"the worker's reply is malformed: {error}") from None
-    raise {"input": InputError, "toolchain": ToolchainError}.get(failed.kind, WorkerError)(failed.error)
+    if failed.kind in ("input", "toolchain"):
+        raise {"input": InputError, "toolchain": ToolchainError}[failed.kind](failed.error)
+    raise WorkerError(failed.error, failed.stage)
 
 
 def _readings(reply: Mapping[str, Any]) -> list[Reading]:

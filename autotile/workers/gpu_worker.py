@@ -8,25 +8,13 @@ from typing import Any
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert
 from autotile.core.model import Outcome
-from autotile.cuda.driver import live_device
+from autotile.cuda.driver import live_device, rejected
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
 from autotile.workers.bench import Bench, TaintedError
 from autotile.workers.jobs import JOBS, Candidate, Job, Race, Reading, Workload, read_job
 from autotile.workers.protocol import FinalReply, Stage, serve
 
-# CUresult codes after which the context still works (cuda.h): the launch or load was rejected before it began.
-_REJECTED = {
-    1: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_VALUE: a launch geometry that the device does not support
-    2: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_OUT_OF_MEMORY: local memory for the launch
-    200: Outcome.CRASHED,  # CUDA_ERROR_INVALID_IMAGE
-    209: Outcome.CRASHED,  # CUDA_ERROR_NO_BINARY_FOR_GPU
-    301: Outcome.CRASHED,  # CUDA_ERROR_FILE_NOT_FOUND: the cubin was trimmed from the cache
-    500: Outcome.CRASHED,  # CUDA_ERROR_NOT_FOUND
-    701: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
-    720: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
-    912: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_CLUSTER_SIZE
-}
 _LAUNCH_FAILED = 719
 _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
 """Causes of CUDA_ERROR_LAUNCH_FAILED, which the driver describes as "unspecified launch failure"."""
@@ -41,11 +29,18 @@ class GpuWorker:
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Handle one request."""
         cuda = load_cupy().cuda
+        entered = ""
+
+        def enter(name: str) -> None:
+            nonlocal entered
+            entered = name
+            stage(name)
+
         try:
-            return self._reply(message, stage)
+            return self._reply(message, enter)
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
             outcome, reason = _fault(error)
-            reply = {"error": reason, "kind": "cuda"}
+            reply = {"error": reason, "kind": "cuda", "stage": entered}
             if outcome is None:
                 raise FinalReply({**reply, "last": True}) from None
             return reply
@@ -105,7 +100,8 @@ class GpuWorker:
                 fault = Outcome.RESOURCE_EXCEEDED
                 readings.append(Reading(fault, f"{error} in stage {entered}", entered))
             if fault is None:
-                raise FinalReply({"readings": [one.to_json() for one in readings], "last": True})
+                found = [one.to_json() for one in readings]
+                raise FinalReply({"readings": found, "is_complete": False, "last": True})
         return {"readings": [one.to_json() for one in readings]}
 
     def _race(self, job: Race, stage: Stage) -> Mapping[str, Any]:
@@ -120,8 +116,8 @@ class GpuWorker:
 
 def _fault(error: Any) -> tuple[Outcome | None, str]:
     """Return the outcome of a launch that was merely rejected, None after an error that ends the worker; and why."""
-    code = int(error.status)
-    return _REJECTED.get(code), f"{error} ({_LAUNCH_FAILED_HINT})" if code == _LAUNCH_FAILED else str(error)
+    hint = f" ({_LAUNCH_FAILED_HINT})" if int(error.status) == _LAUNCH_FAILED else ""
+    return rejected(error), f"{error}{hint}"
 
 
 if __name__ == "__main__":

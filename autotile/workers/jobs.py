@@ -152,7 +152,8 @@ class Time:
         In the order in which they are run.
     grid
         Whether this is one of many problems of the same candidates: a code is verified at ragged sizes once, modules
-        stay loaded, each entry limits those behind it, and neither clocks nor output digests are read.
+        stay loaded, each entry limits those behind it, and neither clocks nor output digests are read. In the end the
+        fastest of each kernel is verified repeatedly, as finals do.
     """
 
     entries: tuple[Entry, ...]
@@ -234,6 +235,10 @@ class Reading:
         return asdict(self)
 
 
+SECOND_SEED = 1
+"""Seed of the second set of inputs, with which repeated verification alternates."""
+CHECK_STAGE, RACE_STAGE = "check ", "race"
+"""Stages of a race: the verification of an entry before it, followed by its number, and the race."""
 INPUTS_STAGE = "inputs"
 """Stage of a check in which a second set of inputs is drawn, where no candidate is at fault."""
 LIBRARY_VERSION = "library_version"
@@ -306,10 +311,11 @@ JOBS = tuple(_NAMES.values())
 class Readings(msgspec.Struct):
     """Reply of the GPU worker to a job: readings in the order of its entries.
 
-    They end at the entry that broke the worker, if one did; the worker ends then.
+    They end at the entry that broke the worker, if one did; the worker ends then, and the job is not complete.
     """
 
     readings: list[Reading]
+    is_complete: bool = True
 
 
 class Opened(msgspec.Struct):

@@ -81,6 +81,8 @@ class ErrorReply(msgspec.Struct):
 
     error: Text
     kind: Name = ""
+    stage: Name = ""
+    """Stage in which the candidate failed, if one did."""
 
 
 class DriverOccupancy(msgspec.Struct):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotile.api.progress import plain_line
+from autotile.api.progress import left_text, plain_line
 from autotile.cli.progress import TuneProgress, completion
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
@@ -47,6 +47,7 @@ class TestProgress:
     def test_the_finals_have_a_time_left_too(self):
         assert plain_line(replace(PROGRESS, phase="finals", remaining_s=2.0), RATE).endswith("; about 2.00 s left")
         assert "left" not in plain_line(replace(PROGRESS, remaining_s=None), RATE)
+        assert plain_line(replace(PROGRESS, remaining_s=0.0), RATE).endswith("elapsed")
         assert "; at most 15.0 s left" in plain_line(replace(PROGRESS, may_end_earlier=True), RATE)
 
     def test_without_a_target_the_bar_says_nothing(self):
@@ -75,3 +76,9 @@ class TestProgress:
         assert "28.7 TFLOP/s (42.9 % of fp32 peak)" in drawn
         assert "45 ok, 5 pruned" in drawn
         assert ("trials" in drawn.split("best")[0]) == (phase == "searching")
+
+
+def test_a_time_left_falls_and_is_not_shown_once_it_is_over():
+    finals = replace(PROGRESS, phase="finals", remaining_s=0.4)
+    assert left_text(finals, 0.1) == "about 0.30 s left"
+    assert left_text(finals, 0.4) == left_text(finals, 60.0) == ""

@@ -18,6 +18,19 @@ sys.path.append(str(Path(__file__).parents[1]))  # of a child process
 from gpu_calls import worker
 
 
+def race_us(config: Mapping[str, Any], done: int) -> float:
+    if config["FAULT"] == "hangs_later":
+        time.sleep(600)
+    return 5.0 + done / 1000
+
+
+def check(config: Mapping[str, Any], stage: Stage) -> Reading:
+    if config["FAULT"] == "hangs_later":
+        stage("verify")
+        time.sleep(600)
+    return run(config, None, stage)
+
+
 def run(config: Mapping[str, Any], limit_us: float | None, stage: Stage) -> Reading:
     stage("load")
     stage("verify")
@@ -38,4 +51,4 @@ def run(config: Mapping[str, Any], limit_us: float | None, stage: Stage) -> Read
 
 
 if __name__ == "__main__":
-    serve(worker(run))
+    serve(worker(run, race_us, check=check))

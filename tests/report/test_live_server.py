@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupts import heeded_interrupts
 from report_studies import Session as Sessions
 from report_studies import store_session
 from sqlalchemy import select, update
@@ -370,9 +371,12 @@ class TestServer:
     def test_the_command_until_it_is_interrupted(self, path: Path, session: Session, ending: signal.Signals) -> None:
         command = [sys.executable, "-m", "autotile", "watch", str(path), "--no-open"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+        with (
+            heeded_interrupts(),
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as process,
+        ):
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             place, token = url.removeprefix("http://").rstrip("/").split("/")

@@ -209,3 +209,60 @@ def test_a_problem_is_that_of_the_sizes_of_a_kernel() -> None:
     found = rows.problem_of(kernel.name, named, rows.dtypes[0])
     assert found is not None
     assert set(found.sizes.values()) == {7}
+
+
+GEMM_MMA = "gemm_mma-nvidia-h200-4096x4096x4096-bfloat16"
+BF16X6 = "sgemm_bf16x6_ws-nvidia-h200-4096x4096x4096-float32"
+
+
+@pytest.mark.parametrize(
+    ("recording", "label", "rate"),
+    [
+        (GEMM_MMA, "bf16 tensor cores (datasheet)", 989.4e12),
+        (BF16X6, "bf16 tensor cores over 6 products (datasheet)", 989.4e12 / 6),
+    ],
+)
+def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: str, label: str, rate: float) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40), recording)
+    study = read_one(tmp_path / "a.db")
+    bound = study.bound(study.winner)
+    assert bound is not None
+    assert bound.roof.label == label
+    assert bound.roof.rate == pytest.approx(rate, rel=1e-3)
+    assert 0.3 < bound.share < 1.0
+    memory, *compute = roofline_chart([study]).figure.data[:2]
+    assert "DRAM" in memory.name
+    assert [trace.name.partition(" (")[0] for trace in compute] == [label.partition(" (")[0]]
+    assert max(memory.y) == pytest.approx(rate / 1e12, rel=1e-3)  # the line of the memory ends at the other
+    assert "tensor" in Reader(report_page(report_of(tmp_path / "a.db", study.key.kernel))).text
+
+
+def test_measured_rates_of_tensor_cores_take_the_place_of_the_datasheets(tmp_path: Path) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40), BF16X6)
+    rates = {"dram_read": 4.1e12, "fma_float32": 5.8e13, "tensor_tf32": 4.0e14, "tensor_bfloat16": 7.2e14}
+    measured = DeviceCeilings(
+        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
+        gpu_name="NVIDIA H200",
+        compute_capability="9.0",
+        driver="13.0",
+        measured_at=datetime.now(UTC),
+        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
+    )
+    with Database.open(tmp_path / "a.db") as database:
+        save_ceilings(database, measured)
+    study = read_one(tmp_path / "a.db")
+    bound = study.bound(study.winner)
+    assert bound is not None
+    assert (bound.roof.label, bound.roof.rate) == ("bf16 tensor cores over 6 products", pytest.approx(1.2e14))
+
+
+def test_a_memory_without_a_rate_of_arithmetic_ends_at_the_last_point(tmp_path: Path) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40))
+    study = read_one(tmp_path / "a.db")
+    assert study.device is not None
+    unknown = replace(study, device=replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0))
+    (memory, *_) = roofline_chart([unknown]).figure.data
+    work = study.work_of(study.winner)
+    assert work.flops is not None
+    assert work.bytes is not None
+    assert max(memory.x) == pytest.approx(work.flops / work.bytes)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from autotile.core.device import device_profile
@@ -13,6 +15,8 @@ from autotile.workers.protocol import FinalReply, Stage, serve
 
 WRONG, CRASHES, HANGS, BREAKS = ({"THREADS": t, "WORK": 4} for t in (32, 64, 128, 256))
 """Configurations that are wrong, end the process, never return, and leave a context that cannot be used."""
+RAGGED_WRONG = {"THREADS": 64, "WORK": 1}
+"""Configuration that is right, and fast, at every size but the ragged ones."""
 
 
 def time_us(kernel: int, config: Mapping[str, Any], n: int) -> float:
@@ -31,7 +35,14 @@ def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     readings: list[Any] = []
     for number, (entry, place) in enumerate(zip(message["entries"], message["places"], strict=True)):
         stage(f"load {number}" if len(message["entries"]) > 1 else "load")
-        config, workload = entry["candidate"]["config"], message["workloads"][place]
+        candidate, workload = entry["candidate"], message["workloads"][place]
+        config = candidate["config"]
+        if log := os.environ.get("AUTOTILE_SWEEP_LOG"):
+            with Path(log).open("a") as file:
+                file.write(json.dumps(candidate) + "\n")
+        if os.environ.get("AUTOTILE_RAGGED_WRONG") and config == RAGGED_WRONG:
+            readings.append({"outcome": "wrong_result", "reason": "y[0] is 1, expected 2 at n=1001"})
+            continue
         if faulty and config == CRASHES:
             os._exit(3)
         if faulty and config == HANGS:

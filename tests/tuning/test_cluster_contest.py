@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import sys
@@ -29,7 +30,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, Time, Workload
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time, Workload
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
@@ -154,6 +155,25 @@ class TestGrid:
         assert near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
         gpu.close()
         assert not near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
+
+    def test_cubins_for_ragged_sizes_go_along(
+        self, near: NearCluster, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(tmp_path / "entries.jsonl"))
+        other = tmp_path / "other.cubin"
+        other.write_bytes(b"for 1001 elements")
+        (entry,) = self.job(bench, {"THREADS": 64, "WORK": 1}).entries
+        assert entry.candidate is not None
+        candidate = replace(entry.candidate, others=(SizedCubin({"n": 1001}, str(other), {}),))
+        gpu = FreeGpu(Lane(("GPU-a",), None, near, bench.device), 10.0)
+        (reading,) = gpu.time(Time((replace(entry, candidate=candidate),), grid=True))
+        assert reading.outcome is Outcome.OK
+        (logged,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
+        (sent,) = logged["others"]
+        assert sent["sizes"] == {"n": 1001}
+        assert sent["cubin_path"] != str(other)
+        assert Path(sent["cubin_path"]).read_bytes() == b"for 1001 elements"
+        gpu.close()
 
     def test_a_death_is_blamed_on_its_entry(
         self, near: NearCluster, bench: Any, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,12 @@ class TestFinals:
         many = left_after([float(n) for n in range(40)], trial=self.OK).finals_s
         assert 0.4 < few < many < 3.5
 
+    def test_those_of_a_session_that_only_resumes_have_one_too(self):
+        left = TimeLeft(TuneOptions(), 100)
+        left.remember([self.OK] * 20)
+        assert left.finals_s == left_after([float(n) for n in range(20)], trial=self.OK).finals_s
+        assert left.search_s(20, 1.0) is None  # they say nothing of the pace
+
     def test_they_can_be_left_out(self):
         assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0
 

@@ -16,7 +16,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Outcome
 from autotile.errors import InputError, ToolchainError, WorkerCrashError, WorkerError
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Reading, Workload
+from autotile.workers.jobs import Candidate, Entry, Race, Reading, Workload
 
 DEADLINE_S = 0.5
 pytestmark = pytest.mark.usefixtures("clean")
@@ -29,9 +29,9 @@ def start(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", 0.3)
     opened = []
 
-    def start(*openings: str) -> Gpu:
+    def start(*openings: str, deadline_s: float = DEADLINE_S) -> Gpu:
         workload = Workload("", " ".join(openings), {}, "float32", "cold", str(tmp_path), 0, 0.1)
-        opened.append(Gpu(workload, DEADLINE_S, "bad_worker"))
+        opened.append(Gpu(workload, deadline_s, "bad_worker"))
         return opened[-1]
 
     yield start
@@ -175,6 +175,66 @@ def test_a_worker_that_cannot_open_is_told_at_once(
 def test_a_problem_that_cannot_be_set_up_is_reported(start: Callable[..., Gpu]) -> None:
     with pytest.raises(InputError, match="too large"):
         start("setup_error").wait()
+
+
+class TestHangsInFinals:
+    """A candidate that hangs after it was measured costs a fraction of its deadline."""
+
+    @pytest.fixture
+    def gpu(self, start: Callable[..., Gpu], monkeypatch: pytest.MonkeyPatch) -> Gpu:
+        monkeypatch.setattr("autotile.workers.gpu._MIN_REPEAT_S", 0.6)
+        monkeypatch.setattr("autotile.workers.gpu._RACE_START_S", 0.3)
+        return start(deadline_s=60.0)
+
+    def test_each_repeat_has_a_limit_by_the_verifications_before(self, gpu: Gpu) -> None:
+        assert run(gpu, "verified").outcome is Outcome.OK
+        hung = verify(gpu, Candidate({"DO": "sleep"}, "a.cubin"), 75)
+        assert hung.outcome is Outcome.TIMED_OUT
+        assert hung.reason == "no answer within 0.6 s while in stage verify"
+        assert verify(gpu, Candidate({"DO": "slow_repeats"}, "a.cubin"), 75).outcome is Outcome.OK
+
+    def test_where_none_is_known_it_has_a_third_of_the_deadline(self, start: Callable[..., Gpu]) -> None:
+        hung = verify(start(deadline_s=1.5), Candidate({"DO": "sleep"}, "a.cubin"), 75)
+        assert hung.reason == "no answer within 0.5 s while in stage verify"
+
+    def test_a_race_ends_soon(self, gpu: Gpu) -> None:
+        with pytest.raises(WorkerError, match=r"no answer within 0\.6 s"):
+            gpu.race(Race((Entry(Candidate({"DO": "sleep"}, "a.cubin")),), 9, 0), expected_s=0.1)
+
+    def test_what_passed_here_shows_that_the_device_works(self, gpu: Gpu) -> None:
+        assert verify(gpu, Candidate({"DO": "ok"}, "a.cubin"), 75).outcome is Outcome.OK
+        for _ in range(6):
+            assert verify(gpu, Candidate({"DO": "exit"}, "a.cubin"), 75).outcome is Outcome.CRASHED
+        assert verify(gpu, Candidate({"DO": "ok"}, "a.cubin"), 75).outcome is Outcome.OK
+
+
+class TestChecksBeforeARace:
+    """One participant that ends the worker, or hangs, costs the others nothing."""
+
+    def race(self, gpu: Gpu, *deeds: str) -> list[Reading]:
+        entries = [Entry(Candidate({"DO": deed}, "a.cubin"), workload=gpu._workload) for deed in deeds]
+        return gpu.race(Race(tuple(entries), 2, 0, checks=4))
+
+    @pytest.mark.parametrize(
+        ("deed", "outcome", "words"),
+        [
+            ("be_late", Outcome.TIMED_OUT, "no answer within 0.5 s"),
+            ("exit", Outcome.CRASHED, "exit code 3"),
+        ],
+    )
+    def test_it_is_blamed(self, start: Callable[..., Gpu], deed: str, outcome: Outcome, words: str) -> None:
+        first, faulty, last = self.race(start(), "well", deed, "well")
+        assert (first.rounds_us, first.outcome, last.rounds_us) == ((1, 2), Outcome.OK, (1, 2))
+        assert (faulty.rounds_us, faulty.outcome) == ((), outcome)
+        assert words in faulty.reason
+
+    def test_a_cuda_error_is_blamed_on_the_first(self, start: Callable[..., Gpu]) -> None:
+        faulty, other = self.race(start(), "cuda_error", "well")
+        assert (faulty.outcome, other.outcome) == (Outcome.CRASHED, Outcome.OK)
+
+    def test_where_all_are_at_fault_it_cannot_be_held(self, start: Callable[..., Gpu]) -> None:
+        with pytest.raises(WorkerError):
+            self.race(start(), "exit", "exit")
 
 
 def test_verifying_again_is_judged_alike(start: Callable[..., Gpu]) -> None:

@@ -17,7 +17,7 @@ from autotile.errors import WorkerError
 from autotile.kernel.library import Kernel
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Workload
+from autotile.workers.jobs import Candidate, Entry, Race, Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -120,8 +120,16 @@ def test_a_race_does_not_reward_skipped_work(gpu: Gpu, candidate: Make) -> None:
     assert min(idle.rounds_us) > 10 * max(healthy.rounds_us)
 
 
+def test_a_race_compares_times_by_their_weights(gpu: Gpu, candidate: Make) -> None:
+    """After the first rounds those leave that are clearly slower, by their weighted times."""
+    plain = race(gpu, [candidate(), candidate("skips_work")], 30, 0)
+    assert [len(row.rounds_us) for row in plain] == [30, 15]
+    weighted = gpu.race(Race((Entry(candidate(), weight=1e5), Entry(candidate("skips_work"))), 30, 0))
+    assert [len(row.rounds_us) for row in weighted] == [15, 30]
+
+
 def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> None:
-    with pytest.raises(WorkerError, match="no answer within 16 s"):
+    with pytest.raises(WorkerError, match="no answer within 10 s"):
         race(gpu, [candidate(), candidate("hangs_later")], 9, 0)
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
 
