@@ -18,6 +18,7 @@ from autotile.api.listings import (
     TunedFamily,
 )
 from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_served_device
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import Displayed, source_text, time_text
@@ -122,6 +123,7 @@ class BestResult(Displayed):
         return [("reason", self.explanation)]
 
 
+@checked
 def best(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -178,6 +180,7 @@ def best(
     return _best_result(find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library))
 
 
+@checked
 def list(kernel: KernelName | None = None, *, database: str | Path | None = None) -> StudyList:
     """Return the studies of a kernel, or of all kernels, each with its best configuration.
 
@@ -200,6 +203,7 @@ def list(kernel: KernelName | None = None, *, database: str | Path | None = None
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
 
 
+@checked
 def families(kernel: KernelName | None = None, *, database: str | Path | None = None) -> FamilyList:
     """Return the tuned families of a kernel, or of all kernels, each with its rule.
 
@@ -223,6 +227,7 @@ def families(kernel: KernelName | None = None, *, database: str | Path | None = 
         return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
 
 
+@checked
 def recordings(kernel: KernelName | None = None) -> RecordingList:
     """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path.
 
@@ -243,6 +248,7 @@ def recordings(kernel: KernelName | None = None) -> RecordingList:
     return RecordingList(tuple(one for one in found if one.header is not None and one.header.key.kernel == name))
 
 
+@checked
 def trials(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -298,6 +304,7 @@ def trials(
     return TrialList(tuple(sorted(found, key=_by_time)[:limit]))
 
 
+@checked
 def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:
     """Return the problems that programs were served by a fallback, the costliest first.
 

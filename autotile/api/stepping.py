@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from autotile.api.targets import complete_config, merge_sizes, open_problem
 from autotile.api.tuning import checked_options, session_options
+from autotile.core.argument_types import check_value, checked, checked_except
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, Trial, Value, config_key
 from autotile.core.text import Displayed, device_text, plural, time_text
@@ -95,6 +96,7 @@ class TuningSession(Displayed):
         """Result of the session; None before it is finished."""
         return self._result
 
+    @checked
     def ask(self, n: int = 1) -> list[Config]:
         """Return configurations that autotile proposes, the default first; fewer than ``n`` if no others are left.
 
@@ -111,6 +113,7 @@ class TuningSession(Displayed):
             raise InputError(f"n is {n}, expected at most {MAX_ASKED}")
         return self._session.ask(n)
 
+    @checked
     def evaluate(self, configs: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Trial]:
         """Compile, verify, measure and store configurations; return a trial for each, in their order.
 
@@ -133,10 +136,13 @@ class TuningSession(Displayed):
         """
         self._check_open()
         given = [configs] if isinstance(configs, Mapping) else list(configs)
+        for config in given:
+            check_value("a configuration", config, Mapping[str, Any])
         completed = [complete_config(self._spec, config) for config in given]
         found = {config_key(trial.config): trial for trial in self._session.evaluate(completed)}
         return [found[config_key(config)] for config in completed]
 
+    @checked_except("time_us")
     def tell(self, config: Mapping[str, Any], time_us: float | None) -> None:
         """Tell the sampler of `ask` a time that was measured elsewhere.
 
@@ -203,6 +209,7 @@ class TuningSession(Displayed):
         return f"{self._problem} on {device_text(self.device)}: {'open' if self._is_open else 'closed'}, {tried}"
 
 
+@checked
 def session(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,

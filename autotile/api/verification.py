@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotile.api.targets import check_device_index, merge_sizes, resolve_gpu
+from autotile.core.argument_types import checked
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text
 from autotile.core.statistics import Interval
 from autotile.core.text import Displayed, plural, source_text, time_text
@@ -112,6 +113,7 @@ class VerifyResult(Displayed):
         return ("problem", "verdict", "time", "configuration", "reason"), rows
 
 
+@checked
 def verify(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
