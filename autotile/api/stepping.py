@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from msgspec import Meta
 
 from autotile.api.targets import complete_config, merge_sizes, open_problem
 from autotile.api.tuning import checked_options, session_options
-from autotile.core.argument_types import check_value, checked, checked_except
+from autotile.core.argument_types import check_value, checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, Trial, Value, config_key
 from autotile.core.text import Displayed, device_text, plural, time_text
@@ -26,6 +28,8 @@ from autotile.tuning.stepped_session import SteppedSession
 
 MAX_ASKED = 1000
 """Maximum number of configurations of one call."""
+_Time = Annotated[float, Meta(ge=1e-6, le=1e15, description="a positive number of microseconds")]
+"""Bounds as of stored times."""
 
 
 class TuningSession(Displayed):
@@ -142,8 +146,8 @@ class TuningSession(Displayed):
         found = {config_key(trial.config): trial for trial in self._session.evaluate(completed)}
         return [found[config_key(config)] for config in completed]
 
-    @checked_except("time_us")
-    def tell(self, config: Mapping[str, Any], time_us: float | None) -> None:
+    @checked
+    def tell(self, config: Mapping[str, Any], time_us: _Time | None) -> None:
         """Tell the sampler of `ask` a time that was measured elsewhere.
 
         It steers the proposals only: it is neither stored nor served. What `evaluate` measures is known already.
@@ -161,9 +165,7 @@ class TuningSession(Displayed):
             The configuration is not valid, the time is not a positive number, or the session is closed.
         """
         self._check_open()
-        if time_us is not None and not (isinstance(time_us, int | float) and 0 < time_us < float("inf")):
-            raise InputError(f"the time is {time_us!r}, expected a positive number of microseconds, or None")
-        self._session.tell(complete_config(self._spec, config), time_us)
+        self._session.tell(complete_config(self._spec, config), None if time_us is None else float(time_us))
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the winner, and close the session.

@@ -136,7 +136,7 @@ def test_figures_of_a_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "said"),
+    "damage",
     [
         ("family", '{"M": "2..1"}', "family"),
         ("family", '{"M": "1..x"}', "family"),
@@ -154,15 +154,16 @@ def test_figures_of_a_rule() -> None:
 )
 @pytest.mark.parametrize("has_rule", [False, True])
 def test_a_check_of_the_database_finds_a_damaged_family(
-    database: Database, family_key: TuningKey, tmp_path: Path, column: str, value: str, said: str, has_rule: bool
+    database: Database, family_key: TuningKey, tmp_path: Path, damage: tuple[str, str, str], has_rule: bool
 ) -> None:
+    column, value, said = damage
     FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}))
     if has_rule:
         FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
     path = str(tmp_path / "tuning.db")
     assert _bad_rows(path) == ()
     with sqlite3.connect(path) as connection:
-        connection.execute(f"UPDATE families SET {column} = ?", (value,))  # noqa: S608
+        connection.execute(f"UPDATE families SET {column} = ?", (value,))
     (row,) = _bad_rows(path)
     assert row.table == "families"
     assert row.field.startswith(said if has_rule or column != "rule" else "learned_at")  # a rule has its date
