@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from autotile.core.argument_types import checked
 from autotile.core.text import Displayed, bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.cubin_cache import CubinCache
@@ -108,6 +109,7 @@ class HealthReport(Displayed):
         return ("status", "looked at", "found"), [(check.status, check.name, check.text) for check in self.checks]
 
 
+@checked
 def doctor(database: str | Path | None = None) -> HealthReport:
     """Check the driver, the GPUs, the compiler, the caches, the database, the kernels and the recordings.
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 
 from autotile import __version__
 from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
+from autotile.core.argument_types import checked, checked_except
 from autotile.core.model import Problem, config_key
 from autotile.core.text import Displayed, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
@@ -29,7 +30,7 @@ from autotile.exchange.kernel_tuner import (
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipment import Selection, Shipment, pack_shipment, prepare_shipments, write_shipped_header
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, held_kernel
-from autotile.settings import read_settings
+from autotile.settings import read_settings, user_path
 
 TrialFormat = Literal["t4", "kernel-tuner", "optuna", "recording"]
 ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording", "c-header"]
@@ -202,6 +203,7 @@ def export(
 ) -> ExportedHeader: ...
 
 
+@checked
 def export(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -265,6 +267,7 @@ def export(
     return Transfer("exported", found.path, format, problem, gpu, configurations, {"study": found.study.study_id})
 
 
+@checked
 def import_(
     file: str | Path,
     sizes: Mapping[str, int] | None = None,
@@ -303,7 +306,8 @@ def import_(
     """
     if format not in get_args(ImportFormat):
         raise InputError(f"there is no format {format!r}; expected {', '.join(get_args(ImportFormat))}")
-    cache = read_cache(Path(file))
+    path = user_path(file, "a cache file")
+    cache = read_cache(path)
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object]
     if output is not None:
@@ -313,9 +317,10 @@ def import_(
         with Database.open(database if database is not None else read_settings().database) as opened:
             details = {"study": import_into_database(opened, cache, key), "database": opened.location}
             details |= {"note": "; ".join(opened.notices)} if opened.notices else {}
-    return Transfer("imported", Path(file), format, key.problem, key.gpu_name, len(cache.trials), details)
+    return Transfer("imported", path, format, key.problem, key.gpu_name, len(cache.trials), details)
 
 
+@checked_except("kernels")
 def bundle(
     kernels: str | Path | KernelHolder | Sequence[KernelSelection],
     *,
@@ -356,7 +361,7 @@ def bundle(
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
     file = output_file(output)
-    entries = [kernels] if isinstance(kernels, str | Path | KernelHolder) else kernels
+    entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
     shipments = _prepare([_selection(entry) for entry in entries], architectures, dtype, database)
     images: dict[str, bytes] = {}
     packed = [pack_shipment(shipment, images) for shipment in shipments]

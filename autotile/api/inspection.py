@@ -25,6 +25,7 @@ from autotile.api.targets import (
     sizes_notice,
     split_assignments,
 )
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy, Problem, Value
 from autotile.core.text import (
@@ -168,6 +169,7 @@ class OccupancyResult(Displayed):
         return LIMIT_HEADINGS, limit_rows(self.device, self.block, self.occupancy)
 
 
+@checked
 def space(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -238,6 +240,7 @@ def open_space(
     return OpenedSpace(loaded, problem, target.device, found, notices)
 
 
+@checked
 def explain(
     kernel: KernelName,
     assignments: Mapping[str, Value] | None = None,
@@ -303,6 +306,7 @@ def explain_kernel(
     return explain_config(loaded, config, problem, target.device, notices)
 
 
+@checked
 def occupancy(
     threads: int, registers: int = 0, smem_bytes: int = 0, *, device: int | str | None = None
 ) -> OccupancyResult:

@@ -11,6 +11,7 @@ from typing import Any
 from autotile.api.keywords import read_keywords
 from autotile.api.targets import complete_config, open_problem, sizes_notice
 from autotile.api.tuning import checked_options
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial, config_text
 from autotile.core.statistics import Interval
@@ -19,7 +20,7 @@ from autotile.database.database import database_location
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, make_kernel
 from autotile.serving.dispatcher import find_best_result
-from autotile.settings import read_settings
+from autotile.settings import absolute_path, read_settings, user_path
 from autotile.tuning.candidate_check import CandidateVerdict, judge
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import trial_entry
@@ -110,6 +111,7 @@ class CandidateCheck(Displayed):
 _WORDS = {"faster": "faster than", "equal": "as fast as", "slower": "slower than"}
 
 
+@checked
 def check(
     candidate: str | os.PathLike[str],
     like: KernelName,
@@ -188,7 +190,7 @@ def check(
 
 
 def _rewritten(kernel: Kernel, source: str | os.PathLike[str]) -> Kernel:
-    path = Path(source).expanduser().absolute()
+    path = absolute_path(user_path(source, "a rewritten source"), "a rewritten source")
     if not path.is_file():
         raise InputError(f"there is no file {str(source)!r}; give the path of the rewritten CUDA C++ source")
     return make_kernel(kernel.spec, path)

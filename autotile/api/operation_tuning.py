@@ -23,7 +23,7 @@ from autotile.kernel.operation import Operation
 from autotile.serving.candidates import model_of
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
-from autotile.settings import expand_path, read_settings
+from autotile.settings import read_settings, user_path
 from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_result import OperationFamilyResult, OperationResult, SweepStep
@@ -154,7 +154,7 @@ def export_models(
     if not models:
         name = operation.name
         raise InputError(f"the database holds no model of {name}; run `autotile tune {name} --family ...` on a GPU")
-    path = expand_path(folder, "the models")
+    path = user_path(folder, "the models")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -15,6 +15,7 @@ from autotile.api.keywords import read_keywords, session_options
 from autotile.api.operation_tuning import tune_loaded_operation
 from autotile.api.targets import models_of
 from autotile.api.tuning import tune_problem
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.core.text import (
     NOTHING,
@@ -33,7 +34,7 @@ from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_ca
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import resolve_problem
-from autotile.settings import expand_path, read_settings
+from autotile.settings import read_settings, user_path
 from autotile.tuning.missed_problems import missed_problems
 from autotile.tuning.operation_result import OperationResult, OperationStep
 from autotile.tuning.options import TuneOptions
@@ -214,6 +215,7 @@ class PlanStep:
 PlanObserver = Callable[[PlanStep], None]
 
 
+@checked
 def tune_plan(
     plan: TuningPlan | str | Path,
     options: TuneOptions | None = None,
@@ -242,7 +244,7 @@ def tune_plan(
         The plan cannot be read, names a GPU that is not there, or the database cannot be written.
     """
     _, options = read_keywords(None, None, named, options)
-    read = plan if isinstance(plan, TuningPlan) else read_plan(Path(plan))
+    read = plan if isinstance(plan, TuningPlan) else read_plan(user_path(plan, "a plan"))
     with open_lane(options, is_of_one_model=False) as opened:
         lane = opened if opened.devices else Lane((options.device_index,))
         return _PlanRun(read, options, observe, lane).run()
@@ -428,6 +430,7 @@ def _live_device(gpu: GpuName) -> DeviceProperties | None:
     return live_device(gpu) if isinstance(gpu, int) else None
 
 
+@checked
 def plan(
     kernel: KernelName | None = None,
     *,
@@ -501,7 +504,7 @@ def plan_of_calls(folders: Iterable[str | Path]) -> TuningPlan:
     """
     found: list[PlannedProblem] = []
     for given in folders:
-        folder = expand_path(given, "a captured call")
+        folder = user_path(given, "a captured call")
         inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
         for path in inner or [call_folder(folder)]:
             call = read_captured_call(path)
@@ -520,7 +523,7 @@ def write_plan(plan: TuningPlan, output: str | Path) -> Path:
     InputError
         The file cannot be written.
     """
-    path = expand_path(output, "a plan")
+    path = user_path(output, "a plan")
     try:
         path.write_text(plan_text(plan.problems, [f"{plan.name}: {plural(len(plan.problems), 'problem')}"]))
     except OSError as error:

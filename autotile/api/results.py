@@ -18,6 +18,7 @@ from autotile.api.listings import (
     TunedFamily,
 )
 from autotile.api.targets import merge_sizes, named_operation, resolve_served_device, sizes_notice
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import Displayed, source_text, time_text
@@ -126,6 +127,7 @@ class BestResult(Displayed):
         return [("reason", self.explanation)]
 
 
+@checked
 def best(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -185,6 +187,7 @@ def best(
     return replace(_best_result(found), notices=tuple(filter(None, [sizes_notice(described, asked.sizes, given)])))
 
 
+@checked
 def list(kernel: KernelName | None = None, *, database: str | Path | None = None) -> StudyList:
     """Return the studies of a kernel, or of all kernels, each with its best configuration.
 
@@ -207,6 +210,7 @@ def list(kernel: KernelName | None = None, *, database: str | Path | None = None
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
 
 
+@checked
 def families(kernel: KernelName | None = None, *, database: str | Path | None = None) -> FamilyList:
     """Return the tuned families of a kernel, or of all kernels, each with its rule.
 
@@ -230,6 +234,7 @@ def families(kernel: KernelName | None = None, *, database: str | Path | None = 
         return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
 
 
+@checked
 def recordings(kernel: KernelName | None = None) -> RecordingList:
     """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path.
 
@@ -250,6 +255,7 @@ def recordings(kernel: KernelName | None = None) -> RecordingList:
     return RecordingList(tuple(one for one in found if one.header is not None and one.header.key.kernel == name))
 
 
+@checked
 def trials(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -308,6 +314,7 @@ def trials(
     return TrialList(tuple(sorted(found, key=_by_time)[:limit]), study)
 
 
+@checked
 def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:
     """Return the problems that programs were served by a fallback, the costliest first.
 

@@ -20,7 +20,7 @@ from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
@@ -278,7 +278,7 @@ def output_file(output: str | Path) -> Path:
     InputError
         The path is empty, or that of a folder, or in the home folder of a user who does not exist.
     """
-    path = expand_path(output, "an output file")
+    path = user_path(output, "an output file")
     if not path.name or path.is_dir():
         raise InputError(f"cannot write {str(path)!r}: it names a folder, expected a file")
     return path

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.argument_types import checked_except
 from autotile.core.documents import toml_text
 from autotile.core.model import Config
 from autotile.core.text import Displayed
@@ -28,7 +29,7 @@ from autotile.kernel.python_document import PythonDocument, build_document, func
 from autotile.kernel.sources import check_source
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 if TYPE_CHECKING:
     from autotile.api.explanation import Explanation
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from autotile.tuning.result import TuneResult
 
 
+@checked_except(
+    *("source", "entry", "parameters", "arguments", "launch", "reference_on", "sizes", "rules", "heuristics"),
+    *("default", "flags", "ragged", "defines", "sections", "tolerance"),
+)
 def kernel(
     source: str | os.PathLike[str],
     entry: str | None = None,
@@ -321,7 +326,7 @@ class TunableKernel(Displayed):
         InputError
             A rule or the reference is a function, which no file can hold, a file exists, or a file cannot be written.
         """
-        target = expand_path(str(path), "a search-space file")
+        target = user_path(str(path), "a search-space file")
         if target.suffix != ".toml":
             raise InputError(f"{str(path)!r} is not the path of a search-space file; let it end in .toml")
         if functions := [*self._described.rules, *self._described.heuristics]:

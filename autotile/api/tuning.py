@@ -12,6 +12,7 @@ from autotile.api.keywords import read_keywords
 from autotile.api.operation_tuning import check_gpu, served_so_far, tune_operation, tune_operation_family
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
 from autotile.api.targets import check_device_index, complete_config, named_operation, open_problem, sizes_notice
+from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
 from autotile.core.model import Problem
 from autotile.core.objectives import TIME, split_objectives
@@ -22,7 +23,7 @@ from autotile.families.family import Family, extent_text, family_of, parse_famil
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import forget_served
-from autotile.settings import expand_path, read_settings
+from autotile.settings import read_settings, user_path
 from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
 from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
@@ -37,6 +38,7 @@ FamilySize = int | str | Sequence[int] | range
 """Sizes of a family: a number, several numbers, a range, or text such as ``"1..8192"``."""
 
 
+@checked
 def tune(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -115,6 +117,7 @@ def tune(
     return replace(result, notices=(assumed, *result.notices)) if assumed else result
 
 
+@checked
 def tune_family(
     kernel: KernelName,
     sizes: Mapping[str, FamilySize] | None = None,
@@ -215,6 +218,7 @@ class TunedMisses(Displayed):
         return ("problem", "result"), [*tuned, *((str(problem), str(error)) for problem, error in self.failed)]
 
 
+@checked
 def tune_misses(
     kernel: KernelName | None = None,
     /,
@@ -255,6 +259,7 @@ def tune_misses(
     return TunedMisses(results, failed)
 
 
+@checked
 def record(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -297,7 +302,7 @@ def record(
     """
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
     loaded, problem = open_problem(kernel, given, dtype)
-    path = Path(output) if output is not None else None
+    path = user_path(output, "a recording") if output is not None else None
     with session_observer(observe or progress, loaded.spec, problem) as observer:
         return record_problem(loaded, problem, chosen, sample=sample, output=path, observe=observer)
 
@@ -428,7 +433,7 @@ def record_problem(
 ) -> Recorded:
     """Record a problem of a kernel that is already loaded; errors as for `record`."""
     check_device_index(options.device_index)
-    output = expand_path(output, "a recording") if output is not None else None
+    output = user_path(output, "a recording") if output is not None else None
     return recorder.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
 
 

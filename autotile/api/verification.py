@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from autotile.api.keywords import read_keywords
 from autotile.api.targets import check_device_index, resolve_gpu, sizes_notice
+from autotile.core.argument_types import checked
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text
 from autotile.core.statistics import Interval
 from autotile.core.text import NOTHING, Displayed, plural, source_text, time_text
@@ -113,6 +114,7 @@ class VerifyResult(Displayed):
         return ("problem", "verdict", "time", "configuration", "reason"), rows
 
 
+@checked
 def verify(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,

@@ -192,11 +192,11 @@ def _from_call(
 ) -> tuple[str, list[str], str, TuneOptions]:
     """Return the kernel, the sizes, the dtype and the options for a captured call."""
     from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
-    from autotile.settings import absolute_path
+    from autotile.settings import absolute_path, user_path
 
     if words or dtype is not None:
         raise InputError("--captured takes the sizes and the dtype from the call; leave them out")
-    path = call_folder(absolute_path(folder, "a captured call"))
+    path = call_folder(absolute_path(user_path(folder, "a captured call"), "a captured call"))
     call = read_captured_call(path)
     named = kernel or kernel_of_call(call)
     sizes = [f"{name}={size}" for name, size in call.sizes.items()]

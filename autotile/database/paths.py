@@ -144,6 +144,17 @@ def atomic_write(path: Path, *, follow_link: bool = True) -> Iterator[BinaryIO]:
     """
     if not follow_link and path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; remove it", str(path))
+    try:
+        with _replacing(path) as stream:
+            yield stream
+    except OSError as error:
+        if error.filename is None:  # of a read or a write, which know only the descriptor
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        raise
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
             yield stream

@@ -8,8 +8,9 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
@@ -119,7 +120,10 @@ class KernelHolder(Protocol):
         """The kernel."""
 
 
-KernelName: TypeAlias = "str | os.PathLike[str] | KernelHolder | Kernel"
+KernelName: TypeAlias = Annotated[
+    str | os.PathLike[str] | KernelHolder | Kernel,
+    Meta(description="the name of a kernel, the path of its search-space file, or a kernel from autotile.kernel"),
+]
 """A kernel: its name, the path of its search-space file, or an object that holds it."""
 
 

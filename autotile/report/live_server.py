@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
 from autotile.database.database import database_location
 from autotile.errors import InputError, ToolchainError
@@ -282,6 +283,7 @@ def _listen(port: int) -> socket.socket:
         ) from None
 
 
+@checked
 def watch(*databases: str | Path, kernels: Iterable[str | Path] = (), port: int = 0, open_browser: bool = True) -> None:
     """Serve a page that follows running sessions, until Ctrl-C; its address is printed.
 

@@ -54,7 +54,7 @@ from autotile.report.report_data import (
 )
 from autotile.report.session_charts import best_so_far_chart, drift_chart
 from autotile.report.theme import Chart, measured_text, with_units
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 if TYPE_CHECKING:
     from autotile.report.study_data import StudyData
@@ -112,7 +112,7 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
     ToolchainError
         Plotly is not installed.
     """
-    path = expand_path(output, "a report")
+    path = user_path(output, "a report")
     path = path / "report.html" if path.is_dir() else path
     database, kernel, sizes, dtype, gpu_name = content
     if "***" in database:  # the password of a server

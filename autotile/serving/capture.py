@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
 from autotile.errors import InputError
 from autotile.kernel.inputs import DOCUMENT, document_of
@@ -140,6 +141,7 @@ def configured_folder() -> CaptureFolder | None:
     return _folders.setdefault(key, CaptureFolder(*key))
 
 
+@checked
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
 ) -> CapturedKernel:

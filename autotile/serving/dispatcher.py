@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
 from autotile.cuda.driver import device_count, live_device
@@ -199,6 +200,8 @@ class Dispatcher:
         if served is not None:
             return served
         check_numerics(numerics)
+        check_value("library", library, bool)
+        check_value("race", race, bool)
         location = self.location(database)
         of_operation = isinstance(name, str) and self._is_operation(name)
         kernel = self.find_best_kernel(

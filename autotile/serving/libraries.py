@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Problem
@@ -49,6 +50,7 @@ _added: dict[str, dict[str, Library]] = {}
 """Libraries that the program has added, by operation and name."""
 
 
+@checked
 def add_library(operation: str, name: str, callable: Callable[..., object], *, version: str = "") -> None:
     """Add a library that computes an operation, to be compared with its kernels and called where it is faster.
 

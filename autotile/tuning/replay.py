@@ -20,6 +20,7 @@ from autotile.database.keys import space_hash
 from autotile.errors import InputError, RecordingError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
 from autotile.kernel.library import Kernel
+from autotile.settings import user_path
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Finished
 from autotile.tuning.gpu_comparison import GpuUse, scaled
@@ -215,7 +216,7 @@ def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folde
 def _select_recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
     """Read the requested recording, or the newest one of the problem."""
     if options.replay not in (None, "auto"):
-        return read_recording(Path(str(options.replay)), kernel=problem.kernel)
+        return read_recording(user_path(str(options.replay), "a recording"), kernel=problem.kernel)
     found = find_recording(folders, problem.kernel, problem.sizes, problem.dtype)
     if found is not None:
         return read_recording(found.path)

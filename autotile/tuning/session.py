@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from autotile.core.forks import fork_guard
@@ -14,7 +13,7 @@ from autotile.errors import ConfigError, InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
-from autotile.settings import Settings
+from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
@@ -86,7 +85,7 @@ def open_session(
     """Open a session of a class: its device, its space and its database. Parameters and errors are those of `tune`."""
     check_sampler(options.sampler, options.objectives)
     check_until(options)
-    if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
+    if options.trace is not None and not user_path(options.trace, "a timeline").absolute().parent.is_dir():
         raise InputError(f"{options.trace}: the folder of the timeline does not exist; make it, or name another")
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)

@@ -117,3 +117,35 @@ def test_a_name_stays_in_its_cpp_string(tmp_path: Path, name: str) -> None:
     program = tmp_path / "one"
     subprocess.run(["g++", "-o", program, source], check=True)
     assert subprocess.run([program], capture_output=True, check=True).stdout == name.encode(errors="surrogatepass")
+
+
+@pytest.mark.parametrize(
+    "path", ["/dev/null", "/proc/self/mem", "/proc/self/status", "x" * 3000, "loop", "loop/x", "a\0b"]
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bundle", "matmul_tiled", "--arch", "sm_90", "-o"),
+        ("list", "--csv"),
+        ("tune", "matmul_tiled", "--captured"),
+        ("tune", "--plan"),
+        ("tune", "matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay"),
+        ("check", "matmul_tiled", "--like"),
+        ("report", "matmul_tiled", "-o"),
+        ("report",),
+        ("import", "--format", "kernel-tuner"),
+        ("new", "k", "--in"),
+        ("plan", "--captured"),
+        ("plan", "-o"),
+        ("space",),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_an_error_with_words(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    answer = run(*words, path)
+    assert answer.code in (0, 1, 2), answer.err
+    assert "Traceback" not in answer.err
+    assert "please report" not in answer.err

@@ -277,3 +277,42 @@ def test_no_kernel_of_autotile_lacks_a_macro() -> None:
     for name in kernel_names():
         kernel = load_kernel(name)
         assert not kernel.template_names & {*kernel.spec.default, *kernel.spec.flags, "DTYPE"}, name
+
+
+def small_job(**changes: object) -> CompileJob:
+    source = 'extern "C" __global__ void k(float* x) { x[0] = 1; }'
+    return replace(CompileJob(source, "a" * 64, "/tmp/k.cu", "k", "sm_90", ()), **changes)  # type: ignore[arg-type]
+
+
+class TestStatuses:
+    """What NVRTC returns besides success, and besides errors of the source; the statuses are its own."""
+
+    def test_a_status_that_is_not_expected_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvrtc = load_nvrtc()
+        real = nvrtc.nvrtcGetLoweredName
+        monkeypatch.setattr(nvrtc, "nvrtcGetLoweredName", lambda program, _: real(program, b"another"))
+        with pytest.raises(ToolchainError, match=r"^NVRTC [0-9.]+ failed with NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID$"):
+            compile_cubin(small_job())
+
+    def test_a_program_that_cannot_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvrtc = load_nvrtc()
+        real = nvrtc.nvrtcGetCUBINSize
+        monkeypatch.setattr(nvrtc, "nvrtcGetCUBINSize", lambda _: real(0))
+        with pytest.raises(ToolchainError, match=r"failed with NVRTC_ERROR_INVALID_PROGRAM$"):
+            compile_cubin(small_job())
+
+    def test_a_failure_without_a_log_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvrtc = load_nvrtc()
+
+        def without_log(program: object, *_: object) -> tuple[object]:
+            real(program, 0, [])
+            return (nvrtc.nvrtcResult.NVRTC_ERROR_OUT_OF_MEMORY,)
+
+        real = nvrtc.nvrtcCompileProgram
+        monkeypatch.setattr(nvrtc, "nvrtcCompileProgram", without_log)
+        with pytest.raises(CompileError, match="NVRTC returned NVRTC_ERROR_OUT_OF_MEMORY"):
+            compile_cubin(small_job())
+
+    def test_an_option_that_is_refused_is_no_fault_of_the_source(self) -> None:
+        with pytest.raises(ToolchainError, match=r"refuses an option for sm_90: .*--no-such"):
+            compile_cubin(small_job(options=("--no-such",)))

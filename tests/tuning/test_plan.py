@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import autotile
 from autotile.api.plans import PlanStep, plan_of_misses, tune_plan, write_plan
 from autotile.core.model import Problem
 from autotile.database.database import Database
@@ -103,6 +105,61 @@ class TestFile:
         assert sorted(sizes_of(write_plan(plan, tmp_path / "misses.toml"))) == [512, 700]
         with pytest.raises(InputError, match="no missed problem"):
             plan_of_misses("sgemm", TuneOptions())
+
+
+def captured(folder: Path, kernel: str, source: str = "", dtype: str = "float32", **sizes: int) -> Path:
+    """Write the document of a captured call; return its folder."""
+    folder.mkdir(parents=True)
+    call = {"kernel": kernel, "source": source, "sizes": sizes, "dtype": dtype, "scalars": {}, "arrays": {}}
+    (folder / "call.json").write_text(json.dumps(call))
+    return folder
+
+
+class TestCalls:
+    def test_each_call_is_a_problem_on_its_own_arguments(
+        self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        own = captured(tmp_path / "one", "scale", str(scale_toml), n=512)
+        shipped = captured(tmp_path / "shipped", "matmul_tiled", "gone.toml", M=64, N=32, K=16)
+        monkeypatch.chdir(tmp_path)
+        found = autotile.plan(captured=["one", shipped], output=tmp_path / "plan.toml")
+        first, second = found.problems
+        assert (first.asked_as, first.captured, dict(first.problem.sizes)["n"]) == (str(scale_toml), str(own), 512)
+        assert (second.asked_as, second.captured) == ("matmul_tiled", str(shipped))
+        assert (second.problem.kernel, dict(second.problem.sizes)) == ("matmul_tiled", {"M": 64, "N": 32, "K": 16})
+        assert first.options(TuneOptions()).captured == str(own)
+        assert first.options(TuneOptions()).fresh
+        read = read_plan(tmp_path / "plan.toml").problems
+        assert {(one.captured, str(one.problem)) for one in read} == {
+            (one.captured, str(one.problem)) for one in found.problems
+        }
+
+    def test_a_folder_of_several_calls_has_a_problem_for_each(self, scale_toml: Path, tmp_path: Path) -> None:
+        folders = [
+            captured(tmp_path / "calls" / name, "scale", str(scale_toml), n=n) for name, n in (("b", 2), ("a", 1))
+        ]
+        found = autotile.plan(captured=[tmp_path / "calls"]).problems
+        assert [(one.captured, one.problem.sizes["n"]) for one in found] == [(str(folders[1]), 1), (str(folders[0]), 2)]
+        (only,) = autotile.plan(captured=[tmp_path / "calls" / "b"]).problems
+        assert only.problem.sizes["n"] == 2
+
+    def test_what_is_no_captured_call(self, scale_toml: Path, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        for kernel, sizes, said in (
+            ("nothing", {"n": 1}, "no kernel named 'nothing'"),
+            ("matmul_tiled", {"M": 64}, "needs the size N"),
+            ("matmul_tiled", {"M": 64, "N": 1, "K": 1, "Q": 1}, "'Q'"),
+        ):
+            folder = captured(tmp_path / f"{kernel}{len(sizes)}", kernel, "x" * 3000, **sizes)
+            with pytest.raises(InputError, match=said):
+                autotile.plan(captured=[folder])
+        with pytest.raises(InputError, match="float9"):
+            autotile.plan(captured=[captured(tmp_path / "dtype", "matmul_tiled", dtype="float9", M=1, N=1, K=1)])
+        for place in ("empty", "none", "x" * 3000, "a\0b"):
+            with pytest.raises(InputError):
+                autotile.plan(captured=[tmp_path / place])
+        with pytest.raises(InputError, match="leave the kernel out"):
+            autotile.plan("scale", captured=[tmp_path / "empty"])
 
 
 class TestRuns:

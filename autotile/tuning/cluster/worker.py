@@ -25,7 +25,7 @@ from autotile.core.text import plural
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
 from autotile.exchange.recording import Recording, read_recording, read_recording_header
-from autotile.settings import read_settings
+from autotile.settings import read_settings, user_path
 from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.cluster.scheduler import (
@@ -320,6 +320,7 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
     InputError
         There is no recording, one cannot be read, or they are of several GPUs.
     """
+    recording = user_path(recording, "a recording")
     files = sorted(recording.glob("*.npz")) if recording.is_dir() else [recording]
     if not files:
         raise InputError(f"there is no recording (*.npz) in {recording}")
