@@ -289,6 +289,13 @@ class TestLine:
             counts.append(terminal.getvalue().count("\rscale: "))
         assert counts == [1, 1, 2, 2, 3, 4, 4]
 
+    def test_it_says_at_once_what_a_session_waits_for(self, line: ProgressLine, terminal: Terminal) -> None:
+        line.show("scale", PROBLEM, PROGRESS)
+        line.show("scale", PROBLEM, replace(PROGRESS, waiting="the scheduler does not answer"))
+        assert terminal.screen[1].startswith("scale: the scheduler does not answer; searching 50/200, ")
+        line.show("scale", PROBLEM, PROGRESS)
+        assert terminal.screen[1].startswith("scale: searching 50/200, ")
+
     def test_a_longer_line_leaves_nothing_behind(self, line: ProgressLine, terminal: Terminal) -> None:
         line.show("a long head of the line", PROBLEM, PROGRESS)
         line.show("x", PROBLEM, replace(PROGRESS, best=None))

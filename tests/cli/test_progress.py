@@ -132,8 +132,8 @@ DISPLAYS: dict[str, Shown] = {
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
-def terminal() -> Console:
-    return Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None, markup=False)
+def terminal(width: int = 120) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, markup=False)
 
 
 def settles(is_true: Callable[[], bool]) -> bool:
@@ -142,6 +142,33 @@ def settles(is_true: Callable[[], bool]) -> bool:
     while not is_true() and time.monotonic() < end:
         time.sleep(0.01)
     return is_true()
+
+
+WAITING = "the scheduler does not answer; it is waited for"
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("name", ["tune", "plan"])
+    def test_a_terminal_shows_what_a_session_waits_for(self, name: str) -> None:
+        console = terminal(200)
+        display, _ = DISPLAYS[name](console)
+        waits = replace(PROGRESS, waiting=WAITING)
+        with display as observe:
+            observe(waits if name == "tune" else replace(plan_step(), progress=waits))
+        assert WAITING in console.file.getvalue()
+
+    @pytest.mark.parametrize("name", ["tune", "plan"])
+    def test_elsewhere_a_line_says_so_at_once(self, name: str) -> None:
+        console = Console(file=io.StringIO(), width=400, markup=False)
+        display, state = DISPLAYS[name](console)
+        waits = replace(PROGRESS, waiting=WAITING)
+        with display as observe:
+            for _ in range(2):
+                observe(state)
+            for _ in range(3):
+                observe(waits if name == "tune" else replace(plan_step(), progress=waits))
+        lines = [line for line in console.file.getvalue().splitlines() if WAITING in line]
+        assert len(lines) == 1
 
 
 class TestClosing:
