@@ -169,7 +169,7 @@ class ProgressLine:
         self._display: LineDisplay | None = display
         self._spec = spec
         self._noticed: set[str] = set()
-        self._stage = ("", "")
+        self._stage = ("", "", "")
         self._shown_s = float("-inf")
         self._pending = ""
         self._share: float | None = None
@@ -183,7 +183,7 @@ class ProgressLine:
             if notice not in self._noticed:
                 self._noticed.add(notice)
                 self._write(methodcaller("notice", notice))
-        now_s, stage = time.monotonic(), (head, progress.phase)
+        now_s, stage = time.monotonic(), (head, progress.phase, progress.waiting)
         self._pending = f"{head}: {short_line(progress, Workrate.of(spec or self._spec, problem))}"
         self._share = done_share(progress)
         if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
@@ -324,7 +324,7 @@ def plain_line(progress: Progress, rate: Workrate) -> str:
         funnel_text(progress.gates, progress.outcomes),
         f"{duration_text(progress.elapsed_s)} elapsed",
     ]
-    return "; ".join(filter(None, [*parts, left_text(progress)]))
+    return "; ".join(filter(None, [progress.waiting, *parts, left_text(progress)]))
 
 
 def short_line(progress: Progress, rate: Workrate) -> str:
@@ -336,6 +336,7 @@ def short_line(progress: Progress, rate: Workrate) -> str:
         parts.append(f"best {time_text(best.time_us)}{' (replayed)' if best.source == 'replayed' else ''}")
     parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
     line = ", ".join(filter(None, [*parts, left_text(progress).removeprefix("about ")]))
+    line = f"{progress.waiting}; {line}" if progress.waiting else line
     return line if best is None else f"{line}; {rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
 
 

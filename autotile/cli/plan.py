@@ -119,6 +119,7 @@ class PlanProgress:
         self._console = console
         self._running: dict[int, PlanStep] = {}
         self._last: PlanStep | None = None
+        self._waiting = ""
         self._begun = time.monotonic()
         self._printed_s = self._begun
         self._live = Live(
@@ -151,7 +152,10 @@ class PlanProgress:
             if step.entry.state != "done":
                 self._print(step)
             return
-        if not self._console.is_terminal and time.monotonic() - self._printed_s > _PLAIN_INTERVAL_S:
+        waiting = step.progress.waiting if step.progress is not None else ""
+        is_news, self._waiting = waiting not in {"", self._waiting}, waiting
+        is_due = time.monotonic() - self._printed_s > _PLAIN_INTERVAL_S
+        if not self._console.is_terminal and (is_due or is_news):
             self._printed_s = time.monotonic()
             for one in list(self._running.values()):
                 self._console.print(shown_text(_line(one)), soft_wrap=True)
@@ -183,7 +187,8 @@ def _line(step: PlanStep) -> str:
     target = f" of {progress.target}" if progress.target is not None else ""
     found = progress.best
     best = f", best {source_text(time_text(found.time_us), found.source)}" if found is not None else ""
-    return f"{step.planned.problem}: {progress.phase}, {tried}{target} trials{best}"
+    waiting = f"; {progress.waiting}" if progress.waiting else ""
+    return f"{step.planned.problem}: {progress.phase}, {tried}{target} trials{best}{waiting}"
 
 
 def register(app: typer.Typer) -> None:

@@ -67,7 +67,7 @@ class TuneProgress(_LivePicture):
         self._latest: Progress | None = None
         self._received_s = 0.0
         self._printed_s = float("-inf")
-        self._phase = ""
+        self._phase = ("", "")
         self._live = _live(console, self._picture)
 
     def __call__(self, progress: Progress) -> None:
@@ -82,10 +82,11 @@ class TuneProgress(_LivePicture):
             self._print(progress)
 
     def _print(self, progress: Progress) -> None:
-        """Print a line if a new phase begins, otherwise every 15 seconds."""
-        if progress.phase == self._phase and self._received_s - self._printed_s < _PLAIN_INTERVAL_S:
+        """Print a line if a new phase begins or the session begins or ends to wait, otherwise every 15 seconds."""
+        phase = progress.phase, progress.waiting
+        if phase == self._phase and self._received_s - self._printed_s < _PLAIN_INTERVAL_S:
             return
-        self._phase = progress.phase
+        self._phase = phase
         self._printed_s = self._received_s
         self._console.print(shown_text(plain_line(progress, self._rate)), soft_wrap=True)
 
@@ -97,6 +98,7 @@ class TuneProgress(_LivePicture):
         head = Text.assemble((str(self._problem), "bold"), f" on {device_text(progress.device)}")
         return Group(
             head,
+            *([Text(shown_text(progress.waiting), style="bold")] if progress.waiting else []),
             _bar_line(progress, since_s),
             Text(shown_text(best_text(progress, self._rate))),
             Text(funnel_text(progress.gates, progress.outcomes), style="dim"),

@@ -102,6 +102,8 @@ class GpuGroup:
     ----------
     device, source, notice
         Those of the first GPU.
+    observe_wait
+        Called with what the session begins to wait for beside results, and with an empty text when that is over.
     """
 
     farm: CompileFarm | None = None
@@ -111,6 +113,7 @@ class GpuGroup:
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]
         self.device, self.source, self.notice = first.device, first.source, first.notice
+        self.observe_wait: Callable[[str], None] = lambda _: None
         self._deadline_s = deadline_s
         lock = threading.RLock()
         self._changed = threading.Condition(lock)

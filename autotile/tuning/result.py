@@ -140,6 +140,8 @@ class Progress:
     """Estimated time until the session ends, finals included, in seconds; None before there is a basis for it."""
     may_end_earlier: bool = False
     """Whether ``remaining_s`` is a limit: ``until`` is expected to end the search, and it is not foreseen when."""
+    waiting: str = ""
+    """What the session waits for beside results, such as a scheduler that is lost; empty for nothing."""
 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:

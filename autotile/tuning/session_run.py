@@ -24,6 +24,7 @@ from autotile.tuning.backend import Backend
 from autotile.tuning.candidate_check import GivenCandidates
 from autotile.tuning.finals import Finals, choose_finalists
 from autotile.tuning.gpu_comparison import Confirmation, confirm_finals, gpu_notices, measured_on
+from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
@@ -86,6 +87,11 @@ class Session:
         self._stop = StopRequest()
         self._receives_stop = True
         self._clock = Clock()
+        self._reported = "starting"
+        """Phase that was reported last."""
+        self._waiting = ""
+        if isinstance(backend, GpuGroup):
+            backend.observe_wait = self._report_wait
         self._notices = tuple(filter(None, (backend.notice, kernel.spec.reference.notice, *database.notices)))
         from autotile.database.run_record import RunRecord
 
@@ -498,7 +504,13 @@ class Session:
             confirmation=self._confirmation,
         )
 
+    def _report_wait(self, text: str) -> None:
+        """Report what the session waits for; an empty text when that is over."""
+        self._waiting = text
+        self._report(self._reported)
+
     def _report(self, phase: str, last: Trial | None = None) -> None:
+        self._reported = phase
         log, elapsed_s = self._log, self._clock.elapsed_s
         left_s: float | None = None
         if phase == "finals":
@@ -521,5 +533,6 @@ class Session:
                 best=log.best,
                 last=last,
                 notices=self._all_notices,
+                waiting=self._waiting,
             )
         )

@@ -86,7 +86,7 @@ class NearCluster(Cluster):
         sent.future = Future()
         sent.future.set_result(encode_json(msgspec.to_builtins(reply)))
 
-    def result(self, sent: Sent, limit_s: float = math.inf) -> Reply:
+    def result(self, sent: Sent, limit_s: float = math.inf, *, meanwhile: Any = None) -> Reply:
         if sent.gpu in self.absent:
             raise AbsentGpuError("it is gone")
         return decode_json(sent.future.result(), Reply)

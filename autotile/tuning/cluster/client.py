@@ -8,7 +8,7 @@ import hashlib
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -74,6 +74,11 @@ class Cluster:
         """Whether the scheduler does not answer."""
         return self._connection.lost_s > 0
 
+    @property
+    def waiting(self) -> str:
+        """Remark for the user while the scheduler does not answer; otherwise empty."""
+        return self._connection.waiting
+
     def look(self) -> list[str]:
         """Return the UUIDs of the GPUs that are present."""
         return sorted({name for resources in self._connection.offers() for name in resources if _is_gpu(name)})
@@ -104,7 +109,7 @@ class Cluster:
         self._submit(sent)
         return sent
 
-    def result(self, sent: Sent, limit_s: float = math.inf) -> Reply:
+    def result(self, sent: Sent, limit_s: float = math.inf, *, meanwhile: Callable[[], None] = lambda: None) -> Reply:
         """Wait for the reply to a request.
 
         Parameters
@@ -113,6 +118,8 @@ class Cluster:
             The request.
         limit_s
             Time to wait at most, in seconds.
+        meanwhile
+            Called about every second, and in the end.
 
         Raises
         ------
@@ -123,9 +130,11 @@ class Cluster:
         """
         end = time.monotonic() + limit_s
         while (reply := self._poll(sent)) is None:
+            meanwhile()
             if time.monotonic() > end:
                 sent.withdraw()
                 raise WorkerError(f"{sent.gpu} has not answered for {limit_s:.0f} s")
+        meanwhile()
         if reply.error:
             raise {"input": InputError, "toolchain": ToolchainError}.get(reply.kind, WorkerError)(reply.error)
         return reply

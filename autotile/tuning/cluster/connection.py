@@ -74,6 +74,13 @@ class Connection:
         lost_at = self._lost_at
         return 0.0 if lost_at is None else time.monotonic() - lost_at
 
+    @property
+    def waiting(self) -> str:
+        """Remark for the user while the scheduler does not answer; otherwise empty."""
+        if self._lost_at is None:
+            return ""
+        return f"the scheduler {self._address} does not answer; it is waited for, {_RECONNECT_S / 60:.0f} min at most"
+
     def offers(self) -> list[Mapping[str, float]]:
         """Return the resources of each process of Dask that is present; none while the scheduler does not answer."""
         with self._changed:

@@ -60,6 +60,8 @@ class RemoteGpu:
         The session's problem.
     recorded
         What simulated GPUs replay; None for real ones.
+    meanwhile
+        Called about every second while a request is waited for, in the thread that waits.
     """
 
     source: Literal["cuda", "replayed"]
@@ -76,6 +78,7 @@ class RemoteGpu:
         work: RemoteWork,
         *,
         recorded: ReplayBackend | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self.uuid = gpu
@@ -86,6 +89,7 @@ class RemoteGpu:
         self._cluster = cluster
         self._work = work
         self._recorded = recorded
+        self._meanwhile = meanwhile
         self.was_absent = False
         self._submitted: deque[tuple[Candidate, Sent]] = deque()
         """Candidates without a result and their requests, oldest first."""
@@ -158,7 +162,7 @@ class RemoteGpu:
 
     def _reply(self, sent: Sent) -> Reply:
         try:
-            return self._cluster.result(sent)
+            return self._cluster.result(sent, meanwhile=self._meanwhile)
         except AbsentGpuError:
             self.was_absent = True
             raise
@@ -208,9 +212,23 @@ class ClusterGpus(GpuGroup):
         self._ending = threading.Event()
         self._alone_at = math.inf
         """Time since which no GPU is left, by `time.monotonic`."""
+        self._session_thread = threading.get_ident()
+        self._reported = ""
+        """Remark that was reported last; empty while nothing is waited for."""
         super().__init__(self._first(), work.deadline_s)
         self._watch = threading.Thread(target=self._let_join, name="cluster", daemon=True)
         self._watch.start()
+
+    def wait(self) -> None:
+        """Wait until one GPU can run candidates."""
+        super().wait()
+        self._report_waiting()
+
+    def result(self) -> Finished:
+        """Wait for any candidate that was submitted, and return its evaluation."""
+        finished = super().result()
+        self._report_waiting()
+        return finished
 
     def close(self) -> None:
         """Release the GPUs."""
@@ -264,7 +282,8 @@ class ClusterGpus(GpuGroup):
             if (reply.device.name, reply.device.compute_capability) != (model.name, model.compute_capability):
                 self._refused.add(gpu)
                 continue
-            one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded)
+            meanwhile = self._report_waiting
+            one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded, meanwhile=meanwhile)
             known.append(one)
             yield one
 
@@ -284,12 +303,23 @@ class ClusterGpus(GpuGroup):
 
     def _raise_if_lost(self) -> None:
         """Wait for a GPU to come back if all of them are absent."""
+        self._alone_at = math.inf if self._left() else min(self._alone_at, time.monotonic())
+        self._report_waiting()
         if self._left():
-            self._alone_at = math.inf
             return
-        self._alone_at = min(self._alone_at, time.monotonic())
         if time.monotonic() - self._alone_at > _RETURN_S or not isinstance(self._error, AbsentGpuError):
             super()._raise_if_lost()
+
+    def _report_waiting(self) -> None:
+        """Report to the session that it begins to wait for a part of the cluster, or that this is over."""
+        if threading.get_ident() != self._session_thread:
+            return
+        text = self._cluster.waiting
+        if not text and self._alone_at < math.inf and not self._left():
+            text = f"no GPU of the scheduler is left; one is waited for, {_RETURN_S / 60:.0f} min at most"
+        if text != self._reported:
+            self._reported = text
+            self.observe_wait(text)
 
 
 def free_gpu(lane: Lane, work: RemoteWork) -> RemoteGpu:
