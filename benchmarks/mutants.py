@@ -17,8 +17,8 @@ For a change of ``autotile/space/limits.py`` in ``check_config``, the tests are 
 3. other files of tests in which ``check_config`` or ``space.limits`` stands
 4. all other tests, unless ``--near`` is given
 
-A failure counts only if the same test passes without the change. A run of the tests that exceeds its limit of time
-counts as noticed. Tests of the code's style are left out, and so are those that need a GPU where there is none.
+A failure counts only if the same test passes without the change; so does a run of at most twelve files that exceeds its
+limit of time. Tests of the code's style are left out, and so are those that need a GPU where there is none.
 
 Changes that no test can notice (they compute the same), or only one that needs a GPU, can be marked in a file, by
 default `mutants_marked.json` beside this script: a list of objects with ``path``, ``before`` and ``after`` (the changed
@@ -69,6 +69,10 @@ _KINDS = {
 """Types of nodes that an operator changes."""
 _UNUSED = ("VariableInserter", "VariableReplacer", "RemoveDecorator")
 """Operators of Cosmic Ray that need arguments, or change what is no function."""
+
+
+_FILES = 12
+"""Files of tests that are run together, at most."""
 
 
 class RemoveStatement(Operator):
@@ -278,6 +282,11 @@ def stages(mutant: Mutant, *, near: bool) -> list[list[str]]:
     return ordered
 
 
+def _parts(stage: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the files of a stage in parts, so that the limit of time is of few files."""
+    yield from (stage[first : first + _FILES] for first in range(0, len(stage), _FILES))
+
+
 @cache
 def _text(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
@@ -308,23 +317,21 @@ class Copy:
         """Run the tests that concern a change until one notices it."""
         verdict, started = Verdict(mutant), time.monotonic()
         ignored: list[str] = []
-        for files in stages(mutant, near=near):
-            while True:
-                with self._changed(mutant):
-                    code, failed = self._run(files, ignored)
-                if code is None:
-                    verdict.result, verdict.by = "timed out", ", ".join(files[:3])
-                elif code not in (0, 5):  # 5: no test was collected
-                    broken = self._run(failed or files, [])[0] != 0
-                    if broken and failed:  # it fails without the change, too
-                        ignored += failed
-                        continue
-                    verdict.result, verdict.by = (
-                        ("survived", "") if broken else ("noticed", ", ".join(failed or files[:3]))
-                    )
-                break
-            if verdict.is_noticed:
-                break
+        files = [part for stage in stages(mutant, near=near) for part in _parts(stage)]
+        while files and not verdict.is_noticed:
+            with self._changed(mutant):
+                code, failed = self._run(files[0], ignored)
+            if code in (0, 5):  # 5: no test was collected
+                files.pop(0)
+                continue
+            again, _ = self._run(failed or files[0], [])
+            if again in (0, 5):  # without the change it passes
+                verdict.result = "timed out" if code is None else "noticed"
+                verdict.by = ", ".join(failed or files[0][:3])
+            elif set(failed) - set(ignored):
+                ignored += failed
+            else:  # these tests do not end or do not begin here
+                files.pop(0)
         verdict.seconds = time.monotonic() - started
         return verdict
 
@@ -369,7 +376,7 @@ class Copy:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what the tests have started
             process.wait()
-        return process.returncode, re.findall(r"^(?:FAILED|ERROR) (\S+::\S+)", output, re.MULTILINE)
+        return process.returncode, re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
 
 
 def read_marks(path: Path) -> dict[tuple[str, str, str], str]:

@@ -127,7 +127,8 @@ FAILED = (1, ["tests/a.py::test_one"])
         ([FAILED, FAILED, PASSED, PASSED], "survived"),  # it fails without the change, too, and is left out
         ([PASSED, FAILED, PASSED], "noticed"),
         ([(5, []), PASSED], "survived"),  # nothing was collected
-        ([(None, [])], "timed out"),
+        ([(None, []), PASSED], "timed out"),
+        ([(None, []), (None, []), PASSED], "survived"),  # it takes as long without the change
     ],
 )
 def test_verdicts(
