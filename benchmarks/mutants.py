@@ -71,6 +71,8 @@ _UNUSED = ("VariableInserter", "VariableReplacer", "RemoveDecorator")
 """Operators of Cosmic Ray that need arguments, or change what is no function."""
 
 
+_FEW = 20
+"""Files of tests in which a name stands, at most; a name in more of them, such as ``join``, says nothing."""
 _FILES = 12
 """Files of tests that are run together, at most."""
 
@@ -268,12 +270,11 @@ def stages(mutant: Mutant, *, near: bool) -> list[list[str]]:
     folder = f"tests/{'' if package == 'autotile' else package + '/'}"
     function = mutant.function.rpartition(".")[2]
     owner = mutant.function.split(".")[0]
-    words = re.compile(
-        rf"\b({'|'.join(map(re.escape, {owner, function} - {'__init__', '__call__'}))})\b|\b{package}\.{stem}\b"
-    )
+    words = {owner, function, f"{package}.{stem}"} - {"__init__", "__call__"}
+    using = [{path for path in tests if re.search(rf"\b{re.escape(word)}\b", _text(path))} for word in sorted(words)]
     mirrored = [path for path in tests if path.startswith(f"{folder}test_{stem}")]
     beside = [path for path in tests if Path(path).parent == Path(folder) and package != "autotile"]
-    naming = [path for path in tests if words.search(_text(path))]
+    naming = sorted(set().union(*(found for found in using if len(found) <= _FEW)))
     ordered: list[list[str]] = []
     for group in (mirrored, beside, naming, [] if near else tests):
         known = {path for stage in ordered for path in stage}
