@@ -73,7 +73,7 @@ def test_the_recorded_outputs_are_of_the_present_code() -> None:
     assert RECORDED["replayed"] == console.replayed(), AGAIN
 
 
-@pytest.mark.parametrize("command", filter(console.only_inspects, RECORDED["commands"]))
+@pytest.mark.parametrize("command", [one for one in RECORDED["commands"] if console.only_inspects(one)])
 def test_commands_that_inspect_answer_as_recorded(command: str, tmp_path: Path) -> None:
     lines = (console.run(command, tmp_path), RECORDED["commands"][command])
     now, then = ([console.DURATION.sub("TIME", line) for line in each] for each in lines)
