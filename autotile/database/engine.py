@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -26,11 +26,10 @@ from autotile.database.paths import (
     MASK,
     has_wal,
     is_disk_full,
-    is_secret,
     looks_like_url,
-    masked_location,
     masked_message,
     network_file_system,
+    unparsed_text,
 )
 from autotile.errors import DatabaseError, InputError
 from autotile.settings import expand_path
@@ -53,6 +52,24 @@ _KEEPALIVES = 3
 _EXPECTED_LOCATION = (
     f"expected the path of an SQLite file, sqlite:///path or postgresql+psycopg://{EXAMPLE_CREDENTIALS}host/name"
 )
+
+_SHOWN_PARAMETERS = frozenset(
+    {"application_name", "channel_binding", "connect_timeout", "dbname", "gssencmode", "host", "hostaddr", "keepalives"}
+    | {"keepalives_count", "keepalives_idle", "keepalives_interval", "load_balance_hosts", "options", "passfile"}
+    | {"port", "require_auth", "service", "sslcert", "sslcrl", "sslkey", "sslmode", "sslnegotiation", "sslrootcert"}
+    | {"target_session_attrs", "tcp_user_timeout", "user"}
+)
+"""Query parameters whose values are shown; any other one could be a misspelt password. Names of libpq:
+https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS."""
+
+_PLAIN_VALUE = re.compile(r"[\w ./:,~+-]*")
+_PLAIN_OPTIONS = re.compile(r"(-c *[\w.]+=[\w.,-]+ *)*")
+"""Value of libpq's ``options`` that sets parameters of the session, such as ``-c search_path=team``."""
+
+_USER = re.compile(r"[\w .@\\+-]*")
+_HOST = re.compile(r"[\w.,:%-]*")
+_NAME = re.compile(r"[\w .$~+-]*")
+"""User, host and name of a database as far as they are plain: other text may be a password in the wrong place."""
 
 WRITE_OPTIONS = {"autotile_write": True}
 """Execution options of an engine whose transactions write."""
@@ -134,7 +151,10 @@ class ServerLocation:
         self._url = url
 
     def __str__(self) -> str:
-        query = {key: MASK if is_secret(key) else value for key, value in self._url.query.items()}
+        query: dict[str, str | tuple[str, ...]] = {}
+        for key, values in self._url.normalized_query.items():
+            shown = tuple(value if _is_shown(key, value) else MASK for value in values)
+            query[key] = shown if len(shown) > 1 else shown[0]
         return self._url.set(query=query).render_as_string().replace(quote_plus(MASK), MASK)
 
     def __repr__(self) -> str:
@@ -142,7 +162,8 @@ class ServerLocation:
 
     def argument(self) -> str:
         """Return the URL without its secrets, for a command line, which takes none."""
-        query = {key: value for key, value in self._url.query.items() if not is_secret(key)}
+        found = self._url.normalized_query.items()
+        query = {key: values for key, values in found if all(_is_shown(key, value) for value in values)}
         return self._url.set(password=None, query=query).render_as_string()
 
     def __eq__(self, other: object) -> bool:
@@ -159,7 +180,7 @@ class ServerLocation:
         """Return a text, such as a driver's error, in which the secrets of this location are masked."""
         values = [self._url.password or ""]
         for key, found in self._url.normalized_query.items():
-            values += found if is_secret(key) else ()
+            values += (value for value in found if not _is_shown(key, value))
         for value in filter(None, values):
             for form in {value: None, quote(value, safe=""): None, quote_plus(value): None}:
                 text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", MASK, text)
@@ -181,20 +202,23 @@ def parse_location(location: str | Path) -> Location:
     text = str(location)
     if not looks_like_url(text):
         return _file_path(location)
-    shown = masked_location(text)
+    malformed = f"{unparsed_text(text)} is not a database URL"
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        raise DatabaseError(f"{shown!r} is not a database URL; {_EXPECTED_LOCATION}") from None
+        raise DatabaseError(f"{malformed}; {_EXPECTED_LOCATION}") from None
     backend = url.get_backend_name()
     if backend == "sqlite":
-        if not url.database or url.host or url.username:
-            raise DatabaseError(f"{shown!r} is not a database URL; {_EXPECTED_LOCATION}")
+        if not url.database or url.host or url.username or url.password or looks_like_url(url.database):
+            raise DatabaseError(f"{malformed}; {_EXPECTED_LOCATION}")
         return _file_path(url.database)
     if backend not in ("postgresql", "postgres"):
         raise DatabaseError(f"a database of the kind {url.drivername!r} is not supported; {_EXPECTED_LOCATION}")
-    if "@" in f"{url.host}{url.database}":
-        raise DatabaseError(f"{shown!r} is not a database URL: an @ in a password is written %40; {_EXPECTED_LOCATION}")
+    if not _is_plain(url, text):
+        raise DatabaseError(
+            f"{malformed}: characters such as @ ; # = in a user, a password or a name are percent-encoded (an @ in a "
+            f"password is %40), and parameters follow ? and are separated by &; {_EXPECTED_LOCATION}"
+        )
     # A password may also be given as a query parameter.
     password = (url.password, *url.normalized_query.get("password", ()))[-1]
     driver = f"postgresql+{url.drivername.partition('+')[2] or 'psycopg'}"
@@ -206,6 +230,25 @@ def parse_location(location: str | Path) -> Location:
     if not known:
         raise DatabaseError(f"no driver is available for {found}; {_EXPECTED_LOCATION}")
     return found
+
+
+def _is_plain(url: URL, text: str) -> bool:
+    """Return whether the parts of a parsed URL can be what they were taken for, and none is a password."""
+    user = url.username or ""
+    return (
+        _USER.fullmatch(user) is not None
+        and ("@" not in user or "%40" in text)
+        and _HOST.fullmatch(url.host or "") is not None
+        and _NAME.fullmatch(unquote(url.database or "")) is not None
+        and all(re.fullmatch(r"[A-Za-z]\w*", key) for key in url.query)
+        and not any(set(";#") & set(value) for key in _SHOWN_PARAMETERS for value in url.normalized_query.get(key, ()))
+    )
+
+
+def _is_shown(key: str, value: str) -> bool:
+    """Return whether the value of a query parameter can be no secret."""
+    plain = _PLAIN_OPTIONS if key == "options" else _PLAIN_VALUE
+    return key in _SHOWN_PARAMETERS and plain.fullmatch(value) is not None and masked_message(value) == value
 
 
 def _file_path(path: str | Path) -> Path:
