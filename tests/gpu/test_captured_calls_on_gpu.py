@@ -27,6 +27,7 @@ def call_in_a_graph(kernel: Any, x: Any, y: Any) -> None:
 
     kernel(x, y, factor=3.0)
     y.fill(0)
+    cupy.cuda.runtime.deviceSynchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from autotile.core.device import device_profile
-from autotile.core.model import GPU_SCALE, Config, Outcome, config_key
+from autotile.core.model import GPU_SCALE, Config, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording
 from autotile.settings import read_settings
 from autotile.tuning import gpu_group
 from autotile.tuning.backend import Finished, LiveBackend
-from autotile.tuning.gpu_comparison import GpuUse
+from autotile.tuning.gpu_comparison import GpuUse, measured_on
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend, SimulatedGpu
@@ -405,3 +405,10 @@ class TestProcesses:
         found = run(several, [one for one in candidates(bench) if one.config["WORK"] != 4])
         assert {one.gpu for one in found.values()} == {"GPU-1"}
         assert "cannot start" in uses(several)["GPU-0"].lost
+
+
+def test_times_of_finals_are_those_of_their_gpu() -> None:
+    """A trial of another GPU has the factor to the study's scale; its time in the finals has none."""
+    trial = Trial({"BM": 1}, Outcome.OK, telemetry={GPU_SCALE: 1.02, "power_w": 500}, gpu="GPU-b")
+    found = measured_on("GPU-a", trial)
+    assert (found.gpu, found.telemetry) == ("GPU-a", {"power_w": 500})

@@ -81,6 +81,18 @@ class TestHalving:
         assert [by_name[name].trials for name in NAMES] == [12, 12, 5]
         assert by_name["first"].ratio.value == pytest.approx(1.5, rel=0.2)
 
+    def test_a_hopeless_kernel_gets_no_more_though_it_is_in_the_faster_half(self, record: Any, run: Any) -> None:
+        """Of three, two go on to the second round, unless they take more than twice as long as the fastest."""
+        record(first=3.0, second=1.0, third=4.0)
+        result = run(trials=45)
+        by_name = {one.name: one for one in result.contenders}
+        assert {name: by_name[name].state for name in NAMES} == {
+            "first": "dropped",
+            "second": "won",
+            "third": "dropped",
+        }
+        assert by_name["first"].trials == by_name["third"].trials < by_name["second"].trials
+
     def test_the_kernels_of_a_round_share_several_gpus(self, record: Any, run: Any) -> None:
         record(first=1.5, second=1.0, third=4.0)
         result = run(trials=45, devices=(0, 1))
