@@ -171,6 +171,7 @@ if TYPE_CHECKING:
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
+    from autotile.serving.choice import Compared as Compared
     from autotile.serving.choice import Contender as Contender
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
@@ -412,7 +413,7 @@ _NAMES = {
     ),
     "serving.bound": ("BoundKernel",),
     "serving.capture": ("capture",),
-    "serving.choice": ("Contender",),
+    "serving.choice": ("Compared", "Contender"),
     "serving.libraries": (
         "BoundLibrary",
         "add_library",

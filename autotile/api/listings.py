@@ -79,8 +79,8 @@ class TunedFamily:
     stored
         Rule of the family, with its key and the time of learning.
     in_force
-        Whether the rule is for the current version of the kernel, and so is served; None if no kernel of its name is
-        found.
+        Whether the rule is served: it is for the current version of the kernel, and was not found to be no better than
+        serving without it (`FamilyRule.judgement`). None if no kernel of its name is found.
     """
 
     stored: StoredRule

@@ -33,7 +33,7 @@ from autotile.kernel.library import KernelName, load_kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
 from autotile.report.study_reading import study_without_trials
 from autotile.serving.bound import BoundKernel
-from autotile.serving.choice import Contender
+from autotile.serving.choice import Compared, Contender
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.tuning.missed_problems import AssessedMiss, assess_misses
@@ -83,6 +83,11 @@ class BestResult(Displayed):
         Paragraph that states the reason for the choice.
     notices
         Assumptions about the sizes, one line each.
+    compared
+        Comparison with a result of another problem or GPU, by which it is served in place of what an empty database
+        would serve, or the other way round; None if there was nothing to compare.
+    unapplied
+        Reason why the rule of a family with the problem is not applied; empty if there is none, or it is.
     """
 
     problem: Problem
@@ -105,6 +110,8 @@ class BestResult(Displayed):
     workrate: Workrate
     explanation: str
     notices: tuple[str, ...] = ()
+    compared: Compared | None = None
+    unapplied: str = ""
 
     @property
     def time_us(self) -> float | None:
@@ -359,6 +366,8 @@ def _best_result(bound: BoundKernel) -> BestResult:
         occupancy=bound.occupancy,
         workrate=Workrate.of(bound.definition.spec, bound.problem, bound.config),
         explanation=bound.explain(),
+        compared=bound.choice.compared,
+        unapplied=bound.choice.unapplied,
     )
 
 
@@ -375,7 +384,8 @@ def _is_in_force(stored: StoredRule) -> bool | None:
         loaded = load_named_kernel(stored.key.kernel)
     except InputError:
         return None
-    return (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))
+    is_current = (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))
+    return is_current and stored.rule.in_force
 
 
 def _check_sizes(sizes: Iterable[str], studies: Sequence[StudySummary]) -> None:

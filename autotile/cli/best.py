@@ -90,6 +90,9 @@ def _facts(result: BestResult) -> Iterator[tuple[str, str]]:
         else:
             where = source_text(result.tuned_on, result.source)
             yield "time there", f"{time_text(measured.time_us)} on {where} ({interval})"
+    if (compared := result.compared) is not None and compared.serves:
+        low, high = compared.interval
+        yield "expected", f"{compared.ratio:.2f} times as long as the {compared.base_tier} ({low:.2f} to {high:.2f})"
     if resources is not None and result.geometry is not None:
         smem_bytes = resources.static_smem_bytes + result.geometry.dynamic_smem_bytes
         yield "registers", f"{resources.registers} a thread, {resources.spill_bytes} B spilled"
@@ -121,6 +124,8 @@ def best_document(result: BestResult) -> dict[str, Any]:
         "shipped": result.shipped,
         "bundle": result.bundle or None,
         "resources": resources_document(result.resources, result.geometry, result.occupancy),
+        "compared": result.compared.to_json() if result.compared is not None else None,
+        "unapplied": result.unapplied or None,
         "explain": result.explanation,
     }
 

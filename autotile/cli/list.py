@@ -160,9 +160,14 @@ def _family_facts(family: TunedFamily) -> RenderableType:
     known = [
         ("loss", loss_text(stored.rule)),
         ("learned", f"{moment_text(stored.learned_at)}, from {plural(len(stored.rule.points), 'point')}"),
-        ("in force", _IN_FORCE[family.in_force]),
+        ("in force", _in_force_text(family)),
     ]
     return Group(head, facts(known), below(rule_facts(stored.rule)))
+
+
+def _in_force_text(family: TunedFamily) -> str:
+    rule = family.stored.rule
+    return _IN_FORCE[family.in_force] if rule.in_force else f"no: {rule.verdict}"
 
 
 def rule_facts(rule: FamilyRule) -> RenderableType:
@@ -200,6 +205,7 @@ def _family_document(family: TunedFamily) -> dict[str, Any]:
         "l2": key.l2_mode,
         "learned_at": stored.learned_at.isoformat(),
         "in_force": family.in_force,
+        "judgement": judgement.to_json() if (judgement := stored.rule.judgement) is not None else None,
         "loss": {"mean": stored.rule.mean_loss, "worst": stored.rule.worst.loss},
         "held_out_loss": stored.rule.mean_held_out,
         "rule": stored.rule.to_json(),

@@ -22,7 +22,7 @@ from autotile.cli.list import loss_text, rule_facts
 from autotile.cli.output import INTERRUPTED, error_console, examples, notice, show
 from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.cli.tune import MAX_CONFIGS, MAX_POINTS, is_operation
-from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, sizes_text, time_text
+from autotile.core.text import device_text, duration_text, percent_text, plural
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
@@ -121,22 +121,28 @@ def family_table(result: FamilyResult, call: str) -> RenderableType:
 
 
 def _points_table(rule: FamilyRule) -> Table:
-    shown = table("point", f"{RIGHT}best", f"{RIGHT}loss", f"{RIGHT}loss when left out", wrap=False)
+    from autotile.tuning.family_session import point_row
+
+    losses = (f"{RIGHT}{name}" for name in ("loss", "loss when left out", "loss without the rule"))
+    shown = table("point", f"{RIGHT}best", *losses, wrap=False)
     for point in rule.points:
-        held_out = NOTHING if point.held_out is None else percent_text(point.held_out)
-        shown.add_row(sizes_text(point.sizes), time_text(point.best_us), percent_text(point.loss), held_out)
+        shown.add_row(*point_row(point))
     return shown
 
 
 def _facts(result: FamilyResult, rule: FamilyRule, call: str) -> Iterator[tuple[str, str]]:
+    from autotile.tuning.family_session import in_force_text
+
     yield "loss", loss_text(rule)
+    yield "in force", in_force_text(rule)
     if result.default_loss is not None:
         yield "default", f"{percent_text(result.default_loss)} mean loss of the default configuration alone"
     yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {result.candidates} measured at every point"
     resumed = f", {plural(result.resumed, 'point')} resumed" if result.resumed else ""
     yield "took", duration_text(result.seconds) + resumed
     yield "saved in", result.database
-    yield "serve it", call
+    if rule.in_force:
+        yield "serve it", call
 
 
 def register(app: typer.Typer) -> None:

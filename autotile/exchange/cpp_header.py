@@ -23,14 +23,18 @@ from autotile.kernel.spec import KernelSpec, Launch
 def family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:
     """Return the functions of family rules, and the code of `choose` that calls them.
 
-    A rule with a configuration that the header lacks is left out.
+    A rule that is not in force, or has a configuration that the header lacks, is left out.
 
     Parameters
     ----------
     numbers
         Indices of the header's configurations, by `config_key`.
     """
-    known = [stored for stored in rules if all(config_key(one.config) in numbers for one in stored.rule.configs)]
+    known = [
+        stored
+        for stored in rules
+        if stored.rule.in_force and all(config_key(one.config) in numbers for one in stored.rule.configs)
+    ]
     functions = [line for number, stored in enumerate(known) for line in _Family(spec, stored, numbers, number).lines()]
     calls = [line for number, stored in enumerate(known) for line in _call(stored, number)]
     return {

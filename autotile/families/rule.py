@@ -161,6 +161,11 @@ class RulePoint:
         timed = zip(configs, self.times_us, strict=True)
         return {config_key(one.config): times[0] for one, times in timed if times is not None}
 
+    def fastest(self) -> int | None:
+        """Return the number of the fastest of the rule's configurations; None if none was timed."""
+        timed = [(times[0], number) for number, times in enumerate(self.times_us) if times is not None]
+        return min(timed)[1] if timed else None
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -280,6 +285,11 @@ class FamilyRule:
         """Return the nearest point at which a configuration was timed; None if there is none."""
         timed = [point for point in self.points if point.times_us[number] is not None]
         return min(timed, key=lambda point: size_distance(point.sizes, sizes), default=None)
+
+    def nearest_win(self, number: int, sizes: Mapping[str, int]) -> RulePoint | None:
+        """Return the nearest point at which a configuration is the fastest of the rule's; None if there is none."""
+        won = [point for point in self.points if point.fastest() == number]
+        return min(won, key=lambda point: size_distance(point.sizes, sizes), default=None)
 
     def lines(self) -> Iterator[str]:
         """Yield the tree as text, one line for each split and leaf."""

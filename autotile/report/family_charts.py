@@ -67,6 +67,8 @@ def family_loss_chart(stored: StoredRule) -> Chart:
         f"The mean loss at {plural(len(rule.points), 'size')} is {percent_text(rule.mean_loss)}{held}; the greatest is "
         f"{percent_text(rule.worst.loss)} at {sizes_text(rule.worst.sizes)}."
     )
+    if rule.verdict:
+        summary += f" The rule is {'' if rule.in_force else 'not '}in force: {rule.verdict}."
     return Chart("family_loss", title, made, summary, _loss_table([point for _, point in ordered]))
 
 
@@ -82,10 +84,13 @@ def _loss_table(points: Sequence[RulePoint]) -> ChartTable:
             f"{point.best_us:,.6g}",
             percent_text(point.loss),
             percent_text(point.held_out) if point.held_out is not None else NOTHING,
+            percent_text(point.without) if point.without is not None else NOTHING,
         )
         for point in points
     )
-    return ChartTable(("sizes", "best known, \N{MICRO SIGN}s", "loss", "loss if left out"), rows)
+    return ChartTable(
+        ("sizes", "best known, \N{MICRO SIGN}s", "loss", "loss if left out", "loss without the rule"), rows
+    )
 
 
 def tree_lines(tree: Tree) -> list[tuple[int, str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.forks import FORK_LOCK
-from autotile.core.model import Problem, config_key
+from autotile.core.model import Config, Problem, config_key
 from autotile.cuda.function import PackedCubin
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.fast_access import (
@@ -76,7 +76,6 @@ class Candidates:
         found = choose_stored(kernel, problem, device, nvrtc_version, self._exact(requested))
         if found is not None:
             return found
-        default = config_key(kernel.spec.default)
         return choose(
             kernel,
             problem,
@@ -85,7 +84,7 @@ class Candidates:
             self.winners(),
             rules=self.rules(),
             checks=self.checks,
-            finalists=lambda winner: self.finalists(winner, default),
+            finalists=self.finalists,
         )
 
     def _exact(self, requested: TuningKey) -> list[Winner]:
@@ -112,25 +111,27 @@ class Candidates:
         own = read_checks_fast(self._location, self._kernel, self._dtype)
         return own if own is not None else self._read(lambda found: found.checks(self._kernel, self._dtype))
 
-    def finalists(self, winner: Winner, default: str) -> list[Winner]:
-        """Return the newest result of each finalist of the study of one of the user's winners, and of the default.
+    def finalists(self, winner: Winner, configs: Sequence[Config]) -> list[Winner]:
+        """Return the newest result of each finalist of the study of one of the user's winners, and of other configs.
 
         Parameters
         ----------
         winner
             The winner.
-        default
-            `config_key` of the default.
+        configs
+            Configurations whose results are read even if they are no finalists.
         """
         digest = winner.key.digest
-        rows = read_digested_rows_fast(self._location, digest, default)
-        if rows is None:
-            rows = self._read(lambda found: found.digested_rows(digest, default))
         newest: dict[str, Winner] = {}
-        with suppress(DataError):
-            for row in rows:
-                each = Winner.from_row(row, winner.device)
-                newest.setdefault(config_key(each.config), each)
+        for config in configs:
+            key = config_key(config)
+            if key in newest:
+                continue
+            rows = read_digested_rows_fast(self._location, digest, key)
+            with suppress(DataError):
+                for row in rows if rows is not None else self.digested_rows(digest, key):
+                    each = Winner.from_row(row, winner.device)
+                    newest.setdefault(config_key(each.config), each)
         return list(newest.values())
 
     def rules(self) -> Iterator[StoredRule]:

@@ -1,7 +1,7 @@
 """Choose the configuration of a kernel: exact, by a family's rule, nearest, transferred or default.
 
 Results of other problems only displace what an empty database would serve if they are expected to be faster by more
-than the doubt of that expectation (`autotile.families.comparison`).
+than the doubt of that expectation (`autotile.families.preference`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ from autotile.serving.untuned import Estimated, untuned_config
 from autotile.space.limits import check_config, compiled_occupancy, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
-    from autotile.families.comparison import Expectation, Tuned
-    from autotile.families.rule import FamilyRule, RulePoint
+    from autotile.families.preference import Expectation, Tuned
+    from autotile.families.rule import FamilyRule
 
 Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", "default"]
 _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")
 """Tiers of a kernel's own results, best first; ``model`` and ``library`` are those of operations."""
 _NEAR_DOUBLINGS = 1.0
 """Distance up to which a tuned configuration is served even if a search would not try it for the requested sizes."""
-_READ = 2
-"""Number of the nearest results whose finalists are compared, too: they have to be read."""
 _FREE_FIELDS = ("sizes", "nvrtc_version", "l2_mode")
 """Key fields in which a rule may differ from the request: its sizes are the family's, the others are reported."""
 
@@ -197,6 +195,9 @@ class Choice:
     unapplied: str = ""
 
 
+Finalists = Callable[[Winner, Sequence[Config]], Iterable[Winner]]
+
+
 def choose(
     kernel: Kernel,
     problem: Problem,
@@ -206,7 +207,7 @@ def choose(
     *,
     rules: Iterable[StoredRule] = (),
     checks: Callable[[], Iterable[Check]] = tuple,
-    finalists: Callable[[Winner], Iterable[Winner]] = lambda _: (),
+    finalists: Finalists = lambda _, __: (),
     estimates: bool = True,
     compares: bool = True,
     bundled: bool = False,
@@ -237,7 +238,8 @@ def choose(
         Function that reads the verdicts on configurations that are not ranked, oldest first; called only if there is no
         exact result, as a wrong one is not among the winners.
     finalists
-        Function that reads the finalists of the study of one of the user's own winners, and the default's result.
+        Function that reads the finalists of the study of one of the user's own winners, and the results of some other
+        configurations in it.
     estimates
         Whether a configuration may take the place of the default that is estimated to be far faster.
     compares
@@ -364,9 +366,7 @@ class _Selection:
             reason = reason or f"The rule of the family {stored.rule.family} is not followed here: {verdict.text}."
         return None, reason
 
-    def displaced(
-        self, base: Choice, finalists: Callable[[Winner], Iterable[Winner]], *, shipped: bool, trusted: bool = False
-    ) -> Choice:
+    def displaced(self, base: Choice, finalists: Finalists, *, shipped: bool, trusted: bool = False) -> Choice:
         """Return the result that displaces a choice, of the first tier with one that is surely faster; else the choice.
 
         Parameters
@@ -379,12 +379,17 @@ class _Selection:
             Whether a result that may be faster displaces it, too: of near sizes if it is not surely slower, of distant
             ones if that is more likely than not. The default's time, which would make it sure, comes with none of them.
         """
-        from autotile.families.comparison import MAX_STUDIES  # loads what an exact result does without
+        from autotile.families.preference import MAX_STUDIES, WITH_FINALISTS  # loads what an exact result does without
 
         among = [winner for winner in self._others if winner.shipped == shipped]
         for _, tier in groupby(among, key=lambda winner: _rank(winner, self._requested)[:2]):
             near = list(islice(filter(self._is_promising, tier), MAX_STUDIES))
-            studies = [self._study(each, finalists if place < _READ else _none) for place, each in enumerate(near)]
+            if near and self._is_of_problem(near[0]):  # with another compiler or L2 mode, or by replay
+                return replace(self._chosen(near[0]), unapplied=base.unapplied)
+            studies = [
+                self._study(each, base.config, finalists if place < WITH_FINALISTS else _none)
+                for place, each in enumerate(near)
+            ]
             compared = self._compared(base, studies)
             if compared is not None:
                 winner, verdict, expected = compared
@@ -420,26 +425,34 @@ class _Selection:
             self._is_near(winner) or meets_heuristics(spec, winner.config, sizes, self._device)
         ) and self._may_serve(winner)
 
+    def _is_of_problem(self, winner: Winner) -> bool:
+        """Return whether a result was measured for the same problem on the same GPU model."""
+        return winner.key.sizes == self._requested.sizes and _device_of(winner.key) == _device_of(self._requested)
+
     def _is_near(self, winner: Winner) -> bool:
         flags, doublings = size_distance(winner.key.sizes, self._problem.sizes)
         return not flags and doublings <= _NEAR_DOUBLINGS
 
     def _choice_of_rule(self, stored: StoredRule) -> tuple[Winner, Tuned] | None:
-        """Return the first choice of a rule that may be served, and the point at which it was timed."""
-        from autotile.families.comparison import Tuned
+        """Return the first choice of a rule that may be served, and the nearest point at which it is the fastest."""
+        from autotile.families.preference import Tuned
 
         for number in stored.rule.order(self._kernel.spec, self._device, self._problem.sizes):
-            winner, point = _winner_of_rule(stored, number, self._problem)
+            winner = _winner_of_rule(stored, number, self._problem)
             if self._may_serve(winner):
+                point = stored.rule.nearest_win(number, self._problem.sizes)
+                sizes = point.sizes if point is not None else winner.key.sizes
                 times_us = point.times_by_config(stored.rule.configs) if point is not None else {}
-                return winner, Tuned(winner.key.sizes, stored.device, (winner.config,), times_us)
+                return winner, Tuned(sizes, stored.device, (winner.config,), times_us)
         return None
 
-    def _study(self, winner: Winner, finalists: Callable[[Winner], Iterable[Winner]]) -> tuple[Tuned, Sequence[Winner]]:
-        """Return a winner and the finalists of its study that may be served, and the times of all finalists."""
-        from autotile.families.comparison import FINALISTS, Tuned
+    def _study(self, winner: Winner, base: Config, finalists: Finalists) -> tuple[Tuned, Sequence[Winner]]:
+        """Return a winner and the finalists of its study that may be served, and their times and those of the base."""
+        from autotile.families.preference import FINALISTS, Tuned
 
-        found = {config_key(each.config): each for each in finalists(winner)} | {config_key(winner.config): winner}
+        default = dict(self._kernel.spec.default)
+        read = finalists(winner, [default] if base == default else [default, base])
+        found = {config_key(each.config): each for each in read} | {config_key(winner.config): winner}
         times_us = {key: each.measurement.time_us for key, each in found.items() if each.measurement is not None}
         others = [each for each in found.values() if each is not winner and self._is_promising(each)]
         others.sort(key=lambda each: times_us.get(config_key(each.config), math.inf))
@@ -450,7 +463,7 @@ class _Selection:
         self, base: Choice, studies: Sequence[tuple[Tuned, Sequence[Winner]]]
     ) -> tuple[Winner, Compared, Expectation] | None:
         """Return the most promising result and its comparison with a choice; None if all are that choice."""
-        from autotile.families.comparison import prefer
+        from autotile.families.preference import prefer
 
         spec, sizes, dtype = self._kernel.spec, self._problem.sizes, self._problem.dtype
         found = prefer(spec, sizes, self._device, base.config, [tuned for tuned, _ in studies], dtype=dtype)
@@ -473,7 +486,7 @@ class _Selection:
         return _choice(winner, self._requested, self._device)
 
 
-def _none(_: Winner) -> Iterable[Winner]:
+def _none(_: Winner, __: Sequence[Config]) -> Iterable[Winner]:
     return ()
 
 
@@ -494,11 +507,11 @@ def _is_applicable(key: TuningKey, requested: TuningKey) -> bool:
     return replace(key, **{name: getattr(requested, name) for name in _FREE_FIELDS}) == requested
 
 
-def _winner_of_rule(stored: StoredRule, number: int, problem: Problem) -> tuple[Winner, RulePoint | None]:
-    """Return a configuration of a rule as a result at the nearest point where it was timed, and that point."""
+def _winner_of_rule(stored: StoredRule, number: int, problem: Problem) -> Winner:
+    """Return a configuration of a rule as a result at the nearest point where it was timed."""
     chosen, point = stored.rule.configs[number], stored.rule.nearest_point(number, problem.sizes)
     timed = point.times_us[number] if point is not None else None
-    winner = Winner(
+    return Winner(
         key=replace(stored.key, sizes=point.sizes if point is not None else stored.rule.family.largest),
         device=stored.device,
         config=chosen.config,
@@ -507,7 +520,6 @@ def _winner_of_rule(stored: StoredRule, number: int, problem: Problem) -> tuple[
         tuned_at=stored.learned_at,
         shipped=stored.shipped,
     )
-    return winner, point
 
 
 def _unapplied(rule: FamilyRule) -> str:

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from autotile.space.search_space import SearchSpace
     from autotile.space.time_estimate import TimeEstimate
 
-CONFIDENT_FACTOR = 2.0
-"""Factor between two estimates from which the order of the times is taken for certain. Over kernels whose file states
-the operations and the registers, none of 1,276 recorded configurations was slower than the one of the least estimate
-where its own was twice as long, nor any of 130 defaults at sizes of their own; at 1.5 times, 0.4 % were."""
 _MAX_ROWS = 4096
 """Maximum number of configurations that are estimated for a look-up; of a larger space, a sample."""
 _MAX_COMBINATIONS = 10**9
@@ -97,7 +93,7 @@ def untuned_config(
 
 def _may_be_slow(kernel: Kernel, problem: Problem, device: DeviceProperties) -> bool:
     """Return whether another configuration may be far faster than the default, by the device's peaks."""
-    from autotile.space.time_estimate import estimate_configs
+    from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 
     if kernel.spec.work.flops is None or prod(len(each.values) for each in kernel.spec.parameters) > _MAX_COMBINATIONS:
         return False
@@ -118,7 +114,7 @@ def _fastest(
     import numpy as np
 
     from autotile.space.search_space import SearchSpace
-    from autotile.space.time_estimate import estimate_times
+    from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
 
     codes = space.codes
     if len(codes) > _MAX_ROWS:

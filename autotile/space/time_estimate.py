@@ -31,6 +31,10 @@ from autotile.space.search_space import SearchSpace
 
 Column = NDArray[np.float64]
 
+CONFIDENT_FACTOR = 2.0
+"""Factor between two estimates from which the order of the times is taken for certain. Over kernels whose file states
+the operations and the registers, none of 1,276 recorded configurations was slower than the one of the least estimate
+where its own was twice as long, nor any of 130 defaults at sizes of their own; at 1.5 times, 0.4 % were."""
 _LARGE_SIZE = 2**20
 """Size at which a grid shows its tile; larger than any tile."""
 _UNLIMITED_SMS = 2**40

@@ -29,7 +29,7 @@ from autotile.report.notebook import PageContent, Reported
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.space.limits import check_config
-from autotile.tuning.family_study import FamilyMatrix, family_points, proposals, read_matrix, union
+from autotile.tuning.family_study import FamilyMatrix, family_points, losses_without, proposals, read_matrix, union
 from autotile.tuning.options import TuneOptions, check_whole
 from autotile.tuning.problem_queue import Job, Lane, open_lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
@@ -106,7 +106,8 @@ class FamilyResult(Displayed, Reported):
     device
         Device that it was tuned for.
     rule
-        Rule that is served from now on; None where the user interrupted, and the same command resumes.
+        Rule that was learned; None where the user interrupted, and the same command resumes. It is served from now on
+        if it is in force (`FamilyRule.in_force`).
     candidates
         Number of configurations that were measured at every point.
     default_loss
@@ -147,6 +148,7 @@ class FamilyResult(Displayed, Reported):
         found = "interrupted before there was a rule"
         if rule is not None:
             found = f"{plural(len(rule.configs), 'configuration')}, {percent_text(rule.mean_loss)} mean loss"
+            found += "" if rule.in_force else ", not in force"
         return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}: {found}"
 
     def _facts(self) -> Iterable[tuple[str, str]]:
@@ -155,15 +157,12 @@ class FamilyResult(Displayed, Reported):
             yield from ((f"#{number}", config_text(one.config)) for number, one in enumerate(rule.configs))
             worst = f"{percent_text(rule.worst.loss)} at {sizes_text(rule.worst.sizes)}"
             yield "loss at the points", f"{percent_text(rule.mean_loss)} on average, at most {worst}"
+            yield "in force", in_force_text(rule)
         yield "database", self.database
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
         points = self.rule.points if self.rule is not None else ()
-        held_out = (NOTHING if point.held_out is None else percent_text(point.held_out) for point in points)
-        return ("point", "best", "loss", "loss when left out"), [
-            (sizes_text(point.sizes), time_text(point.best_us), percent_text(point.loss), left_out)
-            for point, left_out in zip(points, held_out, strict=True)
-        ]
+        return ("point", "best", "loss", "loss when left out", "loss without the rule"), [point_row(p) for p in points]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune-family --json`` prints."""
@@ -179,6 +178,8 @@ class FamilyResult(Displayed, Reported):
             else None,
             "held_out_loss": {"mean": sum(held_out) / len(held_out), "worst": max(held_out)} if held_out else None,
             "default_loss": self.default_loss,
+            "in_force": rule.in_force if rule is not None else None,
+            "judgement": rule.judgement.to_json() if rule is not None and rule.judgement is not None else None,
             "candidates": self.candidates,
             "rule": rule.to_json() if rule is not None else None,
             "seconds": round(self.seconds, 3),
@@ -187,6 +188,17 @@ class FamilyResult(Displayed, Reported):
             "database": self.database,
             "notices": list(self.notices),
         }
+
+
+def point_row(point: RulePoint) -> tuple[str, ...]:
+    """Return the cells of a point of a rule: sizes, best time and losses."""
+    others = (NOTHING if loss is None else percent_text(loss) for loss in (point.held_out, point.without))
+    return sizes_text(point.sizes), time_text(point.best_us), percent_text(point.loss), *others
+
+
+def in_force_text(rule: FamilyRule) -> str:
+    """Return whether a rule that was just learned is served, and why."""
+    return f"{'yes' if rule.in_force else 'no'}: {rule.verdict}"
 
 
 FamilyObserver = Callable[[FamilyStep], None]
@@ -421,7 +433,8 @@ class _FamilySession:
         data = TrainingData(matrix.times_us, matrix.proposed_by, traits(matrix.points), traits(members), valid)
         learned = learn_rule(data, list_features(spec, max_configs), max_configs)
         chosen = tuple(matrix.configs[column] for column in learned.chosen)
-        return FamilyRule(self.family, chosen, learned.tree, _rule_points(matrix, learned))
+        without = losses_without(spec, self.device, self.dtype, matrix)
+        return FamilyRule(self.family, chosen, learned.tree, _rule_points(matrix, learned, without))
 
     def _result(self, rule: FamilyRule | None, matrix: FamilyMatrix | None, resumed: int) -> FamilyResult:
         return FamilyResult(
@@ -439,7 +452,7 @@ class _FamilySession:
         )
 
 
-def _rule_points(matrix: FamilyMatrix, learned: LearnedRule) -> tuple[RulePoint, ...]:
+def _rule_points(matrix: FamilyMatrix, learned: LearnedRule, without: Sequence[float]) -> tuple[RulePoint, ...]:
     chosen = list(learned.chosen)
     return tuple(
         RulePoint(
@@ -448,6 +461,7 @@ def _rule_points(matrix: FamilyMatrix, learned: LearnedRule) -> tuple[RulePoint,
             best_us=float(np.nanmin(matrix.times_us[row])),
             loss=float(learned.losses[row]),
             held_out=float(learned.held_out[row]) if np.isfinite(learned.held_out[row]) else None,
+            without=without[row],
         )
         for row, sizes in enumerate(matrix.points)
     )

@@ -16,13 +16,16 @@ from autotile.database.keys import TuningKey, space_hash
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, list_recordings
 from autotile.families.family import Family, select_points, select_points_from
+from autotile.families.learning import UNSERVED_LOSS
+from autotile.families.preference import FINALISTS, MAX_STUDIES, WITH_FINALISTS, Tuned, prefer
 from autotile.families.rule import RuleConfig
 from autotile.kernel.library import Kernel
-from autotile.kernel.problem import check_memory, resolve_problem
+from autotile.kernel.problem import check_memory, resolve_problem, size_distance
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
+from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
@@ -197,3 +200,59 @@ def _compiled(key: str, studies: Sequence[Mapping[str, Trial]]) -> RuleConfig:
     """Return a configuration with its compiled resources at the first point where it ran."""
     trial = next(study[key] for study in studies if _has_time(study.get(key)))
     return RuleConfig(trial.config, trial.resources, trial.occupancy.blocks_per_sm if trial.occupancy else 0)
+
+
+def losses_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix) -> list[float]:
+    """Return the loss at each point of what would be served there without a rule, had the point not been tuned.
+
+    This is what serving chooses from the other points: the default, or the one that is estimated to be far faster,
+    unless a result of a near point is expected to be faster still by more than the doubt.
+    """
+    return [_loss_without(spec, device, dtype, matrix, point) for point in range(len(matrix.points))]
+
+
+def _loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix, point: int) -> float:
+    times_us, sizes = matrix.times_us, matrix.points[point]
+    runs = np.isfinite(times_us)
+    configs = [one.config for one in matrix.configs]
+    others = [row for row in range(len(matrix.points)) if row != point]
+    others.sort(key=lambda row: size_distance(matrix.points[row], sizes))
+    known = [
+        column
+        for column in np.flatnonzero(runs[point]).tolist()
+        if matrix.proposed_by[others, column].any() or not matrix.proposed_by[:, column].any()
+    ]
+    base = _untuned(spec, device, dtype, sizes, {column: configs[column] for column in known})
+    studies = []
+    for place, row in enumerate(others[:MAX_STUDIES]):
+        fastest = sorted((column for column in known if runs[row, column]), key=lambda column: times_us[row, column])
+        measured = {config_key(configs[column]): float(times_us[row, column]) for column in fastest}
+        served = fastest[: FINALISTS if place < WITH_FINALISTS else 1]
+        studies.append(Tuned(matrix.points[row], device, tuple(configs[column] for column in served), measured))
+    if base is None:
+        served_config = next((tuned.configs[0] for tuned in studies if tuned.configs), None)
+    else:
+        found = prefer(spec, sizes, device, base, studies, dtype=dtype)
+        is_displaced = found is not None and found.expectation.is_faster
+        served_config = studies[found.study].configs[found.place] if found is not None and is_displaced else base
+    if served_config is None:
+        return UNSERVED_LOSS
+    column = configs.index(served_config)
+    return float(times_us[point, column] / np.nanmin(times_us[point]) - 1.0)
+
+
+def _untuned(
+    spec: KernelSpec, device: DeviceProperties, dtype: str, sizes: Mapping[str, int], configs: Mapping[int, Config]
+) -> Config | None:
+    """Return what is served where nothing is tuned, among configurations that were measured; None if that is not known.
+
+    Serving estimates the whole space; of the others, the time at the point is not known.
+    """
+    default = next((column for column, config in configs.items() if config == spec.default), None)
+    if default is None:
+        return None
+    columns = [default, *(column for column in configs if column != default)]
+    found = estimate_configs(spec, sizes, device, [configs[column] for column in columns], dtype)
+    if found is None or not found.is_declared or found.time_us[0] < CONFIDENT_FACTOR * found.time_us.min():
+        return configs[default]
+    return configs[columns[int(np.argmin(found.time_us))]]

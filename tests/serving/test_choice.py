@@ -145,7 +145,7 @@ class TestReplayed:
         store.put(4096, LARGE, device=replace(device_profile("h200"), source="replayed"))
         kernel = store.ask(4096, device=None)
         assert kernel.tier == "transferred"
-        assert "It was tuned from a recording of this GPU, not on the GPU itself. By the" in kernel.explain()
+        assert "It was tuned from a recording of this GPU, not on the GPU itself. There it took" in kernel.explain()
 
     def test_a_measured_one_comes_first_however_old(self, store: Any) -> None:
         store.put(4096, SMALL)

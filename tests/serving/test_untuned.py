@@ -16,10 +16,10 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving import untuned
 from autotile.serving.choice import Choice, choose
 from autotile.serving.description import explain
-from autotile.serving.untuned import CONFIDENT_FACTOR, Estimated, untuned_config
+from autotile.serving.untuned import Estimated, untuned_config
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace
-from autotile.space.time_estimate import estimate_times
+from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
 
 H200 = device_profile("h200")
 RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("*.npz"))

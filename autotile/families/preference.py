@@ -54,6 +54,8 @@ the recordings that ship."""
 
 MAX_STUDIES = 4
 """Number of tuned problems, the nearest ones, whose results are compared."""
+WITH_FINALISTS = 2
+"""Number of these whose finalists are compared, too: serving has to read them."""
 FINALISTS = 12
 """Number of the fastest configurations of a tuned problem that are compared, as many as its finals have by default."""
 
