@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autotile.core.model import Config, Outcome, Trial, config_key
@@ -98,6 +99,52 @@ class TestRule:
         near, exact = (get_best_kernel(path, n=n, device="NVIDIA H200") for n in (30_001, 20_001))
         assert (near.tier, near.config, near.source) == ("family", FEW, "replayed")
         assert (exact.tier, exact.config) == ("exact", FEW)
+
+    def test_few_points_are_no_judgement_and_no_rule_is_in_force(self, bench: Any, judges: Any, run: Any) -> None:
+        record_by_alignment(bench, judges, PAIRS[:4])
+        result = run(plan=FamilyPlan(points=24, max_configs=4))
+        judgement = result.rule.judgement
+        assert (judgement.points, judgement.upper, result.rule.in_force) == (4, None, False)
+        document = result.to_json()
+        assert (document["in_force"], document["judgement"]["upper"]) == (False, None)
+        assert "not in force" in str(result)
+        kernel = get_best_kernel(bench.kernel.spec.source, n=PAIRS[2] + 8, device="NVIDIA H200")
+        assert kernel.tier != "family"
+        assert "is not in force: 4 held-out points are too few to judge it, at least 5" in kernel.explain()
+
+    def test_noise_is_not_taken_for_a_gain(self, bench: Any, judges: Any, run: Any) -> None:
+        """Every configuration takes the same time but for noise: whatever the rule chooses is not better for sure."""
+        draw = np.random.default_rng(2)
+
+        def judge(config: Config) -> Trial:
+            return judges["timed"](config, float(10.0 * draw.lognormal(0.0, 0.1)))
+
+        for n in PAIRS:
+            bench.record(judge, n=n)
+        rule = run(plan=FamilyPlan(points=len(PAIRS), max_configs=4)).rule
+        assert rule.judgement.points == len(rule.points) >= 10
+        assert rule.judgement.upper > 1
+        assert not rule.in_force
+        kernel = get_best_kernel(bench.kernel.spec.source, n=30_000, device="NVIDIA H200")
+        assert kernel.tier != "family"
+        assert "which is not clearly better" in kernel.explain()
+
+    def test_a_rule_that_serving_the_nearest_equals_stays_out(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+        rule = run().rule
+        assert rule.mean_loss == 0.0
+        assert not rule.in_force
+        kernel = get_best_kernel(bench.kernel.spec.source, n=2999, device="NVIDIA H200")
+        assert (kernel.tier, kernel.config) == ("nearest", FEW)
+
+    def test_a_rule_that_helps_is_in_force(self, bench: Any, judges: Any, run: Any) -> None:
+        record_by_alignment(bench, judges)
+        result = run(plan=FamilyPlan(points=len(PAIRS), max_configs=4))
+        judgement = result.rule.judgement
+        assert (judgement.points, result.rule.in_force) == (len(result.rule.points), True)
+        assert judgement.ratio < judgement.upper < 0.5
+        assert all(point.without == pytest.approx(3.0) for point in result.rule.points)  # 40 us of the neighbour's
+        assert result.to_json()["in_force"]
 
     def test_few_configurations_are_chosen(self, bench: Any, judges: Any, run: Any) -> None:
         record_all(bench, judges)
