@@ -157,6 +157,15 @@ class TestBudget:
         assert run(ticks, trials=400, budget_s=60.0).problems == 30
 
 
+def test_problems_that_take_too_long_are_left_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their operations; those of the tiny kernel are its elements."""
+    monkeypatch.setattr(operation_family, "_MAX_FLOPS", 50_000)
+    seen: list[int] = []
+    run(lambda step: seen.append(step.problem.sizes["n"]) if step.problem is not None else None)
+    assert len(seen) >= PROBLEMS
+    assert max(seen) <= 50_000
+
+
 class TestRaggedSizes:
     """What a family stores may be served, and is verified as in a session: at the ragged sizes, too."""
 

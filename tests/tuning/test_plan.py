@@ -16,9 +16,11 @@ from autotile.api.plans import PlanStep, plan_of_misses, tune_plan, write_plan
 from autotile.core.model import Problem
 from autotile.database.database import Database
 from autotile.errors import InputError
+from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import Operation
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plan import MAX_PROBLEMS, plan_text, read_plan
+from autotile.tuning.plan import MAX_PROBLEMS, PlannedProblem, is_done, plan_text, read_plan
 
 
 @pytest.fixture
@@ -196,6 +198,35 @@ class TestRuns:
         path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\ntrials = 9\n")
         assert [entry.state for entry in tune_plan(path, options).entries] == ["tuned"] * 3
         assert tune_plan(path, options).to_json()["complete"]
+
+    def test_a_smaller_gain_asks_for_more_and_a_greater_one_does_not(
+        self, recorded: list[int], plan_file: Any, bench: Any
+    ) -> None:
+        def states(until: float) -> list[str]:
+            head = "[[tune]]\nkernel = KERNEL\ntrials = 6\n"
+            path = plan_file(f"{head}until = {until}\nsizes = {{ n = {recorded[0]} }}\n")
+            return [entry.state for entry in tune_plan(path, TuneOptions(replay="auto", workers=1)).entries]
+
+        assert states(0.01) == ["tuned"]
+        assert states(0.01) == states(0.05) == ["done"]
+        assert states(0.001) == ["tuned"]
+
+    def test_an_operation_is_done_once_its_last_race_was_held(
+        self, bench: Any, operation_of_copies: Callable[..., Operation]
+    ) -> None:
+        text = '[operation]\nname = "scaling"\nsizes = { n = 4096 }\ndtypes = ["float32"]\n\n'
+        operation = operation_of_copies(f'{text}[kernels.first]\nkernel = "./first.toml"\n', ["first"])
+        bench.kernel = load_kernel(operation.members[0].kernel)
+        options = TuneOptions(replay="auto", workers=1)
+        planned = PlannedProblem("scaling", operation, operation.resolve({"n": 4096}))
+        winner = bench.tune(bench.record()).winner
+        with Database.open(read_settings().database) as database:
+            assert not is_done(database, planned, options, "")  # a session of a kernel alone
+            (study,) = database.studies()
+            run = database.start_run(study.study_id, sampler="contest")
+            database.add_trial(study.study_id, run, winner, phase="final", rank=1)
+            database.end_run(run)
+            assert is_done(database, planned, options, "")
 
     def test_one_that_fails_does_not_stop_the_others(self, recorded: list[int], plan_file: Any) -> None:
         path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {[77, *recorded]} }}\ntrials = 3\n")
