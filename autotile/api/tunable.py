@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.api.targets import merge_sizes
 from autotile.core.argument_types import checked_except
 from autotile.core.documents import toml_text
 from autotile.core.model import Config
@@ -280,7 +281,7 @@ class TunableKernel(Displayed):
         from autotile.api.tuning import tune
         from autotile.tuning.result import TuneResult
 
-        result = tune(self, self._sizes(sizes, arguments), **arguments)
+        result = tune(self, self._given(sizes, arguments), **arguments)
         assert isinstance(result, TuneResult)  # of a kernel, not of an operation
         return result
 
@@ -304,7 +305,9 @@ class TunableKernel(Displayed):
         """
         from autotile.serving.dispatcher import get_best_kernel
 
-        return get_best_kernel(self, **{**self._sizes(sizes, arguments), **arguments})
+        given = self._given(sizes, arguments)
+        problem = resolve_problem(self._kernel.spec, given, defaults=True)
+        return get_best_kernel(self, **{**problem.sizes, **arguments})
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the search-space file, with the template and all arrays beside it, for use from the command line.
@@ -365,13 +368,10 @@ class TunableKernel(Displayed):
             )
         return target
 
-    def _sizes(self, sizes: Mapping[str, int] | None, arguments: dict[str, Any]) -> dict[str, int]:
-        """Return all sizes, and remove them from the arguments of a call."""
-        spec = self._kernel.spec
-        named = {name: arguments.pop(name) for name in spec.sizes if name in arguments}
-        if twice := named.keys() & (sizes or {}).keys():
-            raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
-        return dict(resolve_problem(spec, {**(sizes or {}), **named}, defaults=True).sizes)
+    def _given(self, sizes: Mapping[str, int] | None, arguments: dict[str, Any]) -> dict[str, int]:
+        """Return the sizes that are given, and remove them from the arguments of a call."""
+        named = {name: arguments.pop(name) for name in self._kernel.spec.sizes if name in arguments}
+        return merge_sizes(sizes, named)
 
     def _headline(self) -> str:
         return self._kernel.spec.headline

@@ -110,3 +110,8 @@ class TestPartlyGiven:
         answer = run("tune", "sgemm_2d", "Q=1")
         assert answer.code == 2
         assert "sgemm_2d has no size 'Q'; give its sizes like M=4096 N=4096 K=4096" in answer.err
+
+    def test_a_bundle(self, run: Callable[..., Any], tmp_path: Path) -> None:
+        answer = run("bundle", "sgemm_2d", "M=4096", "-o", tmp_path / "x.autotile", "--arch", "sm_90")
+        assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
+        assert "needs the size" not in answer.err
