@@ -254,7 +254,9 @@ def trials(
     database: str | Path | None = None,
     **named_sizes: int,
 ) -> TrialList:
-    """Return the stored trials of a kernel, the fastest first.
+    """Return the stored trials of a kernel, the fastest first: one of each configuration of a study.
+
+    Its time is that of the newest finals that it took part in, else that of the search.
 
     Parameters
     ----------
@@ -292,7 +294,7 @@ def trials(
             StudyTrial(study.key, stored)
             for study in studies
             if all(study.key.sizes.get(name) == value for name, value in given.items())
-            for stored in opened.stored_trials(study.study_id)
+            for stored in opened.standing_trials(study.study_id)
             if wanted in (None, stored.trial.outcome)
         ]
     return TrialList(tuple(sorted(found, key=_by_time)[:limit]))

@@ -62,13 +62,14 @@ class StudyReader:
         with database.reading() as connection:
             self._trials += parsed_rows(connection, newer.order_by(TRIALS.c.id), stored_trial)
         self._last = max((one.trial_id for one in self._trials), default=0)
+        finals = tuple(one for one in self._trials if one.phase == "final")  # all that `clean` leaves of a study
         return StudyData(
             key=study.key,
             device=study.device,
             location=database.location,
             runs=tuple(map(run_data, database.runs(study.study_id))),
-            trials=tuple(one for one in self._trials if one.phase == "search"),
-            final_trials=tuple(one for one in self._trials if one.phase == "final"),
+            trials=tuple(one for one in self._trials if one.phase == "search") or finals,
+            final_trials=finals,
             ceilings=ceilings_for(database, study.key.gpu_name),
             study_id=study.study_id,
         )
