@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 from autotile import __version__
 from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
 from autotile.core.argument_types import checked, checked_except
-from autotile.core.model import Problem, config_key
+from autotile.core.model import Problem
 from autotile.core.text import Displayed, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
 from autotile.database.rows import StoredTrial
@@ -263,8 +263,7 @@ def export(
     found = _read_trials(loaded, problem, path, device, database)
     _WRITERS[format](found)
     gpu = source_text(found.study.key.gpu_name, found.study.key.source)
-    configurations = len({config_key(stored.trial.config) for stored in found.trials})
-    return Transfer("exported", found.path, format, problem, gpu, configurations, {"study": found.study.study_id})
+    return Transfer("exported", found.path, format, problem, gpu, len(found.trials), {"study": found.study.study_id})
 
 
 @checked
@@ -433,7 +432,7 @@ def _read_trials(
         gpu_name = resolve_device(device).device.name if device is not None else None
         study = _newest_study(opened.studies(problem.kernel), problem, gpu_name)
         names = {parameter.name for parameter in kernel.spec.parameters}
-        trials = [one for one in opened.stored_trials(study.study_id) if one.trial.config.keys() == names]
+        trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
         return _Export(path, kernel, study, trials)
 
 
@@ -457,7 +456,7 @@ def _write_optuna(export: _Export) -> None:
     from autotile.search.study import study_of_trials, study_to_storage
 
     _check_optuna_file(export.path)
-    trials = [stored.trial for stored in export.trials if stored.phase == "search"]
+    trials = [stored.trial for stored in export.trials]
     name = f"{export.study.key.problem} on {export.study.key.gpu_name}"
     study_to_storage(study_of_trials(export.kernel.spec.parameters, trials, name), export.path)
 

@@ -274,7 +274,9 @@ def trials(
     database: str | Path | None = None,
     **named_sizes: int,
 ) -> TrialList:
-    """Return the stored trials of a kernel, the fastest first.
+    """Return the stored trials of a kernel, the fastest first: one of each configuration of a study.
+
+    Its time is that of the newest finals that it took part in, else that of the search.
 
     Parameters
     ----------
@@ -312,7 +314,7 @@ def trials(
         found = [
             StudyTrial(study.key, stored)
             for study in studies
-            for stored in opened.stored_trials(study.study_id)
+            for stored in opened.standing_trials(study.study_id)
             if wanted in (None, stored.trial.outcome)
         ]
         digests = {entry.key.digest for entry in found}

@@ -37,6 +37,7 @@ from autotile.database.rows import (
     insert_trial,
     insert_trials,
     read_trials,
+    standing_trials,
     trial_row,
 )
 from autotile.database.schema import now_text
@@ -375,6 +376,10 @@ class Database:
         """Return the trials of a study with their positions in the database and times, oldest first."""
         with self.reading() as connection:
             return read_trials(connection, study_id, run_id, phase)
+
+    def standing_trials(self, study_id: int) -> list[StoredTrial]:
+        """Return one trial of each configuration, as it is shown and exported; see `rows.standing_trials`."""
+        return standing_trials(self.stored_trials(study_id))
 
     def trials(self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None) -> list[Trial]:
         """Return the trials of a study, oldest first."""

@@ -15,6 +15,7 @@ from sqlalchemy import (
     ScalarSelect,
     Select,
     Table,
+    and_,
     case,
     func,
     literal_column,
@@ -59,7 +60,7 @@ class StudySummary:
     trials: int
     """Configurations that were tried, each counted once."""
     ok: int
-    """Number of configurations that were verified and measured."""
+    """Number of configurations that were verified and measured, and refused neither by finals nor since then."""
     last_at: datetime | None
     """Time at which the newest trial was recorded."""
     best_config: Config | None
@@ -155,24 +156,30 @@ def list_studies(connection: Connection, kernel: str | None) -> list[StudySummar
 def _study_counts() -> Iterator[Label[Any]]:
     """Yield the numbers of runs and of configurations of a study, and the time of its newest trial.
 
-    A run tries no configuration twice. So the trials of a study with one run are counted in the indexes: to compare
+    A configuration is ok if its newest trial is, as in `rows.standing_trials`. A run tries no configuration twice. So
+    the trials of a study with one run are counted in the indexes, if its finals refused none: to compare
     configurations, each row of the table would have to be read.
     """
 
-    def count(*conditions: ColumnElement[bool], distinct: bool = False) -> ScalarSelect[int]:
-        number = func.count(TRIALS.c.config_key.distinct()) if distinct else func.count()
-        return select(number).where(TRIALS.c.study_id == STUDIES.c.id, *conditions).scalar_subquery()
+    def count(*conditions: ColumnElement[bool]) -> ScalarSelect[int]:
+        return select(func.count()).where(TRIALS.c.study_id == STUDIES.c.id, *conditions).scalar_subquery()
 
-    searched, is_ok = TRIALS.c.phase == literal_column("'search'"), TRIALS.c.outcome == "ok"
+    searched = count(TRIALS.c.phase == literal_column("'search'"))
     is_final = TRIALS.c.phase == literal_column("'final'")
+    # the concatenation keeps SQLite from the index of times, in which finals are not apart from the others
+    final_outcome = TRIALS.c.outcome.concat("")
+    own = TRIALS.alias()
+    last_ids = select(func.max(own.c.id)).where(own.c.study_id == STUDIES.c.id).correlate(STUDIES)
+    last_ids = last_ids.group_by(own.c.config_key)
     runs = select(func.count()).where(RUNS.c.study_id == STUDIES.c.id).scalar_subquery()
     newest = select(func.max(TRIALS.c.id)).where(TRIALS.c.run_id == RUNS.c.id).scalar_subquery()
     last = select(func.max(newest)).where(RUNS.c.study_id == STUDIES.c.id).correlate(STUDIES).scalar_subquery()
+    is_simple = and_(runs == 1, searched > 0, count(is_final, final_outcome != "ok") == 0)
+    configurations = select(func.count(TRIALS.c.config_key.distinct())).where(TRIALS.c.study_id == STUDIES.c.id)
     yield runs.label("runs")
-    yield case((runs == 1, count(searched)), else_=count(searched, distinct=True)).label("trials")
-    # the concatenation keeps SQLite from the index of times, in which finals are not apart from the others
-    ok = count(is_ok) - count(is_final, TRIALS.c.outcome.concat("") == "ok")
-    yield case((runs == 1, ok), else_=count(searched, is_ok, distinct=True)).label("ok")
+    yield case((is_simple, searched), else_=configurations.scalar_subquery()).label("trials")
+    ok = count(TRIALS.c.outcome == "ok") - count(is_final, final_outcome == "ok")
+    yield case((is_simple, ok), else_=count(TRIALS.c.outcome == "ok", TRIALS.c.id.in_(last_ids))).label("ok")
     yield select(TRIALS.c.created_at).where(TRIALS.c.id == last).scalar_subquery().label("last_at")
 
 

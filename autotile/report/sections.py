@@ -356,7 +356,7 @@ _TABLE = "trials"
 
 
 def trial_table(study: StudyData) -> DataTable:
-    """Return all trials of the search as a table of data."""
+    """Return the trials of the search as a table of data, the newest of each configuration."""
     parameters = study.parameters
     micro = "\N{MICRO SIGN}s"
     figures = (
@@ -371,6 +371,7 @@ def trial_table(study: StudyData) -> DataTable:
         Column("after", "s", True),
     )
     own = [Column(name) for name in parameters]
+    newest = {one.trial_id for one in study.newest}
     rows = [
         [
             *_trial_cells(place, one.trial, after_s),
@@ -378,6 +379,7 @@ def trial_table(study: StudyData) -> DataTable:
             one.trial.reason[:300],
         ]
         for place, (one, after_s) in enumerate(zip(study.trials, study.elapsed_s, strict=True), start=1)
+        if one.trial_id in newest
     ]
     return DataTable(_TABLE, (*figures, *own, Column("reason")), rows)
 

@@ -63,10 +63,11 @@ class StudyReader:
         with database.reading() as connection:
             self._trials += parsed_rows(connection, newer.order_by(TRIALS.c.id), stored_trial)
         self._last = max((one.trial_id for one in self._trials), default=0)
+        finals = tuple(one for one in self._trials if one.phase == "final")  # all that `clean` leaves of a study
         return replace(
             study,
-            trials=tuple(one for one in self._trials if one.phase == "search"),
-            final_trials=tuple(one for one in self._trials if one.phase == "final"),
+            trials=tuple(one for one in self._trials if one.phase == "search") or finals,
+            final_trials=finals,
         )
 
 
