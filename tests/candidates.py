@@ -11,7 +11,7 @@ from autotile.cuda.driver import live_device
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
 from autotile.tuning.backend import kernel_source
-from autotile.workers.bench import Bench
+from autotile.workers.bench import Bench, TaintedError
 from autotile.workers.jobs import Candidate, Entry, Reading, Time, Workload
 
 
@@ -37,5 +37,9 @@ def evaluate(toml: Path, **values: Value) -> Reading:
     candidate = Candidate(config, str(cubin.path), cubin.symbols)
     bench, readings = Bench(), list[Reading]()
     bench.open(workload)
-    bench.run(Time((Entry(candidate),)), lambda stage: None, readings)
+    try:
+        bench.run(Time((Entry(candidate),)), lambda stage: None, readings)
+    except TaintedError as error:  # nothing has passed here before that could show the data to be intact
+        assert error.reading is not None
+        return error.reading
     return readings[0]
