@@ -16,7 +16,7 @@ The constants were chosen on the recordings of ``sgemm_2d`` at five problems, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,14 +74,14 @@ class Tuned:
     sizes, device
         The problem, and the GPU that it was tuned on; None if that is not known.
     configs
-        Configurations that may be served from it.
+        Configurations that may be served from it by `config_key`, the fastest first.
     times_us
         Measured times in microseconds by `config_key`, also of other configurations.
     """
 
     sizes: Mapping[str, int]
     device: DeviceProperties | None
-    configs: tuple[Config, ...]
+    configs: Mapping[str, Config]
     times_us: Mapping[str, float]
 
 
@@ -128,14 +128,14 @@ class Preferred:
 
     Attributes
     ----------
-    study, place
-        Position of its tuned problem, and its position among the configurations of that problem.
+    study, key
+        Position of its tuned problem, and its `config_key`.
     expectation
         Its time over that of the base.
     """
 
     study: int
-    place: int
+    key: str
     expectation: Expectation
 
 
@@ -147,6 +147,7 @@ def prefer(
     studies: Sequence[Tuned],
     *,
     dtype: str | None = None,
+    may_serve: Callable[[int, str], bool] = lambda _, __: True,
 ) -> Preferred | None:
     """Return the configuration of near tuned problems that is the fastest if its doubt counts against it.
 
@@ -157,7 +158,9 @@ def prefer(
     base
         Configuration that is served without them.
     studies
-        Tuned problems, the nearest first, each with its fastest configuration first.
+        Tuned problems, the nearest first.
+    may_serve
+        Whether a configuration may be served, by the position of its problem and its `config_key`.
 
     Returns
     -------
@@ -166,40 +169,54 @@ def prefer(
         its `Expectation.is_faster`.
     """
     base_key = config_key(base)
-    places = [
-        (study, place)
-        for study, tuned in enumerate(studies)
-        for place, config in enumerate(tuned.configs)
-        if config_key(config) != base_key
-    ]
+    places = [(number, key) for number, tuned in enumerate(studies) for key in tuned.configs if key != base_key]
     if not places:
         return None
-    default = spec.default
-    here = _Launches.of(
-        spec, sizes, device, [base, default, *(studies[study].configs[place] for study, place in places)], dtype
-    )
+    tried = [studies[number].configs[key] for number, key in places]
+    here = _Launches.of(spec, sizes, device, [base, spec.default, *tried], dtype)
     found: list[Preferred] = []
     for number, tuned in enumerate(studies):
-        rows = [row for row, (study, _) in enumerate(places, start=2) if study == number]
-        if not rows:
-            continue
-        own = [tuned.configs[places[row - 2][1]] for row in rows]
-        there = _Launches.of(spec, tuned.sizes, tuned.device or device, [base, default, *own], dtype)
-        comparison = _Comparison(spec, base, here, there, tuned, _distance(tuned, sizes, device))
-        for row_there, row in enumerate(rows, start=2):
-            place = places[row - 2][1]
-            found.append(Preferred(number, place, comparison.expectation(tuned.configs[place], row, row_there)))
-
-    best = found[0]
-    for one in found[1:]:
-        gain = _upper(best) - _upper(one)
-        if one.expectation.is_faster > best.expectation.is_faster or gain > _MARGIN:
-            best = one
-    return best
+        comparison = None
+        for row_there, key in enumerate((key for key in tuned.configs if key != base_key), start=2):
+            if comparison is None:
+                there = _launches_there(spec, tuned, tuned.device or device, base, dtype)
+                comparison = _Comparison(spec, base_key, here, there, tuned, _distance(tuned, sizes, device))
+            found.append(Preferred(number, key, comparison.expectation(key, len(found) + 2, row_there)))
+    while found:
+        best = found[0]
+        for one in found[1:]:
+            gain = _upper(best) - _upper(one)
+            if one.expectation.is_faster > best.expectation.is_faster or gain > _MARGIN:
+                best = one
+        if may_serve(best.study, best.key):
+            return best
+        found.remove(best)
+    return None
 
 
 def _upper(one: Preferred) -> float:
     return one.expectation.log_ratio + one.expectation.doubt
+
+
+_MAX_KNOWN = 256
+_known: dict[tuple[object, ...], _Launches] = {}
+"""Launches at tuned problems, which look-ups of ever new sizes compare with."""
+
+
+def _launches_there(
+    spec: KernelSpec, tuned: Tuned, device: DeviceProperties, base: Config, dtype: str | None
+) -> _Launches:
+    """Return the launches of the base, the default and the configurations of a tuned problem, at that problem."""
+    base_key = config_key(base)
+    key = (spec.text, dtype, *_identity(device), *tuned.sizes.items(), base_key, *tuned.configs)
+    found = None if spec.computed else _known.get(key)  # the text does not say what a function computes
+    if found is None:
+        own = [config for name, config in tuned.configs.items() if name != base_key]
+        found = _Launches.of(spec, tuned.sizes, device, [base, spec.default, *own], dtype)
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[key] = found
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +224,13 @@ class _Comparison:
     """A problem, here, beside a tuned one, there; row 0 of each is the base, row 1 the default."""
 
     spec: KernelSpec
-    base: Config
+    base_key: str
     here: _Launches
     there: _Launches
     tuned: Tuned
     distance: tuple[int, float]
 
-    def expectation(self, config: Config, row: int, row_there: int) -> Expectation:
+    def expectation(self, key: str, row: int, row_there: int) -> Expectation:
         """Return the expected time of a configuration over that of the base."""
         is_estimated = self.here.log_us is not None and self.there.log_us is not None
         now = self.here.log_us if is_estimated else self.here.idle
@@ -222,9 +239,9 @@ class _Comparison:
         columns = (now, then) if now is not None and then is not None else (np.zeros(row + 1), np.zeros(row_there + 1))
         now, then = columns
 
-        times_us, base_key, default_key = self.tuned.times_us, config_key(self.base), config_key(self.spec.default)
-        time_us, base_us, default_us = (times_us.get(key) for key in (config_key(config), base_key, default_key))
-        reference = 0 if base_us is not None or base_key == default_key else 1
+        times_us, default_key = self.tuned.times_us, config_key(self.spec.default)
+        time_us, base_us, default_us = (times_us.get(name) for name in (key, self.base_key, default_key))
+        reference = 0 if base_us is not None or self.base_key == default_key else 1
         reference_us = base_us if reference == 0 else default_us
         estimated_there = float(then[row_there] - then[reference])
         if time_us is not None and reference_us is not None:

@@ -15,6 +15,7 @@ from autotile.cuda.function import PackedCubin
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.fast_access import (
     SERVER_TIMEOUT_S,
+    file_signature,
     read_checks_fast,
     read_digested_rows_fast,
     read_model_fast,
@@ -31,6 +32,7 @@ from autotile.exchange.shipped import shipped_model, shipped_rules, shipped_winn
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_device, runs_on
 from autotile.serving.choice import Choice, choose, choose_stored
+from autotile.serving.recent_cache import RecentCache
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result")
+
+_FINALISTS: RecentCache[tuple[object, ...], Mapping[str, Winner]] = RecentCache(256)
+"""Finalists of studies, by the state of the database's file."""
 
 
 class Candidates:
@@ -111,7 +116,7 @@ class Candidates:
         own = read_checks_fast(self._location, self._kernel, self._dtype)
         return own if own is not None else self._read(lambda found: found.checks(self._kernel, self._dtype))
 
-    def finalists(self, winner: Winner, configs: Sequence[Config]) -> list[Winner]:
+    def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
         """Return the newest result of each finalist of the study of one of the user's winners, and of other configs.
 
         Parameters
@@ -120,11 +125,20 @@ class Candidates:
             The winner.
         configs
             Configurations whose results are read even if they are no finalists.
+
+        Returns
+        -------
+        mapping
+            Results by `config_key`. They are kept until the file changes, so that look-ups of new sizes share them.
         """
         digest = winner.key.digest
+        keys = [config_key(config) for config in configs]
+        signature = file_signature(self._location)  # none of a server's database
+        known = self._location, digest, *keys, signature
+        if signature is not None and (found := _FINALISTS.get(known)) is not None:
+            return found
         newest: dict[str, Winner] = {}
-        for config in configs:
-            key = config_key(config)
+        for key in keys:
             if key in newest:
                 continue
             rows = read_digested_rows_fast(self._location, digest, key)
@@ -132,7 +146,7 @@ class Candidates:
                 for row in rows if rows is not None else self.digested_rows(digest, key):
                     each = Winner.from_row(row, winner.device)
                     newest.setdefault(config_key(each.config), each)
-        return list(newest.values())
+        return newest if signature is None else _FINALISTS.keep(known, newest)
 
     def rules(self) -> Iterator[StoredRule]:
         """Yield the rules of the kernel's families: the user's, newest first, then the shipped ones."""

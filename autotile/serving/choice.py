@@ -195,7 +195,9 @@ class Choice:
     unapplied: str = ""
 
 
-Finalists = Callable[[Winner, Sequence[Config]], Iterable[Winner]]
+Finalists = Callable[[Winner, Sequence[Config]], Mapping[str, Winner]]
+"""Function that reads the finalists of a winner's study, and the results of some other configurations in it, by
+`config_key`."""
 
 
 def choose(
@@ -207,7 +209,7 @@ def choose(
     *,
     rules: Iterable[StoredRule] = (),
     checks: Callable[[], Iterable[Check]] = tuple,
-    finalists: Finalists = lambda _, __: (),
+    finalists: Finalists = lambda _, __: {},
     estimates: bool = True,
     compares: bool = True,
     bundled: bool = False,
@@ -357,7 +359,9 @@ class _Selection:
                 continue
             winner, tuned = found
             chosen = replace(self._chosen(winner), tier="family", rule=_description(stored.rule))
-            compared = self._compared(base, [(tuned, [winner])]) if base is not None else None
+            compared = (
+                self._compared(base, [(tuned, dict.fromkeys(tuned.configs, winner))]) if base is not None else None
+            )
             if compared is None:
                 return chosen, ""
             verdict, expected = compared[1:]
@@ -443,33 +447,43 @@ class _Selection:
                 point = stored.rule.nearest_win(number, self._problem.sizes)
                 sizes = point.sizes if point is not None else winner.key.sizes
                 times_us = point.times_by_config(stored.rule.configs) if point is not None else {}
-                return winner, Tuned(sizes, stored.device, (winner.config,), times_us)
+                return winner, Tuned(sizes, stored.device, {config_key(winner.config): winner.config}, times_us)
         return None
 
-    def _study(self, winner: Winner, base: Config, finalists: Finalists) -> tuple[Tuned, Sequence[Winner]]:
-        """Return a winner and the finalists of its study that may be served, and their times and those of the base."""
+    def _study(self, winner: Winner, base: Config, finalists: Finalists) -> tuple[Tuned, Mapping[str, Winner]]:
+        """Return a winner and the finalists of its study, and their times and those of the default and of a base."""
         from autotile.families.preference import FINALISTS, Tuned
 
         default = dict(self._kernel.spec.default)
-        read = finalists(winner, [default] if base == default else [default, base])
-        found = {config_key(each.config): each for each in read} | {config_key(winner.config): winner}
-        times_us = {key: each.measurement.time_us for key, each in found.items() if each.measurement is not None}
-        others = [each for each in found.values() if each is not winner and self._is_promising(each)]
-        others.sort(key=lambda each: times_us.get(config_key(each.config), math.inf))
-        served = [winner, *others[: FINALISTS - 1]]
-        return Tuned(winner.key.sizes, winner.device, tuple(each.config for each in served), times_us), served
+        found = finalists(winner, [default] if base == default else [default, base])
+        key = config_key(winner.config)
+        known = {**found, key: winner}
+        times_us = {name: each.measurement.time_us for name, each in known.items() if each.measurement is not None}
+        others = sorted((name for name in found if name != key), key=lambda name: times_us.get(name, math.inf))
+        served = {name: known[name] for name in [key, *others[: FINALISTS - 1]]}
+        return Tuned(
+            winner.key.sizes, winner.device, {name: each.config for name, each in served.items()}, times_us
+        ), served
 
     def _compared(
-        self, base: Choice, studies: Sequence[tuple[Tuned, Sequence[Winner]]]
+        self, base: Choice, studies: Sequence[tuple[Tuned, Mapping[str, Winner]]]
     ) -> tuple[Winner, Compared, Expectation] | None:
         """Return the most promising result and its comparison with a choice; None if all are that choice."""
         from autotile.families.preference import prefer
 
         spec, sizes, dtype = self._kernel.spec, self._problem.sizes, self._problem.dtype
-        found = prefer(spec, sizes, self._device, base.config, [tuned for tuned, _ in studies], dtype=dtype)
+        found = prefer(
+            spec,
+            sizes,
+            self._device,
+            base.config,
+            [tuned for tuned, _ in studies],
+            dtype=dtype,
+            may_serve=lambda study, key: self._is_promising(studies[study][1][key]),
+        )
         if found is None:
             return None
-        winner, expected = studies[found.study][1][found.place], found.expectation
+        winner, expected = studies[found.study][1][found.key], found.expectation
         verdict = Compared(
             winner.config,
             base.config,
@@ -486,8 +500,8 @@ class _Selection:
         return _choice(winner, self._requested, self._device)
 
 
-def _none(_: Winner, __: Sequence[Config]) -> Iterable[Winner]:
-    return ()
+def _none(_: Winner, __: Sequence[Config]) -> Mapping[str, Winner]:
+    return {}
 
 
 def wrong_configs(checks: Iterable[Check], requested: TuningKey) -> set[str]:

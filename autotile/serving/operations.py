@@ -325,6 +325,7 @@ class OperationTable:
                     table.winners,
                     rules=self._stored[name].rules(),
                     checks=lambda table=table: table.checks,  # type: ignore[misc]
+                    finalists=self._stored[name].finalists,
                 )
                 found.append((table.kernel, own, choice))
             except InputError as error:

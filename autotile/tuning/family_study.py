@@ -228,13 +228,14 @@ def _loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix
         fastest = sorted((column for column in known if runs[row, column]), key=lambda column: times_us[row, column])
         measured = {config_key(configs[column]): float(times_us[row, column]) for column in fastest}
         served = fastest[: FINALISTS if place < WITH_FINALISTS else 1]
-        studies.append(Tuned(matrix.points[row], device, tuple(configs[column] for column in served), measured))
+        tried = {config_key(configs[column]): configs[column] for column in served}
+        studies.append(Tuned(matrix.points[row], device, tried, measured))
     if base is None:
-        served_config = next((tuned.configs[0] for tuned in studies if tuned.configs), None)
+        served_config = next((config for tuned in studies for config in tuned.configs.values()), None)
     else:
         found = prefer(spec, sizes, device, base, studies, dtype=dtype)
         is_displaced = found is not None and found.expectation.is_faster
-        served_config = studies[found.study].configs[found.place] if found is not None and is_displaced else base
+        served_config = studies[found.study].configs[found.key] if found is not None and is_displaced else base
     if served_config is None:
         return UNSERVED_LOSS
     column = configs.index(served_config)

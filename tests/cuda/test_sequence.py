@@ -154,7 +154,8 @@ def test_a_function_gets_the_most_shared_memory_of_its_launches(monkeypatch: pyt
 
 
 def test_its_functions_stay_loaded(monkeypatch: pytest.MonkeyPatch, scan: Kernel) -> None:
-    function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *_: None)
+    launched: list[tuple[Any, ...]] = []
+    function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *given: launched.append(given))
     module = SimpleNamespace(function=lambda _: function, pointer=1)
     monkeypatch.setattr(function_module, "Module", lambda _: module)
     plan, launches = packed(scan, N=300)
@@ -164,7 +165,15 @@ def test_its_functions_stay_loaded(monkeypatch: pytest.MonkeyPatch, scan: Kernel
     del functions
     gc.collect()
     assert loaded() is not None
+    assert loaded().module == module.pointer
     calls()
+    geometries = [one.geometry for one in plan.launches]
+    assert [given[:2] for given in launched] == [(one.grid, one.block) for one in geometries]
+    assert [given[2] for given in launched] == list(launches)
+    assert loaded() is not None
+    del calls
+    gc.collect()
+    assert loaded() is None  # and no longer than the launches
 
 
 def test_a_fault_names_its_step(kernel: Kernel) -> None:

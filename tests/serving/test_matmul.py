@@ -21,18 +21,18 @@ KERNELS = {member.name for member in load_operation("matmul").members}
 PRODUCT = Product(2048, 2048, 2048)
 
 
-def store_winner(name: str, product: Product, time_us: float) -> None:
-    """Store a kernel's default configuration as the winner for a product."""
+def store_winner(name: str, product: Product, time_us: float, database: Path | None = None) -> None:
+    """Store a kernel's default configuration as the winner for a product, in the user's database or another one."""
     kernel, device = load_kernel(name), replace(device_profile("h200"), source="cuda")
     problem = resolve_problem(kernel.spec, fitting_kernels(product)[name], product.dtype)
     measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
     trial = Trial(kernel.spec.default, Outcome.OK, "", "finals", measurement=measurement)
-    with Database.open(read_settings().database) as database:
+    with Database.open(database or read_settings().database) as opened:
         key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
-        study = database.study(key, device)
-        run = database.start_run(study, sampler="random")
-        database.add_trial(study, run, trial, phase="final", rank=1)
-        database.end_run(run)
+        study = opened.study(key, device)
+        run = opened.start_run(study, sampler="random")
+        opened.add_trial(study, run, trial, phase="final", rank=1)
+        opened.end_run(run)
 
 
 @pytest.mark.usefixtures("live_gpu")
@@ -67,7 +67,23 @@ def test_emulation_is_a_question_of_float32_only(dtype: str) -> None:
 
 
 def test_a_path_names_a_database(tmp_path: Path) -> None:
-    assert best_matmul(PRODUCT, device="NVIDIA H200", database=tmp_path / "none.db").kernel in {*KERNELS, "cublas"}
+    def served(path: Path) -> tuple[str, str]:
+        kernel = best_matmul(PRODUCT, device="NVIDIA H200", database=path)
+        return kernel.kernel, kernel.tier
+
+    slow, fast = tmp_path / "slow.db", tmp_path / "fast.db"
+    store_winner("sgemm", PRODUCT, 3.0, slow)
+    store_winner("sgemm", PRODUCT, 3.0, fast)
+    store_winner("sgemm_ws", PRODUCT, 2.0, fast)
+    assert served(slow) == ("sgemm", "exact")
+    assert served(fast) == ("sgemm_ws", "exact")
+    nothing = best_matmul(PRODUCT, device="NVIDIA H200", database=tmp_path / "none.db")
+    assert nothing.choice.shipped
+    assert nothing.tier in {"exact", "nearest"}  # by the NVRTC that is installed
+    measured = [one for one in nothing.contenders if one.doubt is None]
+    assert len(measured) > 1
+    assert nothing.measurement.time_us == min(one.time_us for one in measured)
+    assert (nothing.kernel, nothing.config) == (measured[0].kernel, measured[0].config)
 
 
 def test_elsewhere_nothing_is_emulated_for_the_times_of_another_gpu(tmp_path: Path) -> None:

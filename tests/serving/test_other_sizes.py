@@ -237,7 +237,9 @@ class TestWithoutEstimates:
         assert estimate_configs(spec, {"n": n}, H200, [spec.default]) is None
         chosen = {"THREADS": 256}
         times = {config_key(chosen): 10.0} | ({config_key(spec.default): default_us} if default_us else {})
-        found = prefer(spec, {"n": n}, H200, spec.default, [Tuned({"n": at}, H200, (chosen,), times)])
+        found = prefer(
+            spec, {"n": n}, H200, spec.default, [Tuned({"n": at}, H200, {config_key(chosen): chosen}, times)]
+        )
         assert found is not None
         return found.expectation
 

@@ -145,7 +145,7 @@ class TestKernels:
         store.put(8192, BEST)
         kernel = store.ask(4096, device=None)
         kernel.calls = 3
-        store.put(4096, BETTER)
+        store.put(4096, BETTER, default_ratio=None)
         poll()
         kernel.calls = 10
         assert (kernel.tier, misses()) == ("exact", [("nearest", 3)])

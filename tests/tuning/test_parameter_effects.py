@@ -71,11 +71,13 @@ def test_the_document(space: SearchSpace) -> None:
 def test_every_trial_beyond_a_threshold_is_as_slow_as_is_said(space: SearchSpace) -> None:
     measured = trials(space, by_block)
     best = min(trial.time_us or 0.0 for trial in measured)
-    for threshold in find_parameter_effects(space, measured).thresholds:
-        if threshold.quantity == "threads":
-            beyond = [t for t in measured if t.geometry is not None and t.geometry.threads > threshold.value]
-            assert len(beyond) == threshold.trials
-            assert min(t.time_us or 0.0 for t in beyond) == pytest.approx(best * (1 + threshold.loss))
+    (threshold,) = (one for one in find_parameter_effects(space, measured).thresholds if one.quantity == "threads")
+    beyond = [t for t in measured if t.geometry is not None and t.geometry.threads > threshold.value]
+    assert 0 < len(beyond) < len(measured)
+    assert (threshold.side, threshold.value, threshold.trials) == ("above", 256, len(beyond))
+    assert threshold.loss == pytest.approx(0.555, abs=0.002)
+    assert min(t.time_us or 0.0 for t in beyond) == pytest.approx(best * (1 + threshold.loss))
+    assert all((t.time_us or 0.0) >= best * (1 + threshold.loss) * 0.999 for t in beyond)
 
 
 def test_what_few_trials_show_is_no_threshold(space: SearchSpace) -> None:
