@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import math
 import os
 import re
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, quote_plus, unquote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -39,9 +42,16 @@ LOCK_TIMEOUT_S = 30.0
 
 On a server it is also the timeout of connecting and of each statement."""
 
+_MAX_SHOWN_PATH = 60
+"""Characters of a path that a message shows if the path is too long for the file system."""
+
 RESTART_S = 60.0
 """Time for which a session waits for a server that restarts, in seconds."""
 
+_READ_CONNECT_TIMEOUT_S = 3
+"""Timeout of connecting to a server to read, in seconds: somebody waits for the answer."""
+_ANNOUNCED_S = 1.0
+"""Time of connecting after which a command says what it waits for, in seconds."""
 _MIN_CONNECT_TIMEOUT_S = 2
 """The shortest that libpq takes."""
 _IDLE_S = 1.0
@@ -70,6 +80,8 @@ _USER = re.compile(r"[\w .@\\+-]*")
 _HOST = re.compile(r"[\w.,:%-]*")
 _NAME = re.compile(r"[\w .$~+-]*")
 """User, host and name of a database as far as they are plain: other text may be a password in the wrong place."""
+
+_LOG = logging.getLogger(__name__)
 
 WRITE_OPTIONS = {"autotile_write": True}
 """Execution options of an engine whose transactions write."""
@@ -253,9 +265,17 @@ def _is_shown(key: str, value: str) -> bool:
 
 def _file_path(path: str | Path) -> Path:
     try:
-        return expand_path(path, "a database")
+        expanded = expand_path(path, "a database")
+        os.stat(expanded)  # noqa: PTH116 - Path.exists hides a loop of links
     except InputError as error:
         raise DatabaseError(str(error)) from None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            name = str(path) if len(str(path)) <= _MAX_SHOWN_PATH else f"{str(path)[:_MAX_SHOWN_PATH]}..."
+            raise DatabaseError(f"{name!r} is not the path of a database: {error.strerror}; name a file") from None
+    except ValueError:  # of characters that the file system cannot encode
+        raise DatabaseError(f"{str(path)[:_MAX_SHOWN_PATH]!r} is not the path of a database; name a file") from None
+    return expanded
 
 
 def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
@@ -344,7 +364,7 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
     """
     try:
         url = location.reveal()
-        engine = create_engine(url, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s))
+        engine = create_engine(url, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s, readonly=readonly))
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
         raise DatabaseError(f"{location} needs the Python package {error.name!r}: pip install '{package}'") from None
@@ -352,6 +372,8 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
     set_up = _session_settings(url, timeout_s, readonly=readonly)
     _engines.add(engine)
+    if timeout_s >= LOCK_TIMEOUT_S:  # a command, rather than a program that is served
+        event.listen(engine, "do_connect", _connect_announced(location))
 
     @event.listens_for(engine, "checkin")
     def note_use(_: object, record: ConnectionPoolEntry) -> None:
@@ -375,15 +397,34 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
     return engine
 
 
-def _connection_timeouts(url: URL, timeout_s: float) -> dict[str, int]:
+def _connect_announced(location: ServerLocation) -> Callable[..., DBAPIConnection]:
+    """Return a listener that connects, and logs a warning if that takes long."""
+
+    def connect(dialect: Dialect, _: object, arguments: list[Any], parameters: dict[str, Any]) -> DBAPIConnection:
+        timeout_s = parameters.get("connect_timeout")
+        limit = f" for up to {timeout_s} s" if timeout_s else ""
+        # Without a logging configuration, Python prints warnings on standard error.
+        timer = threading.Timer(_ANNOUNCED_S, _LOG.warning, (f"waiting{limit} for the database {location}",))
+        timer.daemon = True
+        timer.start()
+        try:
+            return dialect.connect(*arguments, **parameters)
+        finally:
+            timer.cancel()
+
+    return connect
+
+
+def _connection_timeouts(url: URL, timeout_s: float, *, readonly: bool = False) -> dict[str, int]:
     """Return the parameters of libpq that limit waiting for the network: those of the URL stay.
 
     https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
     """
     if url.get_driver_name() not in ("psycopg", "psycopg2"):
         return {}
+    connect_s = min(timeout_s, _READ_CONNECT_TIMEOUT_S) if readonly else timeout_s
     timeouts = {
-        "connect_timeout": max(_MIN_CONNECT_TIMEOUT_S, math.ceil(timeout_s)),
+        "connect_timeout": max(_MIN_CONNECT_TIMEOUT_S, math.ceil(connect_s)),
         "tcp_user_timeout": math.ceil(1000 * timeout_s),
         "keepalives_idle": max(1, math.ceil(timeout_s / 2)),
         "keepalives_interval": max(1, math.ceil(timeout_s / 2 / _KEEPALIVES)),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +137,63 @@ def test_no_misspelling_shows_the_password(
         with pytest.raises(autotile.AutotileError) as caught:
             autotile.best("sgemm_2d", {"M": 1, "N": 1, "K": 1}, database=database)
         assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "words", [["list"], ["best", "sgemm_2d", "M=1", "N=1", "K=1"], ["trials", "sgemm_2d"]], ids=" ".join
+)
+def test_a_silent_server_is_said_to_be_waited_for_and_is_given_up_soon(words: list[str]) -> None:
+    pytest.importorskip("psycopg")
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=16)) as listening:
+        url = f"postgresql://me:{SECRET}@127.0.0.1:{listening.getsockname()[1]}/tune"
+        command = [sys.executable, "-m", "autotile", *words]
+        with subprocess.Popen(
+            command, env={**os.environ, "AUTOTILE_DB": url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None
+            first = process.stderr.readline()
+            assert process.poll() is None  # it is said while it waits
+            out, rest = process.communicate(timeout=60)
+    seconds = re.match(r"waiting for up to (\d+) s for the database .*@127\.0\.0\.1", first)
+    assert seconds is not None
+    assert int(seconds[1]) <= 5
+    assert process.returncode == 2
+    assert "the server does not answer" in rest
+    assert SECRET not in out + first + rest
+
+
+@pytest.fixture
+def folder_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("loop.db").symlink_to("loop.db")
+    Path("unreadable.db").touch(mode=0)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("x" * 5000, "File name too long"),
+        ("y" * 300, "File name too long"),
+        ("a/" * 3000, "File name too long"),
+        ("folder", "is a folder"),
+        ("/dev/null", "is not a regular file"),
+        ("loop.db", "Too many levels of symbolic links"),
+        ("unreadable.db", "cannot read the database"),
+        ("a\0b", "is not the path of a database"),
+    ],
+    ids=["long", "long name", "long folders", "folder", "device", "loop", "unreadable", "NUL"],
+)
+@pytest.mark.usefixtures("folder_of_faults")
+@pytest.mark.parametrize("command", [["list"], ["best", "sgemm_2d", "M=1", "N=1", "K=1"], ["db", "check"], ["tune"]])
+def test_what_cannot_be_a_database_is_refused_in_words(
+    run: Callable[..., Any], tune: Callable[..., Any], path: str, words: str, command: list[str]
+) -> None:
+    if path == "unreadable.db" and os.access(path, os.R_OK):
+        pytest.skip("root may read every file")
+    answer = tune("--db", path, "--json") if command == ["tune"] else run(*command, "--db", path, "--json")
+    assert answer.code == 2
+    assert answer.err.count("\n") == 1
+    assert words in answer.err
+    assert len(answer.err) < 500
+    assert answer.document["error"]["message"] in answer.err

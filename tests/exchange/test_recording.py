@@ -142,6 +142,33 @@ def test_twenty_thousand_configurations_are_small(
     assert len(read_recording(path)) > 19_000
 
 
+@pytest.mark.parametrize(
+    "several",
+    [(), (Parameter("BM", (32, 64)),), (Parameter("BM", tuple(range(257))),)],
+    ids=["alone", "among others", "of more values than a byte has"],
+)
+def test_parameters_of_a_single_value_are_recorded(
+    tmp_path: Path, header: RecordingHeader, measured: Callable[..., Trial], several: tuple[Parameter, ...]
+) -> None:
+    parameters = (Parameter("KIND", ("float",)), *several, Parameter("FAST", (True,)))
+    space = [
+        dict(zip((p.name for p in parameters), values, strict=True))
+        for values in product(*(p.values for p in parameters))
+    ]
+    trials = [measured(config, 10.0 + number) for number, config in enumerate(space)]
+    write_recording(tmp_path / "single.npz", replace(header, parameters=parameters), trials)
+    recording = read_recording(tmp_path / "single.npz")
+    assert recording.header.parameters == parameters
+    assert [recording.config(row) for row in range(len(recording))] == space
+    for config, trial in zip(space, trials, strict=True):
+        found = recording.lookup(config)
+        assert found is not None
+        assert found.measurement is not None
+        assert trial.measurement is not None
+        assert found.measurement.time_us == trial.measurement.time_us
+    assert recording.lookup({**space[0], "FAST": 1}) is None
+
+
 def test_a_configuration_of_another_space_cannot_be_recorded(
     tmp_path: Path, header: RecordingHeader, measured: Callable[..., Trial]
 ) -> None:

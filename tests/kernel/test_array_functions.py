@@ -45,6 +45,10 @@ def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
         ("v[::0]", "the step of a slice is 0"),
         ("v & 1", "& takes whole numbers"),
         ("v << 1", "<< takes whole numbers"),
+        ("i & 2.5", "& takes whole numbers; convert with int"),
+        ("i << 0.5", "<< takes whole numbers; convert with int"),
+        ("2.5 | i", "| takes whole numbers; convert with int"),
+        ("~2.5 + i", "~ takes whole numbers; convert with int"),
         ("zeros(N ** 30)", "more than 4,294,967,296 elements"),
         ("v[:, None, None, None] + zeros(9999, 9999, 99)", "more than 4,294,967,296 elements"),
         ("repeat(v, -1)", "would have the shape (-4,)"),
@@ -114,3 +118,11 @@ def test_an_einsum_of_too_many_products_is_refused_by_its_shapes(text: str) -> N
     expression.shape({"x": large, "y": ShapeOnly((1,))})
     with pytest.raises(SpecError, match=r"multiplications|elements"):
         expression.shape({"x": huge, "y": huge})
+
+
+@pytest.mark.parametrize(("text", "same"), [("i & 2.0", "i & 2"), ("1.0 << i", "1 << i"), ("i | 4 / 2", "i | 2")])
+def test_a_whole_value_of_a_real_number_counts_as_a_whole_number(text: str, same: str) -> None:
+    names = [name for name in environment() if name != "FLAG"]
+    found, expected = (parse_array_expression(one, names, KINDS).evaluate(environment()) for one in (text, same))
+    assert found.dtype.kind in "iu"
+    assert found.tolist() == expected.tolist()
