@@ -40,6 +40,5 @@ def evaluate(toml: Path, **values: Value) -> Reading:
     try:
         bench.run(Time((Entry(candidate),)), lambda stage: None, readings)
     except TaintedError as error:  # nothing has passed here before that could show the data to be intact
-        assert error.reading is not None
-        return error.reading
+        readings += [error.reading] if error.reading is not None else []
     return readings[0]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import autotile
-from autotile.core.model import Outcome
+from autotile.core.model import Outcome, Problem
+from autotile.cuda.driver import live_device
 from autotile.database.database import Database
 from autotile.database.learned_store import read_models
 from autotile.serving.dispatcher import default_dispatcher
@@ -88,8 +89,8 @@ def tune_plan(hasty: Path, folder: Path) -> None:
 
 
 def tune_misses(hasty: Path, folder: Path) -> None:
-    autotile.get_best_kernel(hasty, n=N)
-    default_dispatcher.misses.flush()
+    with Database.open(read_settings().database) as database:
+        database.record_miss(Problem("scale", {"n": N}, "float32"), live_device().name, "default")
     assert len(autotile.tune_misses(hasty, options=TuneOptions(trials=16), progress=False).results) == 1
 
 
@@ -122,7 +123,10 @@ def record_and_replay(hasty: Path, folder: Path) -> None:
         record_and_replay,
     ],
 )
-def test_no_way_of_tuning_serves_it(hasty: Path, tmp_path: Path, way: Callable[[Path, Path], None]) -> None:
+def test_no_way_of_tuning_serves_it(
+    hasty: Path, tmp_path: Path, way: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(hasty.parent))
     way(hasty, tmp_path)
     with Database.open(read_settings().database) as database:
         trials = [trial for study in database.studies() for trial in database.trials(study.study_id)]
