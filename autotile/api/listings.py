@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -147,7 +147,7 @@ class TrialList(Displayed, StudyPlots):
     trials
         Trials with the keys of their studies.
     study
-        Device, runs and ceilings of the study that all trials are of; None if they are of several.
+        The study that all trials are of, with all that is stored of their configurations; None if they are of several.
     """
 
     trials: tuple[StudyTrial, ...]
@@ -172,7 +172,7 @@ class TrialList(Displayed, StudyPlots):
         final = tuple(one for one in stored if one.phase == "final")
         if self.study is None:
             return StudyData(key, None, "", (), searched, final)
-        return replace(self.study, trials=searched, final_trials=final)
+        return self.study
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""

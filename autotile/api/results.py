@@ -20,7 +20,17 @@ from autotile.api.listings import (
 from autotile.api.targets import merge_sizes, named_operation, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
+from autotile.core.model import (
+    Config,
+    LaunchGeometry,
+    Measurement,
+    Occupancy,
+    Outcome,
+    Problem,
+    Resources,
+    config_key,
+    config_text,
+)
 from autotile.core.text import Displayed, source_text, time_text
 from autotile.database.database import database_location, location_text, open_for_reading
 from autotile.database.keys import space_hash
@@ -320,6 +330,12 @@ def trials(
         digests = {entry.key.digest for entry in found}
         alone = next((study for study in studies if {study.key.digest} == digests), None)
         study = study_without_trials(opened, alone) if alone is not None else None
+        if study is not None and alone is not None:
+            kept = {config_key(entry.stored.trial.config) for entry in found}
+            stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
+            searched = tuple(one for one in stored if one.phase == "search")
+            finals = tuple(one for one in stored if one.phase == "final")
+            study = replace(study, trials=searched or finals, final_trials=finals)
     return TrialList(tuple(sorted(found, key=_by_time)[:limit]), study)
 
 
