@@ -1,7 +1,6 @@
 """The JSON document of every command: its keys and the kinds of its values, on one small study.
 
-`tests/pinned/documents.json` holds them; ``pytest tests/cli/test_pinned_documents.py --pin`` writes those of the present
-code.
+`tests/pinned/documents.json` holds them; with ``--pin``, this file writes those of the present code.
 A key may be added; one that is there neither goes nor changes its kind.
 """
 
