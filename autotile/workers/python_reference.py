@@ -41,6 +41,9 @@ TIME_LIMIT_S = 600.0
 _NOT_INITIALIZED = 3
 """``CUDA_ERROR_NOT_INITIALIZED``, cuda.h."""
 
+_GRACE_S = 0.5
+"""Time between the end of a child's answer and that of the process, in seconds."""
+
 
 class InputSet(NamedTuple):
     """One set of inputs: sizes with flags, the seed, and whether scalars have their check values."""
@@ -233,6 +236,9 @@ class _Child:
         int or None
             Status with which it ended by itself; None if it did not, or another thread of the program waited for it.
         """
+        end = time.monotonic() + _GRACE_S
+        while not self.has_ended() and time.monotonic() < end:
+            time.sleep(0.001)
         if self.has_ended():
             return self._status
         with suppress(ProcessLookupError):
