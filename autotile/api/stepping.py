@@ -24,8 +24,7 @@ from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions, check_whole
 from autotile.tuning.result import TuneResult
-from autotile.tuning.session import open_session
-from autotile.tuning.stepped_session import SteppedSession
+from autotile.tuning.session import Session, open_session
 
 MAX_ASKED = 1000
 """Maximum number of configurations of one call."""
@@ -43,7 +42,7 @@ class TuningSession(Displayed):
     A configuration may leave parameters out, which then have their default values.
     """
 
-    def __init__(self, session: SteppedSession, spec: KernelSpec, problem: Problem, resources: ExitStack) -> None:
+    def __init__(self, session: Session, spec: KernelSpec, problem: Problem, resources: ExitStack) -> None:
         self._session = session
         self._spec = spec
         self._problem = problem
@@ -250,8 +249,6 @@ def session(
     loaded, problem = open_problem(kernel, given, dtype)
     chosen = checked_options(loaded, problem, chosen)
     with ExitStack() as stack:
-        opened = stack.enter_context(
-            open_session(loaded, problem, read_settings(), chosen, lambda _: None, session_class=SteppedSession)
-        )
+        opened = stack.enter_context(open_session(loaded, problem, read_settings(), chosen))
         opened.begin()
         return TuningSession(opened, loaded.spec, problem, stack.pop_all())

@@ -30,9 +30,7 @@ from autotile.settings import read_settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress, TuneResult
-from autotile.tuning.session import open_session
-from autotile.tuning.session_run import Session
-from autotile.tuning.stepped_session import SteppedSession
+from autotile.tuning.session import Session, open_session
 
 _MAX_LISTED = 200_000
 """Configurations of a space beyond which those in a cache are not left out of the search."""
@@ -127,11 +125,11 @@ class TuneSession:
         options = self._options(left)
         settings = read_settings()
         if self._chosen.sampler is not None:
-            with open_session(kernel, problem, settings, options, self._observe, session_class=Session) as session:
+            with open_session(kernel, problem, settings, options, self._observe) as session:
                 result = session.run()
                 self._add(session.trials)
                 return result
-        with open_session(kernel, problem, settings, options, lambda _: None, session_class=SteppedSession) as stepped:
+        with open_session(kernel, problem, settings, options) as stepped:
             stepped.begin()
             try:
                 self._follow_strategy(stepped)
@@ -156,7 +154,7 @@ class TuneSession:
             device_index=self._device_index,
         )
 
-    def _follow_strategy(self, session: SteppedSession) -> None:
+    def _follow_strategy(self, session: Session) -> None:
         """Let a strategy object search; each configuration that it asks for is measured, or known."""
         space = session.space
         configs = [dict(self._codec.decode(space.config(row))) for row in range(len(space))]

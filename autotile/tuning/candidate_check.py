@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +21,7 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import FinalistChecks, hold_race
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import CompiledCandidate, Pipeline
+from autotile.tuning.pipeline import CompiledCandidate, GivenCandidates, Pipeline
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.jobs import Candidate, Reading
 
@@ -166,7 +166,7 @@ class Judge:
             trial = pipeline.begin(compiled, None) if compiled is not None else None
             if compiled is None or trial is None:
                 compiled, trial = pipeline.end_next()
-            given.end(compiled.row)
+            given.tell(compiled.row, trial)
             candidate = _candidate(pipeline, compiled)
             if trial.outcome is Outcome.OK and candidate is not None:
                 working.append(candidate)
@@ -241,60 +241,3 @@ def _speedup(raced: dict[int, Reading]) -> Interval:
     """Return the time of the winner over that of the candidate; the slower one may have left the race earlier."""
     rounds = min(len(raced[0].rounds_us), len(raced[1].rounds_us))
     return widen_by_session_spread(paired_ratio(raced[0].rounds_us[:rounds], raced[1].rounds_us[:rounds]))
-
-
-class GivenCandidates:
-    """A proposer of given configurations, see `autotile.tuning.pipeline.Proposer`.
-
-    They are measured in the order in which they have compiled. Their row numbers are negative, so that they differ from
-    those of a search that shares the pipeline.
-
-    Parameters
-    ----------
-    configs
-        Valid configurations; of equal ones, the first counts.
-    queued
-        Candidates that the device is given beside one that it runs.
-    """
-
-    def __init__(self, configs: Iterable[Config], queued: int = 1) -> None:
-        self._queued = queued
-        distinct = {config_key(config): dict(config) for config in configs}
-        self._unproposed: dict[int, Config] = dict(
-            zip(range(-1, -len(distinct) - 1, -1), distinct.values(), strict=True)
-        )
-        self._waiting: dict[int, Config] = {}
-        self._running: set[int] = set()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a candidate has not ended."""
-        return bool(self._unproposed or self._waiting or self._running)
-
-    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
-        """Return the next configuration to compile; None after the last."""
-        if not self._unproposed:
-            return None
-        row = next(iter(self._unproposed))
-        self._waiting[row] = self._unproposed.pop(row)
-        return row, self._waiting[row]
-
-    def ready(self) -> list[int]:
-        """Return the oldest candidate that waits; none while the device has enough."""
-        return [] if len(self._running) > self._queued else list(self._waiting)[:1]
-
-    def waiting(self) -> list[int]:
-        """Return all candidates that wait."""
-        return list(self._waiting)
-
-    def choose(self, compiled: Mapping[int, Trial]) -> int:
-        """Return the oldest of the compiled candidates."""
-        row = next(row for row in self._waiting if row in compiled)
-        del self._waiting[row]
-        self._running.add(row)
-        return row
-
-    def end(self, row: int) -> None:
-        """Take note that the trial of a candidate has ended, or was rejected before it could run."""
-        self._waiting.pop(row, None)
-        self._running.discard(row)

@@ -30,11 +30,7 @@ _LOOK_S = 0.01
 
 
 class Proposer(Protocol):
-    """Source of candidates, see `autotile.search.shortlist.Shortlist`.
-
-    A row that was chosen, or was ready and failed before it could be measured, is told to the proposer when its trial
-    has ended.
-    """
+    """Source of candidates: `autotile.search.shortlist.Shortlist`, or `GivenCandidates`."""
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next row to compile and its configuration; None while enough candidates wait."""
@@ -47,6 +43,77 @@ class Proposer(Protocol):
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure."""
+
+    def tell(self, row: int, trial: Trial) -> None:
+        """Take note of the trial of a row that was chosen, or that was ready and rejected."""
+
+    def leave(self, row: int) -> None:
+        """Leave a row that was chosen, or was ready and rejected, to another session."""
+
+
+class GivenCandidates:
+    """Proposes given configurations; they are measured in the order in which they have compiled.
+
+    Their row numbers are negative, so that they differ from those of a search that shares the pipeline.
+
+    Parameters
+    ----------
+    configs
+        Valid configurations; of equal ones, the first counts.
+    queued
+        Candidates that the device is given beside one that it runs.
+
+    Attributes
+    ----------
+    left
+        Configurations that are left to another session.
+    """
+
+    def __init__(self, configs: Iterable[Config], queued: int = 1) -> None:
+        self._queued = queued
+        distinct = {config_key(config): dict(config) for config in configs}
+        self._unproposed: dict[int, Config] = dict(
+            zip(range(-1, -len(distinct) - 1, -1), distinct.values(), strict=True)
+        )
+        self._waiting: dict[int, Config] = {}
+        self._running: dict[int, Config] = {}
+        self.left: list[Config] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a candidate has not ended."""
+        return bool(self._unproposed or self._waiting or self._running)
+
+    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
+        """Return the next configuration to compile; None after the last."""
+        if not self._unproposed:
+            return None
+        row = next(iter(self._unproposed))
+        self._waiting[row] = self._unproposed.pop(row)
+        return row, self._waiting[row]
+
+    def ready(self) -> list[int]:
+        """Return the oldest candidate that waits; none while the device has enough."""
+        return [] if len(self._running) > self._queued else list(self._waiting)[:1]
+
+    def waiting(self) -> list[int]:
+        """Return all candidates that wait."""
+        return list(self._waiting)
+
+    def choose(self, compiled: Mapping[int, Trial]) -> int:
+        """Return the oldest of the compiled candidates."""
+        row = next(row for row in self._waiting if row in compiled)
+        self._running[row] = self._waiting.pop(row)
+        return row
+
+    def tell(self, row: int, trial: Trial) -> None:
+        """Take note that the trial of a candidate has ended, or was rejected before it could run."""
+        self._waiting.pop(row, None)
+        self._running.pop(row, None)
+
+    def leave(self, row: int) -> None:
+        """Leave a candidate that was chosen, or was ready and rejected, to another session."""
+        self.left += [found for queue in (self._waiting, self._running) if (found := queue.pop(row, None)) is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from autotile.kernel.library import Kernel
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.session import open_session
-from autotile.tuning.session_run import Observer, Session
+from autotile.tuning.session import Observer, open_session
 
 _SAMPLE_LIMIT_S = 0.02
 """GPU time of the samples of one configuration, in seconds: a recording holds thousands of configurations, so that more
@@ -86,7 +85,7 @@ def record(
         finals=0,
         sample_limit_s=_SAMPLE_LIMIT_S,
     )
-    with open_session(kernel, problem, settings, options, observe, session_class=Session) as session:
+    with open_session(kernel, problem, settings, options, observe) as session:
         if session.device.source == "replayed":
             raise InputError("a recording is measured on a CUDA device, not made from a replay; see `autotile doctor`")
         result = session.run()

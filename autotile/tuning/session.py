@@ -1,30 +1,85 @@
-"""Tuning sessions: what each needs is opened, and its run begins; see `autotile.tuning.session_run`."""
+"""The tuning session: one study, opened; trials are compiled, verified, measured and stored, and the best are raced.
+
+`Session` is opened by `open_session`, and then driven: `Session.run` is the search up to a verified winner;
+`Session.evaluate`, `Session.ask` and `Session.tell` serve a search of the caller's own, between `Session.begin` and
+`Session.finish`. Sessions of several processes may share a study: each claims what it tries, takes over the trials of
+the others, and puts its times on the scale of the study.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import decode_json
 from autotile.core.forks import fork_guard
-from autotile.core.model import Problem, config_text
+from autotile.core.model import Config, Measurement, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.text import time_text
+from autotile.core.timeline import Timeline
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.keys import TuningKey, key_of
 from autotile.errors import ConfigError, InputError
 from autotile.kernel.library import Kernel
-from autotile.kernel.problem import check_memory
+from autotile.kernel.problem import Workrate, check_memory
 from autotile.search.samplers import check_sampler
 from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config
-from autotile.space.search_space import feasible_space
-from autotile.tuning.backend import choose_backend
+from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.finals import Finals, choose_finalists
+from autotile.tuning.gpu_comparison import Confirmation, confirm_finals, gpu_notices, measured_on
+from autotile.tuning.gpu_group import GpuGroup
+from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
+from autotile.tuning.pipeline import CompiledCandidate, GivenCandidates, LoadMeter, Pipeline, Proposer
 from autotile.tuning.problem_queue import Lane
-from autotile.tuning.result import TuneResult
-from autotile.tuning.session_run import Observer, Session
-from autotile.tuning.stopping import check_until
+from autotile.tuning.result import Progress, TuneResult, measure_drift, newest_trials, pareto_front, write_trace
+from autotile.tuning.scoring import Scorer, session_objective
+from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
+from autotile.tuning.stopping import (
+    Clock,
+    Stopped,
+    StoppingRules,
+    StopRequest,
+    TrialLog,
+    check_kernel_failure,
+    check_until,
+)
+from autotile.tuning.time_left import TimeLeft
 from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import CompilePool, worker_count
 
-SessionClass = TypeVar("SessionClass", bound="Session")
+if TYPE_CHECKING:
+    from autotile.database.claims import Claimed
+    from autotile.database.database import Database
+    from autotile.search.search import Search
+    from autotile.search.shortlist import Shortlist
+
+
+Observer = Callable[[Progress], None]
+
+_WAIT_S = 0.1
+"""Interval at which a session looks for the results of others that it waits for, in seconds."""
+_INHERIT_S = 5.0
+"""Interval at which it looks for claims of others that died, in seconds."""
+_MOVED_S = 1.0
+"""Change of the expected end of the finals, in seconds, that is reported."""
+_CLAIMED_AT_ONCE = 16
+"""Candidates that are claimed together at most: they are chosen before any of them runs."""
+_SCALINGS = 3
+"""Measurements of the default that put a session on the scale of its study, of which the median counts."""
+_TOLD = "told"
+"""Stage of a result that was measured elsewhere."""
 
 
 def tune(
@@ -38,6 +93,35 @@ def tune(
     lane: Lane | None = None,
 ) -> TuneResult:
     """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
+
+    Parameters
+    ----------
+    kernel, problem, settings, options, observe, worker_pool, lane
+        As for `open_session`.
+
+    Raises
+    ------
+    InputError
+        The problem does not fit, the space is empty, the kernel is broken, or the database cannot be written.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    """
+    with open_session(kernel, problem, settings, options, observe, worker_pool=worker_pool, lane=lane) as session:
+        return session.run()
+
+
+@contextmanager
+def open_session(
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    observe: Observer = lambda _: None,
+    *,
+    worker_pool: WorkerPool | None = None,
+    lane: Lane | None = None,
+) -> Iterator[Session]:
+    """Open a session: its device, its space and its database.
 
     Parameters
     ----------
@@ -57,32 +141,9 @@ def tune(
 
     Raises
     ------
-    InputError
-        The problem does not fit, the space is empty, the kernel is broken, or the database cannot be written.
-    ToolchainError
-        NVRTC, CuPy or the driver does not work.
+    InputError, ToolchainError
+        As for `tune`.
     """
-    with open_session(
-        kernel, problem, settings, options, observe, worker_pool=worker_pool, lane=lane, session_class=Session
-    ) as session:
-        if lane is not None and lane.stop is not None:
-            session.share_stop(lane.stop)
-        return session.run()
-
-
-@contextmanager
-def open_session(
-    kernel: Kernel,
-    problem: Problem,
-    settings: Settings,
-    options: TuneOptions,
-    observe: Observer,
-    *,
-    worker_pool: WorkerPool | None = None,
-    lane: Lane | None = None,
-    session_class: type[SessionClass],
-) -> Iterator[SessionClass]:
-    """Open a session of a class: its device, its space and its database. Parameters and errors are those of `tune`."""
     check_sampler(options.sampler, options.objectives)
     check_until(options)
     if options.trace is not None and not user_path(options.trace, "a timeline").absolute().parent.is_dir():
@@ -102,14 +163,685 @@ def open_session(
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
                 raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
-        yield session_class(
-            kernel=kernel,
-            problem=problem,
-            settings=settings,
-            options=options,
+        yield Session(
+            kernel,
+            problem,
+            settings,
+            options,
             backend=backend,
             space=space,
             database=database,
             observe=observe,
             worker_pool=worker_pool,
+            stop=lane.stop if lane is not None else None,
+        )
+
+
+class Session:
+    """A study of a kernel at a problem, opened for one run; see `open_session`.
+
+    Attributes
+    ----------
+    space
+        The valid configurations.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        settings: Settings,
+        options: TuneOptions,
+        *,
+        backend: Backend,
+        space: SearchSpace,
+        database: Database,
+        observe: Observer,
+        worker_pool: WorkerPool | None,
+        stop: StopRequest | None,
+    ) -> None:
+        self._kernel = kernel
+        self._problem = problem
+        self._options = options
+        self._backend = backend
+        self._database = database
+        self._observe = observe
+        self._stopped: Stopped | None = None
+        self._step_times: StepTimes | None = None
+        self._effects: ParameterEffects | None = None
+        self._confirmation: Confirmation | None = None
+        self._receives_stop = stop is None
+        self._stop = stop or StopRequest()
+        self._clock = Clock()
+        self._resources = ExitStack()
+        self._reported = "starting"
+        """Phase that was reported last."""
+        self._waiting = ""
+        if isinstance(backend, GpuGroup):
+            backend.observe_wait = self._report_wait
+        self._notices = tuple(filter(None, (backend.notice, kernel.spec.reference.notice, *database.notices)))
+        from autotile.database.run_record import RunRecord
+
+        self._record = RunRecord(database, self.key, backend.device)
+        self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
+        prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
+        prior = prior._replace(trials=[self._scorer.scored(trial) for trial in prior.trials])
+        self.space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
+        self._log = TrialLog(space, prior.trials)
+        self._rules = StoppingRules(options, self._log, self._clock, self._stop)
+        self._time_left = TimeLeft(options, len(space))
+        self._time_left.remember(self._log.trials)
+        self._finals_end_s = 0.0
+        """Expected end of the finals, in seconds since the session began."""
+        self._timeline = Timeline(is_recording=options.trace is not None)
+        workers = worker_count(options.workers)
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
+        cores = workers + (backend.farm.slots if backend.farm is not None else 0)
+        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=cores)
+        self._shortlist: Shortlist | None = None
+        """Search of `run`."""
+        self._asked: Search | None = None
+        """Search of `ask`."""
+        self._compile_pool = CompilePool(
+            settings.cache,
+            settings.cache_limit_bytes,
+            workers,
+            options.compile_deadline_s,
+            worker_pool=worker_pool,
+            timeline=self._timeline,
+            farm=backend.farm,
+        )
+        self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
+        self._pipeline = Pipeline(
+            kernel,
+            problem,
+            backend,
+            self._compile_pool,
+            self._timeline,
+            score=self._scorer.scored,
+            verify_sizes=options.verify_sizes,
+        )
+        self._pipeline.remember(self._log.trials)
+        self._chosen: list[CompiledCandidate] = []
+        """Candidates that are about to be claimed and submitted to the device."""
+        self._others = 0
+        """Number of configurations that other sessions are trying, by the last look."""
+        self._news: list[Trial] = []
+        """Trials of other sessions that are in the log, and that the search does not know."""
+        self._looked_at = time.monotonic()
+        """Time of the last look for claims of sessions that died."""
+
+    @property
+    def device(self) -> DeviceProperties:
+        """The device that candidates run on, or ran on when they were recorded."""
+        return self._backend.device
+
+    @property
+    def key(self) -> TuningKey:
+        """Key of the study."""
+        nvrtc, l2 = nvrtc_version(), self._options.l2
+        return key_of(self._kernel, self._problem, self._backend.device, nvrtc_version=nvrtc, l2_mode=l2)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Newest trial of each configuration, including those of earlier sessions."""
+        return self._log.trials
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest trial that was verified and measured to the end."""
+        return self._log.best
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Remarks for the user, those about machines that came and went included."""
+        farm = self._backend.farm.notices if self._backend.farm is not None else ()
+        return (*self._notices, *farm, *gpu_notices(self._backend.uses))
+
+    def run(self) -> TuneResult:
+        """Search until a stopping rule holds, race the best candidates, and store the result.
+
+        The first Ctrl-C ends the search and shortens the finals; the second aborts the session. Every trial that has
+        ended is stored in either case.
+
+        Raises
+        ------
+        RescuedRunError
+            The database lost the run, or cannot store a trial.
+        """
+        self._start_run()
+        with self._resources:  # leaves the record, which reads the run back
+            finals, aborted = None, False
+            with ExitStack() as searching:
+                if self._receives_stop:
+                    searching.enter_context(self._stop)
+                try:
+                    self._report("starting")
+                    with self._phase("start"):
+                        self._start_search(searching)
+                        self._backend.wait()
+                        self._align_scale()
+                    with self._phase("search"):
+                        self._search()
+                    with self._phase("finals"):
+                        finals = self._hold_finals()
+                    self._effects = find_parameter_effects(self.space, self.trials)
+                except KeyboardInterrupt:
+                    aborted = True
+                finally:
+                    self._close_workers()
+            result = self._result(finals, interrupted=aborted or self._stop.requested)
+            if not aborted:
+                self._record.end(result.to_json())
+            return result
+
+    def begin(self) -> None:
+        """Record the start of the run, and wait until candidates can be run; `finish` or `abort` comes last.
+
+        Raises
+        ------
+        InputError, ToolchainError
+            As for `tune`.
+        """
+        self._start_run()
+        try:
+            with self._phase("start"):
+                self._backend.wait()
+        except BaseException:
+            self.abort()
+            raise
+
+    def evaluate(self, configs: Sequence[Config]) -> Iterator[Trial]:
+        """Try configurations, and yield their trials: invalid ones first, then in the order in which they end.
+
+        A configuration that has a trial is not run again. Those that only a heuristic excludes are valid.
+        """
+        while self._pipeline.running:  # an evaluation was interrupted
+            for trial in self._store(self._end_running(), None):
+                self._learn(trial)
+        valid: list[Config] = []
+        for config in {config_key(config): config for config in configs}.values():
+            reason = check_config(self._kernel.spec, config, self._problem.sizes, self.device, self._problem.dtype)
+            known = self._log.find(config)
+            if reason:
+                yield Trial(dict(config), Outcome.INFEASIBLE, reason, "limits")
+            elif known is not None:
+                yield known
+            else:
+                valid.append(config)
+        with self._timeline.span("session", "evaluate", configurations=len(valid)):
+            tried = set()
+            for trial in self._try(valid):
+                tried.add(config_key(trial.config))
+                self._learn(trial)
+                yield trial
+        for config in valid:
+            found = self._log.find(config)
+            if found is not None and config_key(config) not in tried:
+                yield found  # another session has tried it
+
+    def ask(self, count: int) -> list[Config]:
+        """Return up to ``count`` configurations that the session's sampler proposes; fewer if no others are left.
+
+        A configuration is proposed once. The sampler learns from every trial and every result that is told.
+        """
+        search = self._search_to_ask()
+        proposed = (search.propose() for _ in range(count))
+        return [dict(one[1]) for one in proposed if one is not None]
+
+    def tell(self, config: Config, time_us: float | None) -> None:
+        """Pass a result that was measured elsewhere on to the sampler; it is neither stored nor served.
+
+        Parameters
+        ----------
+        config
+            A configuration of the space.
+        time_us
+            Time in microseconds; None if the configuration does not work.
+
+        Raises
+        ------
+        InputError
+            The configuration is not in the space.
+        """
+        self._search_to_ask()
+        measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
+        outcome = Outcome.OK if time_us is not None else Outcome.CRASHED
+        self._learn(Trial(dict(config), outcome, stage=_TOLD, measurement=measured))
+
+    def finish(self) -> TuneResult:
+        """Race the best configurations and the default, store the result, and close the session."""
+        try:
+            for _ in self.evaluate([self._plan.default]):  # the winner is compared with it
+                pass
+            with self._phase("finals"):
+                finals = self._hold_finals()
+            self._effects = find_parameter_effects(self.space, self.trials)
+            result = self._result(finals, interrupted=False)
+            self._record.end(result.to_json())
+        finally:
+            self.abort()
+        return result
+
+    def abort(self) -> None:
+        """Close the session without a result; its trials are stored."""
+        self._close_workers()
+        self._resources.close()
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        with self._clock.phase(name), self._timeline.span("session", name):
+            yield
+
+    def _close_workers(self) -> None:
+        self._compile_pool.close()
+        self._backend.close()
+        if self._options.trace is not None:
+            self._notices += write_trace(self._timeline, Path(self._options.trace))
+
+    def _start_run(self) -> None:
+        others = self._record.start(
+            sampler=self._options.sampler,
+            seed=self._options.seed,
+            settings=self._options.to_json(self._database.location),
+            driver=self._backend.device.driver,
+            host=platform.node(),
+            gates=self._log.gates,
+            shares=not self._options.fresh,
+        )
+        self._resources.enter_context(self._record)
+        if others:  # equal seeds would propose alike
+            self._plan.seed += self._record.run_id
+
+    def _start_search(self, resources: ExitStack) -> None:
+        """Create the search, and start the first compilations while the GPU worker starts.
+
+        It imports most of what a session needs, which a fork waits for.
+        """
+        with fork_guard.use():
+            if self._rules.room != 0 and self._log.find(self._plan.default) is None:
+                self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
+            self._shortlist = resources.enter_context(closing(self._plan.begin(self._log)))
+            resources.enter_context(import_module("autotile.search.gaussian_process").one_blas_thread())
+            self._compile_ahead()
+            import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
+
+    def _search(self) -> None:
+        """Try what the user names, then what the search chooses; steps that share no parameters are tuned apart."""
+        shortlist = self._shortlist
+        assert shortlist is not None
+        self._try_and_learn(self._options.tries)
+        if not self._tune_steps_apart():
+            for _ in self._measure(shortlist, is_limited=True):
+                pass
+        if self._step_times is not None and not self._stop.requested:
+            self._try_and_learn(self._step_times.best_configs(self.trials))
+
+    def _tune_steps_apart(self) -> bool:
+        """Try every setting of steps that share no parameters in common trials; return whether that was all."""
+        groups = independent_groups(self._kernel) if self._backend.source == "cuda" else []
+        if not groups:
+            return False
+        self._step_times = times = StepTimes(groups, self.space, self._plan.default, self._options.seed)
+        room = self._rules.room
+        if room is not None and times.count > room:
+            return False  # the search tries the better ones
+        before = len(self._log)
+        for configs in times.chunks(lambda: self.trials):
+            if self._rules.stopped is not None:
+                return False
+            self._try_and_learn(configs)
+        if len(self._log) > before:
+            self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
+        self._stopped = Stopped("space")
+        return True
+
+    def _measure(self, proposer: Proposer, *, is_limited: bool) -> Iterator[Trial]:
+        """Try what a proposer chooses until a stopping rule holds or it has nothing left; yield what is stored.
+
+        Trials of several GPUs that end at the same time are stored together, and as many are claimed together.
+
+        Parameters
+        ----------
+        proposer
+            Source of candidates, of which the first are compiling.
+        is_limited
+            Whether the stopping rules apply.
+        """
+        while (stopped := self._rules.stopped if is_limited else None) is None or self._chosen:
+            if is_limited and not self._chosen and (inherited := self._inherited()):
+                while self._pipeline.running:
+                    yield from self._store(self._end_running(), proposer)
+                self._try_and_learn(inherited)
+            candidate = self._pipeline.next_candidate(proposer) if stopped is None else None  # -> cubin
+            if candidate is not None:
+                self._chosen.append(candidate)
+            if self._chosen and (candidate is None or self._begins_at_once(candidate)):
+                ended = self._begin_chosen(proposer, self._room if is_limited else None)  # -> load, verify, measure
+            elif candidate is None and self._pipeline.running:
+                ended = self._end_running()
+            elif candidate is None:
+                stopped = Stopped("space")
+                break
+            else:
+                ended = []
+            yield from self._store(ended, proposer)  # -> database
+            self._take_news()
+            if is_limited:
+                self._compile_ahead()
+        while self._pipeline.running:
+            yield from self._store(self._end_running(), proposer)
+        if is_limited and stopped is not None:
+            self._stopped = stopped
+            if stopped.rule in ("trials", "space"):
+                self._await_others()
+
+    def _compile_ahead(self) -> None:
+        """Take proposals from the search, valid by rules and static limits, and start their compilation."""
+        assert self._shortlist is not None
+        self._pipeline.compile_ahead(self._shortlist, self._rules.room)
+        self._rules.observe(self._shortlist)
+
+    def _begins_at_once(self, last: CompiledCandidate) -> bool:
+        """Return whether the chosen ones are claimed now: one GPU waits for the first, and a failure is a result."""
+        several = self._backend.gpu_count > 1 and len(self._chosen) < _CLAIMED_AT_ONCE
+        return not several or last.trial.outcome is not Outcome.OK
+
+    @property
+    def _room(self) -> int | None:
+        """Number of trials that may begin, but for what other sessions are trying; None for any number."""
+        target = self._options.trial_target
+        return None if target is None else target - len(self._log) - self._pipeline.running
+
+    def _begin_chosen(self, proposer: Proposer, room: int | None) -> list[tuple[CompiledCandidate, Trial]]:
+        """Claim candidates and submit them to the device; return those that need not be measured, with their trials."""
+        ended: list[tuple[CompiledCandidate, Trial]] = []
+        ours = self._claim([candidate.trial.config for candidate in self._chosen], room)
+        for candidate, is_ours in zip(self._chosen, ours, strict=True):
+            limit_us = self._scorer.time_limit_us(candidate.trial, self._log.best) if self._options.drops_slow else None
+            if not is_ours:
+                proposer.leave(candidate.row)
+            elif (trial := self._pipeline.begin(candidate, limit_us)) is not None:
+                ended.append((candidate, trial))
+        self._chosen.clear()
+        return ended
+
+    def _end_running(self) -> list[tuple[CompiledCandidate, Trial]]:
+        """Wait for a trial that runs; of several GPUs, take all that have ended."""
+        ended = [self._pipeline.end_next()]
+        while self._backend.gpu_count > 1 and self._backend.has_result:
+            ended.append(self._pipeline.end_next())
+        self._count_running()
+        return ended
+
+    def _store(self, ended: Sequence[tuple[CompiledCandidate, Trial]], proposer: Proposer | None) -> Iterator[Trial]:
+        """Commit trials, pass each on to the log, its proposer and the observer, and yield it."""
+        if not ended:
+            return
+        if self._stop.aborted:
+            raise KeyboardInterrupt
+        with self._timeline.span("database", "store"):
+            self._record.add(*(trial for _, trial in ended))
+        for candidate, trial in ended:
+            self._log.add(trial)
+            self._load.add(trial)
+            self._time_left.add(self._clock.elapsed_s, trial)
+            if proposer is not None:
+                with self._timeline.span("session", "tell"):
+                    proposer.tell(candidate.row, trial)
+            self._report("searching", trial)
+            if proposer is not None and proposer is self._shortlist:
+                source, plan = self._kernel.spec.source, self._plan
+                check_kernel_failure(source, self._log, trial, plan.default, plan.max_trials)
+            yield trial
+
+    def _try(self, configs: Iterable[Config]) -> Iterator[Trial]:
+        """Try valid configurations that have no trial yet, and yield their trials as they are stored.
+
+        One that another session is trying is waited for; its trial is in the log then.
+        """
+        given = GivenCandidates((c for c in configs if self._log.find(c) is None), 2 * self._backend.gpu_count - 1)
+        self._pipeline.compile_ahead(given)
+        yield from self._measure(given, is_limited=False)
+        for config in given.left:
+            while self._log.find(config) is None and not (self._stop.requested or self._rules.is_out_of_time):
+                if all(self._claim([config])):  # the other session has died
+                    yield from self._try([config])
+                    break
+                time.sleep(_WAIT_S)
+
+    def _try_and_learn(self, configs: Iterable[Config]) -> None:
+        """Try configurations that the search has not chosen, and let it learn from them."""
+        for trial in self._try(configs):
+            self._learn(trial)
+
+    def _learn(self, trial: Trial) -> None:
+        """Pass a trial that the search has not chosen on to it; what it is not asked for yet, it reads from the log."""
+        if self._shortlist is not None:
+            self._shortlist.add(trial)
+        search = self._asked
+        if search is None:
+            return
+        row = search.row_of(trial.config)
+        if row is not None and search.is_pending(row):
+            search.tell(row, trial)
+        elif row is not None:
+            search.add(trial)
+        elif trial.stage == _TOLD:
+            raise InputError("the configuration is not in the space; tell results of valid configurations")
+
+    def _search_to_ask(self) -> Search:
+        if self._asked is None:
+            self._asked = search = self._plan.make_search(self._log)
+            self._resources.callback(search.close)
+            for trial in self._log.trials:
+                search.add(trial)
+        return self._asked
+
+    def _claim(self, configs: Sequence[Config], room: int | None = None) -> Sequence[bool]:
+        """Return whether this session may try each of some configurations; no other one does so then.
+
+        Where another session is trying the default, this one waits for it, and then puts its times on the scale of the
+        study. Nothing else runs yet: a search proposes the default first.
+        """
+        ours = [*self._heard(self._record.claim(*configs, room=room)).ours]
+        default = self._plan.default
+        if self._backend.uuid and default in configs and not ours[place := configs.index(default)]:
+            while self._log.find(default) is None and not ours[place] and not self._stop.requested:
+                time.sleep(_WAIT_S)
+                (ours[place],) = self._heard(self._record.claim(default)).ours  # the other session may have died
+            if not self._pipeline.running:
+                self._align_scale()
+        return ours
+
+    def _heard(self, claimed: Claimed) -> Claimed:
+        """Add to the log what other sessions have found."""
+        self._others = claimed.others
+        for trial in claimed.news:
+            if self.space.row_of(trial.config) is not None and self._log.find(trial.config) is None:
+                self._log.add(scored := self._scorer.scored(trial))
+                self._news.append(scored)
+        return claimed
+
+    def _inherited(self, *, now: bool = False) -> list[Config]:
+        """Return the configurations that sessions that died were trying, which are now this session's.
+
+        Parameters
+        ----------
+        now
+            Whether to look even if it is not long since the last time.
+        """
+        if not now and time.monotonic() - self._looked_at < _INHERIT_S:
+            return []
+        self._looked_at = time.monotonic()
+        keys, claimed = self._record.inherit()
+        self._heard(claimed)
+        found: list[Config] = []
+        for key in keys:
+            row = self.space.row_of(decode_json(key.encode(), dict))
+            config = self.space.config(row) if row is not None else None
+            if config is None or self._log.find(config) is not None:
+                self._record.disclaim(key)  # it is not valid here, or was tried
+            else:
+                found.append(config)
+        return found
+
+    def _await_others(self) -> None:
+        """Wait for what other sessions are trying, and try what they died with."""
+        while not self._stop.requested and not self._rules.is_out_of_time:
+            self._try_and_learn(self._inherited(now=True))
+            self._take_news()
+            if not self._others:
+                return
+            time.sleep(_WAIT_S)
+
+    def _take_news(self) -> None:
+        """Learn from what other sessions have found."""
+        news, self._news = self._news, []
+        for trial in news:
+            self._pipeline.remember([trial])
+            self._learn(trial)
+            self._time_left.add(self._clock.elapsed_s, trial)
+            self._report("searching", trial)
+        self._count_running()
+
+    def _count_running(self) -> None:
+        """Let the stopping rules count what runs or is about to."""
+        self._rules.running = self._pipeline.running + len(self._chosen) + self._others
+
+    def _align_scale(self) -> None:
+        """Measure the default if another session did, on another GPU; call it while no candidate runs.
+
+        GPUs of one model differ by some percent, by which a configuration would win or lose for the GPU that it was
+        tried on. The default is the reference: every session begins with it, and only one gets to claim it. The others
+        measure it, too, and multiply their times by the ratio of its stored time to their own. Without it, because it
+        does not run or its GPU is not known, times stay as they are: finals are held on one GPU in any case.
+
+        Raises
+        ------
+        WorkerError
+            The GPU workers die repeatedly.
+        """
+        reference, own = self._log.find(self._plan.default), self._backend.uuid
+        if reference is None or reference.outcome is not Outcome.OK or reference.time_us is None:
+            return
+        if not own or not reference.gpu or reference.gpu == own:
+            return
+        times_us = self._pipeline.measure_again(reference, _SCALINGS)
+        if times_us:
+            own_us = float(np.median(times_us))
+            self._pipeline.scale = scale = round(reference.time_us / own_us, 6)
+            self._notices += (
+                f"times are multiplied by {scale:.4f}: the default takes {time_text(own_us)} on {own}, and "
+                f"{time_text(reference.time_us)} on {reference.gpu}, where the study began",
+            )
+
+    def _hold_finals(self) -> Finals | None:
+        """Race the finalists and store their trials; None where finals are disabled or no candidate can race."""
+        plan, hurried = self._plan, self._stop.requested
+        if not self._options.finals:
+            return None
+        finalists = choose_finalists(
+            self.trials, plan.default, plan.incumbent, self._options.finals, tries=self._options.tries, hurried=hurried
+        )
+        if not any(trial.outcome is Outcome.OK for trial in finalists):
+            return None
+        self._report_finals(self._time_left.finals_s)
+        compiled = self._pipeline.recompile(finalists)
+        if not compiled:
+            return None
+        finals, self._confirmation = confirm_finals(
+            compiled,
+            self._backend,
+            default=plan.default,
+            incumbent=plan.incumbent,
+            seed=self._options.seed,
+            hurried=hurried,
+            scorer=self._scorer,
+            observe=self._report_finals,
+        )
+        self._notices += finals.notices
+        for rank, trial in enumerate(finals.ranked, start=1):
+            self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
+        for trial in finals.refused:
+            self._record.add(trial, phase="final")
+        return finals
+
+    def _report_finals(self, left_s: float) -> None:
+        """Report the finals, at first and wherever what is left of them is not what was reported."""
+        end_s = self._clock.elapsed_s + left_s
+        if not self._finals_end_s or abs(end_s - self._finals_end_s) > _MOVED_S:
+            self._finals_end_s = end_s
+            self._report("finals")
+
+    def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
+        log = self._log
+        winner = finals.winner if finals is not None else log.best
+        workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
+        return TuneResult(
+            problem=self._problem,
+            device=self._backend.device,
+            combinations=self.space.combinations,
+            valid=len(self.space),
+            gates=log.gates,
+            outcomes=log.outcomes,
+            winner=winner,
+            default=finals.default if finals is not None else log.find(self._plan.default),
+            speedup=finals.speedup if finals is not None else None,
+            ties=finals.ties if finals is not None else (),
+            refused=finals.refused if finals is not None else (),
+            load=self._load.read(),
+            drift=measure_drift(log.trials),
+            front=pareto_front(log.trials, finals, self._options.objectives),
+            stopped=self._stopped,
+            insight=self._effects,
+            seconds=self._clock.elapsed_s,
+            phases=self._clock.phases_s,
+            resumed=log.resumed,
+            interrupted=interrupted,
+            database=self._database.location,
+            flops=workrate.flops,
+            bytes=workrate.bytes,
+            unit=workrate.unit,
+            passes=workrate.passes,
+            notices=self.notices,
+            tried=newest_trials(self._options.tries, log, finals),
+            learnt_from=self._plan.learnt_from,
+            not_learnt_from=self._plan.misleading_sources,
+            gpus=self._backend.uses,
+            confirmation=self._confirmation,
+        )
+
+    def _report_wait(self, text: str) -> None:
+        """Report what the session waits for; an empty text when that is over."""
+        self._waiting = text
+        self._report(self._reported)
+
+    def _report(self, phase: str, last: Trial | None = None) -> None:
+        self._reported = phase
+        log, elapsed_s = self._log, self._clock.elapsed_s
+        left_s: float | None = None
+        if phase == "finals":
+            left_s = max(0.0, self._finals_end_s - elapsed_s)
+        elif phase == "searching":
+            search_s = self._time_left.search_s(len(log), elapsed_s, self._rules.ends_after)
+            left_s = None if search_s is None else search_s + self._time_left.finals_s
+        self._observe(
+            Progress(
+                phase=phase,
+                device=self._backend.device,
+                done=len(log) - log.resumed,
+                target=self._options.trial_target,
+                elapsed_s=elapsed_s,
+                remaining_s=left_s,
+                may_end_earlier=self._options.until is not None and self._rules.ends_after is None,
+                budget_s=self._options.budget_s,
+                outcomes=log.outcomes,
+                gates=log.gates,
+                best=log.best,
+                last=last,
+                notices=self.notices,
+                waiting=self._waiting,
+            )
         )

@@ -67,7 +67,7 @@ def test_finals_dismiss_what_hangs_and_tell_how_long_they_take(
     tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotile.workers.gpu._RACE_START_S", 0.5)
-    monkeypatch.setattr("autotile.tuning.session_run._MOVED_S", 0.0)
+    monkeypatch.setattr("autotile.tuning.session._MOVED_S", 0.0)
     states: list[Progress] = []
     session = tune_faults(tmp_path, "hangs_later", cache=cubin_cache_folder, finals=5, observe=states.append)
     assert session.damage() == []
