@@ -183,21 +183,19 @@ if TYPE_CHECKING:
     from autotile.space.enumeration import SpaceStage as SpaceStage
     from autotile.tuning.family_session import FamilyPlan as FamilyPlan
     from autotile.tuning.family_session import FamilyResult as FamilyResult
-    from autotile.tuning.family_session import FamilyStep as FamilyStep
     from autotile.tuning.operation_result import Losses as Losses
     from autotile.tuning.operation_result import OperationFamilyResult as OperationFamilyResult
     from autotile.tuning.operation_result import OperationResult as OperationResult
-    from autotile.tuning.operation_result import OperationStep as OperationStep
-    from autotile.tuning.operation_result import SweepStep as SweepStep
     from autotile.tuning.operation_result import TunedContender as TunedContender
     from autotile.tuning.options import TuneOptions as TuneOptions
     from autotile.tuning.parameter_effects import ParameterEffects as ParameterEffects
     from autotile.tuning.parameter_effects import Threshold as Threshold
     from autotile.tuning.pipeline import Load as Load
+    from autotile.tuning.progress_state import Place as Place
+    from autotile.tuning.progress_state import Progress as Progress
     from autotile.tuning.recorder import Recorded as Recorded
     from autotile.tuning.result import Drift as Drift
     from autotile.tuning.result import Front as Front
-    from autotile.tuning.result import Progress as Progress
     from autotile.tuning.result import TuneResult as TuneResult
     from autotile.tuning.stopping import Stopped as Stopped
 
@@ -428,14 +426,11 @@ _NAMES = {
     "tuning.family_session": (
         "FamilyPlan",
         "FamilyResult",
-        "FamilyStep",
     ),
     "tuning.operation_result": (
         "Losses",
         "OperationFamilyResult",
         "OperationResult",
-        "OperationStep",
-        "SweepStep",
         "TunedContender",
     ),
     "tuning.options": ("TuneOptions",),
@@ -444,11 +439,11 @@ _NAMES = {
         "Threshold",
     ),
     "tuning.pipeline": ("Load",),
+    "tuning.progress_state": ("Place", "Progress"),
     "tuning.recorder": ("Recorded",),
     "tuning.result": (
         "Drift",
         "Front",
-        "Progress",
         "TuneResult",
     ),
     "tuning.stopping": ("Stopped",),

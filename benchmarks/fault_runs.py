@@ -28,7 +28,8 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.space.search_space import feasible_space
 from autotile.tuning.gpu_comparison import GpuUse
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.progress_state import Progress
+from autotile.tuning.result import TuneResult
 
 _TOLERANCE = 0.01
 """Excess of the winner's time over that of the undisturbed winner that noise explains."""

@@ -36,7 +36,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
 from autotile.tuning import replay, session
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.result import Progress
+from autotile.tuning.progress_state import Progress
 from autotile.tuning.session import tune
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

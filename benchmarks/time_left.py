@@ -34,7 +34,7 @@ from autotile.search.samplers import DEFAULT, lookahead_of
 from autotile.search.search import Search
 from autotile.search.shortlist import Shortlist
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.time_left import TimeLeft
+from autotile.tuning.progress_state import TimeLeft
 
 RESULTS = Path(__file__).parent / "results"
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"

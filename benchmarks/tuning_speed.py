@@ -95,7 +95,7 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     from autotile.search.samplers import BRUTE_FORCE
     from autotile.settings import read_settings
     from autotile.tuning.options import TuneOptions
-    from autotile.tuning.result import Progress
+    from autotile.tuning.progress_state import Progress
     from autotile.tuning.session import open_session
 
     kernel = load_kernel(KERNEL)

@@ -47,8 +47,9 @@ from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
-from autotile.tuning.family_session import FamilyPlan, FamilyStep
+from autotile.tuning.family_session import FamilyPlan
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Place, Progress
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
@@ -129,12 +130,13 @@ class Bench:
             rule = known[0].rule
             return {"rule": rule.to_json(), "loss": rule.mean_loss, "held_out_loss": rule.mean_held_out}
         plan = FamilyPlan(self.arguments.points, self.arguments.max_configs)
-        reported: set[tuple[str, int]] = set()
+        reported: set[Place] = set()
 
-        def observe(step: FamilyStep) -> None:
-            if (step.phase, step.number) not in reported:
-                reported.add((step.phase, step.number))
-                print(f"{step.phase} point {step.number} of {step.count}: {step.problem}", flush=True)
+        def observe(progress: Progress) -> None:
+            place = progress.path[0]
+            if place not in reported:
+                reported.add(place)
+                print(f"{place.of} {place.number} of {place.count}: {progress.problem}", flush=True)
 
         options = replace(self.options, database=self.own)
         result = tune_loaded_family(self.kernel, self.family, self.dtype, options, plan=plan, observe=observe)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from autotile.api.progress import OperationObserver, operation_observer, sweep_observer
+from autotile.api.progress import observing
 from autotile.api.targets import check_device_index, models_of, sizes_notice
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
@@ -26,9 +25,10 @@ from autotile.serving.libraries import computes, libraries_for
 from autotile.settings import read_settings, user_path
 from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
-from autotile.tuning.operation_result import OperationFamilyResult, OperationResult, SweepStep
+from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane
+from autotile.tuning.progress_state import Observer
 
 
 def tune_operation(
@@ -36,11 +36,11 @@ def tune_operation(
     sizes: Mapping[str, int],
     dtype: str | None,
     options: TuneOptions,
-    progress: bool | Callable[[Any], None],
+    progress: bool | Observer,
 ) -> OperationResult:
     """Tune the kernels of an operation for a problem; parameters and errors as for `autotile.tune`."""
     problem = operation.resolve(sizes, dtype, defaults=True)
-    with operation_observer(progress, operation) as observe:
+    with observing(progress) as observe:
         result = tune_loaded_operation(operation, problem, options, observe)
     assumed = sizes_notice(operation, problem.sizes, sizes)
     return replace(result, notices=(assumed, *result.notices)) if assumed else result
@@ -50,7 +50,7 @@ def tune_loaded_operation(
     operation: Operation,
     problem: Problem,
     options: TuneOptions,
-    observe: OperationObserver | None = None,
+    observe: Observer | None = None,
     lane: Lane | None = None,
 ) -> OperationResult:
     """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
@@ -79,7 +79,7 @@ def tune_operation_family(
     words: Sequence[str],
     dtype: str | None,
     options: TuneOptions,
-    progress: bool | Callable[[SweepStep], None],
+    progress: bool | Observer,
 ) -> OperationFamilyResult:
     """Measure a family of an operation, learn a model of time from it, and store it.
 
@@ -107,7 +107,7 @@ def tune_operation_family(
         )
     family = operation_family.operation_family(operation, words, chosen)
     try:
-        with open_lane(options) as lane, sweep_observer(progress) as observe:
+        with open_lane(options) as lane, observing(progress) as observe:
             return operation_family.tune_operation_family(
                 operation,
                 family,

@@ -33,14 +33,15 @@ from autotile.errors import AutotileError, DatabaseError, InputError
 from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
-from autotile.kernel.problem import resolve_problem
+from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import read_settings, user_path
 from autotile.tuning.missed_problems import missed_problems
-from autotile.tuning.operation_result import OperationResult, OperationStep
+from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan, is_done, plan_text, read_plan
 from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.progress_state import Observer, Place, Progress
+from autotile.tuning.result import TuneResult
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import worker_count
 
@@ -185,41 +186,11 @@ class PlanResult(Displayed):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStep:
-    """State of a running plan.
-
-    Attributes
-    ----------
-    number, count
-        Number of the problem, from 1, and number of problems.
-    planned, gpu_name
-        The problem, and the GPU that it is tuned on.
-    progress
-        State of its session; None where it ends.
-    entry
-        What became of it, where it ends.
-    ended
-        Number of problems that have ended.
-    """
-
-    number: int
-    count: int
-    planned: PlannedProblem
-    gpu_name: str
-    progress: Progress | None
-    entry: PlanEntry | None
-    ended: int
-
-
-PlanObserver = Callable[[PlanStep], None]
-
-
 @checked
 def tune_plan(
     plan: TuningPlan | str | Path,
     options: TuneOptions | None = None,
-    observe: PlanObserver = lambda _: None,
+    observe: Observer = lambda _: None,
     **named: Any,
 ) -> PlanResult:
     """Tune all problems of a plan, one a GPU at the same time, and several GPUs a problem where few are left.
@@ -251,7 +222,7 @@ def tune_plan(
 
 
 class _PlanRun:
-    def __init__(self, plan: TuningPlan, options: TuneOptions, observe: PlanObserver, lane: Lane) -> None:
+    def __init__(self, plan: TuningPlan, options: TuneOptions, observe: Observer, lane: Lane) -> None:
         self._plan = plan
         self._options = options
         self._observe = observe
@@ -272,6 +243,7 @@ class _PlanRun:
                 )
         self._lock = threading.Lock()
         self._entries: dict[int, PlanEntry] = {}
+        self._latest: dict[int, Progress] = {}
         self._begun = time.monotonic()
 
     def run(self) -> PlanResult:
@@ -325,14 +297,13 @@ class _PlanRun:
         begun = time.monotonic()
         result: TuneResult | OperationResult | None = None
         reason = ""
+        see = partial(self._see, number)
         try:
             if isinstance(planned.target, Operation):
-                see = partial(self._see_operation, number)
                 result = tune_loaded_operation(planned.target, planned.problem, options, see, lane)
             else:
                 shared = {"worker_pool": worker_pool, "lane": lane}
-                see_session = partial(self._see, number)
-                result = tune_problem(planned.target, planned.problem, options, see_session, **shared)
+                result = tune_problem(planned.target, planned.problem, options, see, **shared)
         except DatabaseError:
             raise  # it concerns all
         except AutotileError as error:
@@ -346,23 +317,23 @@ class _PlanRun:
             reason = "no configuration ran"
         return self._end(number, PlanEntry(planned, gpu_name, state, result, reason, time.monotonic() - begun))
 
-    def _see_operation(self, number: int, step: OperationStep) -> None:
-        self._see(number, step.progress)
-
     def _see(self, number: int, progress: Progress) -> None:
-        self._report(number, progress, None)
+        with self._lock:
+            self._latest[number] = progress
+            ended = len(self._entries)
+            self._observe(progress.within(Place("problem", number + 1, len(self._places), ended)))
 
     def _end(self, number: int, entry: PlanEntry) -> PlanEntry:
+        """Record what became of a problem; one that was tuned before is not reported."""
         with self._lock:
             self._entries[number] = entry
-        self._report(number, None, entry)
+            last = self._latest.pop(number, None)
+        if entry.state != "done":
+            problem = entry.planned.problem
+            nothing = Progress("", problem, None, 0, None, 0.0, None, {}, {}, None, Workrate(None, None, problem.dtype))
+            ending = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}"}.get(entry.state, "left")
+            self._see(number, replace(last or nothing, problem=problem, phase="ended", ending=ending, path=()))
         return entry
-
-    def _report(self, number: int, progress: Progress | None, entry: PlanEntry | None) -> None:
-        planned, gpu_name, _ = self._places[number]
-        with self._lock:
-            ended = len(self._entries)
-            self._observe(PlanStep(number + 1, len(self._places), planned, gpu_name, progress, entry, ended))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,22 +11,9 @@ from importlib import import_module
 from operator import methodcaller
 from typing import Any, Protocol, TextIO
 
-from autotile.core.model import Problem, config_text
-from autotile.core.text import duration_text, funnel_text, shown_text, sizes_text, time_text
-from autotile.kernel.operation import Operation
-from autotile.kernel.problem import Workrate
-from autotile.kernel.spec import KernelSpec
-from autotile.tuning.family_session import FamilyStep
-from autotile.tuning.operation_result import OperationStep, SweepStep
-from autotile.tuning.result import Progress
-
-Observer = Callable[[Progress], None]
-"""Callable that observes a tuning session."""
-FamilyObserver = Callable[[FamilyStep], None]
-"""Callable that observes the tuning of a family."""
-
-OperationObserver = Callable[[OperationStep], None]
-"""Callable that observes the tuning of an operation."""
+from autotile.core.model import config_text
+from autotile.core.text import duration_text, funnel_text, plural, shown_text, sizes_text, source_text, time_text
+from autotile.tuning.progress_state import Observer, Progress
 
 _MIN_INTERVAL_S = 0.25
 _DEFAULT_WIDTH = 80
@@ -161,30 +148,25 @@ class ProgressLine:
     ----------
     display
         Where to show it. After the first error of writing there, such as that of a closed terminal, nothing is shown.
-    spec
-        Kernel, whose work turns times into rates.
     """
 
-    def __init__(self, display: LineDisplay, spec: KernelSpec) -> None:
+    def __init__(self, display: LineDisplay) -> None:
         self._display: LineDisplay | None = display
-        self._spec = spec
         self._noticed: set[str] = set()
         self._stage = ("", "", "")
         self._shown_s = float("-inf")
         self._pending = ""
         self._share: float | None = None
 
-    def show(self, head: str, problem: Problem, progress: Progress, spec: KernelSpec | None = None) -> None:
-        """Show a state: at once if a new stage begins, otherwise a few times a second.
-
-        ``spec`` is the kernel, if it is another one than the line was made for.
-        """
+    def show(self, progress: Progress) -> None:
+        """Show a state: at once if a new stage begins, otherwise a few times a second."""
         for notice in progress.notices:
             if notice not in self._noticed:
                 self._noticed.add(notice)
                 self._write(methodcaller("notice", notice))
+        head = _head(progress)
         now_s, stage = time.monotonic(), (head, progress.phase, progress.waiting)
-        self._pending = f"{head}: {short_line(progress, Workrate.of(spec or self._spec, problem))}"
+        self._pending = f"{head}{short_line(progress)}"
         self._share = done_share(progress)
         if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
             self._stage, self._shown_s = stage, now_s
@@ -208,6 +190,15 @@ class ProgressLine:
                 self._display = None
 
 
+def _head(progress: Progress) -> str:
+    """Return the beginning of a line: the kernel, and the place of its session in a schedule with its sizes."""
+    problem = progress.problem
+    if problem is None or not progress.gates:
+        return ""
+    places = "".join(f" {place.of} {place.number}/{place.count}," for place in progress.path)
+    return f"{problem.kernel}{places} {sizes_text(problem.sizes)}: " if places else f"{problem.kernel}: "
+
+
 def default_display() -> LineDisplay | None:
     """Return the notebook's cell, or standard error if it is a terminal; None otherwise.
 
@@ -225,84 +216,26 @@ def default_display() -> LineDisplay | None:
 
 
 @contextmanager
-def session_observer(progress: bool | Observer, spec: KernelSpec, problem: Problem) -> Iterator[Observer]:
-    """Provide the observer of a session that the argument ``progress`` of a function of the API selects.
+def observing(progress: bool | Observer) -> Iterator[Observer]:
+    """Provide the observer that the argument ``progress`` of a function of the API selects.
 
     Parameters
     ----------
     progress
         True for a line on a terminal or in a notebook, and nothing elsewhere; False for nothing; or a callable.
-    spec, problem
-        Kernel and problem that are tuned.
     """
     if callable(progress):
         yield progress
         return
-    with _open_line(spec, enabled=progress) as line:
-
-        def observe(observed: Progress) -> None:
-            if line is not None:
-                line.show(problem.kernel, problem, observed)
-
-        yield observe
-
-
-@contextmanager
-def family_observer(progress: bool | FamilyObserver, spec: KernelSpec) -> Iterator[FamilyObserver]:
-    """Provide the observer of a family; parameters as for `session_observer`."""
-    if callable(progress):
-        yield progress
-        return
-    with _open_line(spec, enabled=progress) as line:
-
-        def observe(step: FamilyStep) -> None:
-            if line is not None:
-                line.show(_step_text(step), step.problem, step.progress)
-
-        yield observe
-
-
-@contextmanager
-def operation_observer(progress: bool | Callable[[Any], None], operation: Operation) -> Iterator[OperationObserver]:
-    """Provide the observer of an operation; ``progress`` is as for `session_observer`."""
-    if callable(progress):
-        yield progress
-        return
-    specs = {member.name: member.load().spec for member in operation.members}
-    with _open_line(next(iter(specs.values())), enabled=progress) as line:
-
-        def observe(step: OperationStep) -> None:
-            if line is not None:
-                head = f"{operation.name} round {step.number}/{step.count}, {step.problem.kernel}"
-                line.show(head, step.problem, step.progress, specs[step.problem.kernel])
-
-        yield observe
-
-
-@contextmanager
-def sweep_observer(progress: bool | Callable[[SweepStep], None]) -> Iterator[Callable[[SweepStep], None]]:
-    """Provide the observer of a family of an operation; ``progress`` is as for `session_observer`."""
-    display = default_display() if progress is True else None
-    if callable(progress):
-        yield progress
-    elif display is None:
+    display = default_display() if progress else None
+    if display is None:
         yield lambda _: None
-    else:
-        try:
-            yield lambda step: display.show(step.text)
-        finally:
-            display.close()
-
-
-@contextmanager
-def _open_line(spec: KernelSpec, *, enabled: bool) -> Iterator[ProgressLine | None]:
-    display = default_display() if enabled else None
-    line = ProgressLine(display, spec) if display is not None else None
+        return
+    line = ProgressLine(display)
     try:
-        yield line
+        yield line.show
     finally:
-        if line is not None:
-            line.close()
+        line.close()
 
 
 def done_share(progress: Progress) -> float | None:
@@ -316,28 +249,42 @@ def done_share(progress: Progress) -> float | None:
     return max(shares, default=None)
 
 
-def plain_line(progress: Progress, rate: Workrate) -> str:
+def plain_line(progress: Progress) -> str:
     """Return the whole state in one line, for a log."""
+    if not progress.gates:
+        return _count_line(progress)
     parts = [
         f"{progress.phase}: {count_text(progress)}",
-        best_text(progress, rate),
+        best_text(progress),
         funnel_text(progress.gates, progress.outcomes),
         f"{duration_text(progress.elapsed_s)} elapsed",
     ]
     return "; ".join(filter(None, [progress.waiting, *parts, left_text(progress)]))
 
 
-def short_line(progress: Progress, rate: Workrate) -> str:
+def short_line(progress: Progress) -> str:
     """Return the state in one line that begins with what matters most, as a terminal may cut its end."""
+    if not progress.gates:
+        return _count_line(progress)
     best, target = progress.best, trial_target(progress)
     count = f"{trial_count(progress):,}" if target is None else f"{trial_count(progress):,}/{target:,}"
     parts = [f"{progress.phase} {count}"]
     if best is not None:
-        parts.append(f"best {time_text(best.time_us)}{' (replayed)' if best.source == 'replayed' else ''}")
+        parts.append(f"best {source_text(time_text(best.time_us), best.source)}")
     parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
     line = ", ".join(filter(None, [*parts, left_text(progress).removeprefix("about ")]))
     line = f"{progress.waiting}; {line}" if progress.waiting else line
-    return line if best is None else f"{line}; {rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
+    if best is None:
+        return line
+    return f"{line}; {progress.rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
+
+
+def _count_line(progress: Progress) -> str:
+    """Return the state of a family of an operation, which is measured problem by problem."""
+    limit = f" of {duration_text(progress.budget_s)}" if progress.budget_s is not None else ""
+    at = f", {progress.problem}" if progress.problem is not None else ""
+    done = f"{plural(progress.done, 'problem')}, {plural(trial_count(progress), 'time')}"
+    return f"{progress.phase}: {done}; {duration_text(progress.elapsed_s)}{limit}{at}"
 
 
 def left_text(progress: Progress, since_s: float = 0.0) -> str:
@@ -348,13 +295,13 @@ def left_text(progress: Progress, since_s: float = 0.0) -> str:
     return f"{about} {duration_text(progress.remaining_s - since_s)} left"
 
 
-def best_text(progress: Progress, rate: Workrate) -> str:
+def best_text(progress: Progress) -> str:
     """Return time, rate and configuration of the fastest trial so far."""
     best = progress.best
     if best is None:
         return "best: none yet"
     label = "best (replayed)" if best.source == "replayed" else "best"
-    speed = rate.text(best.time_us, progress.device)
+    speed = progress.rate.text(best.time_us, progress.device)
     return f"{label} {time_text(best.time_us)}, {speed}, {config_text(best.config)}"
 
 
@@ -374,10 +321,6 @@ def trial_target(progress: Progress) -> int | None:
     if progress.target is None:
         return None
     return max(trial_count(progress), min(progress.target, progress.gates["limits"]))
-
-
-def _step_text(step: FamilyStep) -> str:
-    return f"{step.problem.kernel} {step.phase} {step.number}/{step.count}, {sizes_text(step.problem.sizes)}"
 
 
 def _in_notebook() -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.api.keywords import read_keywords
 from autotile.api.operation_tuning import check_gpu, served_so_far, tune_operation, tune_operation_family
-from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
+from autotile.api.progress import observing
 from autotile.api.targets import check_device_index, complete_config, named_operation, open_problem, sizes_notice
 from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
@@ -28,6 +28,7 @@ from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
 from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Observer
 from autotile.tuning.recorder import Recorded
 from autotile.tuning.result import TuneResult
 
@@ -111,7 +112,7 @@ def tune(
     if (operation := named_operation(kernel)) is not None:
         return tune_operation(operation, given, dtype, chosen, observe or progress)
     loaded, problem = open_problem(kernel, given, dtype)
-    with session_observer(observe or progress, loaded.spec, problem) as observer:
+    with observing(observe or progress) as observer:
         result = tune_problem(loaded, problem, chosen, observer)
     assumed = sizes_notice(loaded.spec, problem.sizes, given)
     return replace(result, notices=(assumed, *result.notices)) if assumed else result
@@ -130,8 +131,8 @@ def tune_family(
     device: int | str | None = None,
     database: str | Path | None = None,
     options: TuneOptions | None = None,
-    progress: bool | FamilyObserver = True,
-    observe: FamilyObserver | None = None,
+    progress: bool | Observer = True,
+    observe: Observer | None = None,
     **named: Any,
 ) -> FamilyResult | OperationFamilyResult:
     """Tune a few problems of a family, learn a rule from them that serves all others, and store it.
@@ -159,7 +160,7 @@ def tune_family(
     options
         Options of each session; None for the defaults. ``budget_s`` is the wall time of all sessions together.
     progress, observe
-        As for `tune`; a callable is called with a `FamilyStep`, of an operation with a `SweepStep`.
+        As for `tune`.
 
     Returns
     -------
@@ -187,10 +188,10 @@ def tune_family(
         if plan is not None:
             raise InputError("a plan is of a kernel's family; of an operation's, trials is the number of problems")
         words = [f"{name}={extent_text(name, size)}" for name, size in given.items()]
-        return tune_operation_family(operation, words, dtype, chosen, observe or progress)  # type: ignore[arg-type]
+        return tune_operation_family(operation, words, dtype, chosen, observe or progress)
     loaded = load_kernel(kernel)
     family = family_of(loaded.spec, given)
-    with family_observer(observe or progress, loaded.spec) as observer:
+    with observing(observe or progress) as observer:
         return tune_loaded_family(loaded, family, dtype, chosen, plan=plan, observe=observer)
 
 
@@ -250,10 +251,7 @@ def tune_misses(
     """
     _, chosen = read_keywords(None, None, named, options, device=device, database=database)
 
-    def observer(missed: MissedProblem) -> AbstractContextManager[Observer]:
-        return session_observer(observe or progress, missed.kernel.spec, missed.problem)
-
-    outcomes = list(tune_missed_problems(kernel, chosen, observer))
+    outcomes = list(tune_missed_problems(kernel, chosen, lambda _: observing(observe or progress)))
     results = tuple(outcome for _, outcome in outcomes if isinstance(outcome, TuneResult))
     failed = tuple((missed.problem, outcome) for missed, outcome in outcomes if isinstance(outcome, AutotileError))
     return TunedMisses(results, failed)
@@ -303,7 +301,7 @@ def record(
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
     loaded, problem = open_problem(kernel, given, dtype)
     path = user_path(output, "a recording") if output is not None else None
-    with session_observer(observe or progress, loaded.spec, problem) as observer:
+    with observing(observe or progress) as observer:
         return record_problem(loaded, problem, chosen, sample=sample, output=path, observe=observer)
 
 
@@ -368,7 +366,7 @@ def tune_loaded_family(
     options: TuneOptions,
     *,
     plan: FamilyPlan | None = None,
-    observe: FamilyObserver,
+    observe: Observer,
 ) -> FamilyResult:
     """Tune a family of a kernel that is already loaded; errors as for `tune_family`."""
     problem = resolve_problem(kernel.spec, family.largest, dtype)

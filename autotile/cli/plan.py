@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Group, RenderableType
 
 from autotile.cli.arguments import DatabaseOption, GpuOption, OptionalKernelArgument
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, show
 from autotile.cli.tables import RIGHT, Listing, below, facts, title
-from autotile.core.text import NOTHING, duration_text, plural, shown_text, sizes_text, source_text, time_text
+from autotile.core.text import NOTHING, duration_text, plural, sizes_text
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
-    from autotile.api.plans import PlanEntry, PlanResult, PlanStep
+    from autotile.api.plans import PlanEntry, PlanResult
     from autotile.tuning.options import TuneOptions
     from autotile.tuning.plan import TuningPlan
 
@@ -66,10 +60,11 @@ def plan(
 def run_plan(planned: Path | TuningPlan, options: TuneOptions, *, as_json: bool) -> None:
     """Tune a plan, show what became of it, and exit with 0 only if all is tuned."""
     from autotile.api.plans import PlanResult, tune_plan
+    from autotile.cli.progress import TuneProgress
     from autotile.settings import absolute_path
 
     chosen = absolute_path(planned, "a plan") if isinstance(planned, Path) else planned
-    with PlanProgress(error_console()) as progress:
+    with TuneProgress(error_console(), "reading the plan") as progress:
         result = tune_plan(chosen, options, progress)
     show(result, plan_table, PlanResult.to_json, as_json=as_json)
     if result.interrupted:
@@ -104,91 +99,6 @@ def _row(entry: PlanEntry) -> tuple[str, ...]:
         sizes_text(problem.sizes),
         entry.reason,
     )
-
-
-class PlanProgress:
-    """Observer of a plan; a context manager, which shows a bar for all problems, and a line for each that is tuned.
-
-    Parameters
-    ----------
-    console
-        Console of standard error; on one that is no terminal, a line is printed as a problem ends.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._running: dict[int, PlanStep] = {}
-        self._last: PlanStep | None = None
-        self._waiting = ""
-        self._begun = time.monotonic()
-        self._printed_s = self._begun
-        self._live = Live(
-            console=console,
-            get_renderable=self._picture,
-            refresh_per_second=4,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
-
-    def __call__(self, step: PlanStep) -> None:
-        """Show a state of the plan."""
-        self._last = step
-        if step.entry is None:
-            self._running[step.number] = step
-        else:
-            self._running.pop(step.number, None)
-            if step.entry.state != "done":
-                self._print(step)
-            return
-        waiting = step.progress.waiting if step.progress is not None else ""
-        is_news, self._waiting = waiting not in {"", self._waiting}, waiting
-        is_due = time.monotonic() - self._printed_s > _PLAIN_INTERVAL_S
-        if not self._console.is_terminal and (is_due or is_news):
-            self._printed_s = time.monotonic()
-            for one in list(self._running.values()):
-                self._console.print(shown_text(_line(one)), soft_wrap=True)
-
-    def _print(self, step: PlanStep) -> None:
-        self._printed_s = time.monotonic()
-        entry = step.entry
-        assert entry is not None
-        text = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}"}.get(entry.state, "left")
-        line = f"{step.ended} of {step.count}: {step.planned.problem}: {text}"
-        self._console.print(shown_text(line), soft_wrap=not self._console.is_terminal)
-
-    def _picture(self) -> RenderableType:
-        step = self._last
-        if step is None:
-            return Text("reading the plan")
-        head = Table.grid(padding=(0, 2, 0, 0))
-        elapsed = duration_text(time.monotonic() - self._begun)
-        bar = ProgressBar(total=step.count, completed=step.ended, width=_BAR_WIDTH)
-        head.add_row(bar, f"{step.ended} of {plural(step.count, 'problem')}", f"{elapsed} elapsed")
-        return Group(head, *(Text(shown_text(_line(one))) for one in list(self._running.values())))
-
-
-def _line(step: PlanStep) -> str:
-    """Return the state of a session on one line."""
-    progress = step.progress
-    assert progress is not None
-    tried = sum(progress.outcomes.values())
-    target = f" of {progress.target}" if progress.target is not None else ""
-    found = progress.best
-    best = f", best {source_text(time_text(found.time_us), found.source)}" if found is not None else ""
-    waiting = f"; {progress.waiting}" if progress.waiting else ""
-    return f"{step.planned.problem}: {progress.phase}, {tried}{target} trials{best}{waiting}"
 
 
 def register(app: typer.Typer) -> None:

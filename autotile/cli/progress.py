@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -15,15 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autotile.api.progress import best_text, count_text, left_text, plain_line, trial_count, trial_target
-from autotile.core.model import Problem
 from autotile.core.pace import Pace
-from autotile.core.text import device_text, duration_text, funnel_text, shown_text
-from autotile.kernel.operation import Operation
-from autotile.kernel.problem import Workrate
-from autotile.kernel.spec import KernelSpec
-from autotile.tuning.family_session import FamilyStep
-from autotile.tuning.operation_result import OperationStep, SweepStep
-from autotile.tuning.result import Progress
+from autotile.core.text import device_text, duration_text, funnel_text, plural, shown_text, source_text, time_text
+from autotile.tuning.progress_state import Place, Progress
 
 _PLAIN_INTERVAL_S = 15.0
 _REFRESHES_PER_S = 4
@@ -48,166 +41,110 @@ class _LivePicture:
 
 
 class TuneProgress(_LivePicture):
-    """Observer of a session; a context manager, which shows it.
+    """Observer of sessions; a context manager, which shows them.
+
+    A session in a schedule gets a heading. Of sessions on several GPUs at the same time, the picture is of the one that
+    began last; those of a plan have a line each, below a bar for all its problems.
 
     Parameters
     ----------
     console
-        Console of standard error.
-    problem
-        Problem that is tuned.
-    rate
-        Work of the problem, which turns times into rates.
+        Console of standard error. If it is no terminal, a line is printed as a phase or a wait begins, as a problem of
+        a plan ends, and every 15 seconds.
+    before
+        Text of the picture before the first state.
     """
 
-    def __init__(self, console: Console, problem: Problem, rate: Workrate) -> None:
+    def __init__(self, console: Console, before: str = "enumerating the search space") -> None:
         self._console = console
-        self._problem = problem
-        self._rate = rate
+        self._before = before
         self._latest: Progress | None = None
-        self._received_s = 0.0
+        self._running: dict[int, Progress] = {}
+        """States of the problems of a plan that are tuned, by their numbers."""
+        self._session: object = None
+        self._seen: set[object] = set()
+        """Sessions that were shown; one that began before the latest is not shown again."""
+        self._received_s = self._begun_s = time.monotonic()
         self._printed_s = float("-inf")
         self._phase = ("", "")
         self._live = _live(console, self._picture)
 
     def __call__(self, progress: Progress) -> None:
-        """Show a state of the session, at first with its notices."""
-        if self._latest is None:
-            for notice in progress.notices:
+        """Show a state, of the first session with its notices."""
+        if progress.path and progress.path[0].of == "problem":
+            self._show_problem(progress.path[0], progress)
+            return
+        session = progress.path, str(progress.problem) if progress.gates else ""
+        if session != self._session:
+            if session in self._seen:
+                return
+            self._session, self._phase = session, ("", "")
+            self._seen.add(session)
+            for place in progress.path:
+                self._print(f"{place.of} {place.number} of {place.count}: {progress.problem}")
+            for notice in progress.notices if self._latest is None else ():
                 text = Text(shown_text(notice, lines=True), style="dim")
                 self._console.print(text, soft_wrap=not self._console.is_terminal)
-        self._latest = progress
-        self._received_s = time.monotonic()
-        if self._live is None:
-            self._print(progress)
-
-    def _print(self, progress: Progress) -> None:
-        """Print a line if a new phase begins or the session begins or ends to wait, otherwise every 15 seconds."""
+        self._latest, self._received_s = progress, time.monotonic()
         phase = progress.phase, progress.waiting
-        if phase == self._phase and self._received_s - self._printed_s < _PLAIN_INTERVAL_S:
+        is_due = phase != self._phase or self._received_s - self._printed_s >= _PLAIN_INTERVAL_S
+        if self._live is None and is_due:
+            self._phase, self._printed_s = phase, self._received_s
+            self._print(plain_line(progress))
+
+    def _show_problem(self, place: Place, progress: Progress) -> None:
+        waited = self._latest.waiting if self._latest is not None else ""
+        self._latest, self._received_s = progress, time.monotonic()
+        if progress.ending:
+            self._running.pop(place.number, None)
+            self._printed_s = self._received_s
+            line = f"{place.ended} of {place.count}: {progress.problem}: {progress.ending}"
+            self._console.print(shown_text(line), soft_wrap=not self._console.is_terminal)
             return
-        self._phase = phase
-        self._printed_s = self._received_s
-        self._console.print(shown_text(plain_line(progress, self._rate)), soft_wrap=True)
+        self._running[place.number] = progress
+        is_news = progress.waiting not in {"", waited}
+        if self._live is None and (
+            is_news or self._received_s - max(self._printed_s, self._begun_s) > _PLAIN_INTERVAL_S
+        ):
+            self._printed_s = self._received_s
+            for one in list(self._running.values()):
+                self._print(_problem_line(one))
+
+    def _print(self, line: str) -> None:
+        self._console.print(shown_text(line), soft_wrap=True)
 
     def _picture(self) -> RenderableType:
-        progress = self._latest
+        progress, now_s = self._latest, time.monotonic()
         if progress is None:
-            return Text(f"{shown_text(str(self._problem))}: enumerating the search space")
-        since_s = time.monotonic() - self._received_s
-        head = Text.assemble((str(self._problem), "bold"), f" on {device_text(progress.device)}")
+            return Text(shown_text(self._before))
+        if progress.path and progress.path[0].of == "problem":
+            place = progress.path[0]
+            head = Table.grid(padding=(0, 2, 0, 0))
+            bar = ProgressBar(total=place.count, completed=place.ended, width=_BAR_WIDTH)
+            elapsed = f"{duration_text(now_s - self._begun_s)} elapsed"
+            head.add_row(bar, f"{place.ended} of {plural(place.count, 'problem')}", elapsed)
+            return Group(head, *(Text(shown_text(_problem_line(one))) for one in list(self._running.values())))
+        if not progress.gates or progress.device is None:
+            return Text(shown_text(plain_line(progress)))
+        since_s = now_s - self._received_s
+        title = Text.assemble((str(progress.problem), "bold"), f" on {device_text(progress.device)}")
         return Group(
-            head,
+            title,
             *([Text(shown_text(progress.waiting), style="bold")] if progress.waiting else []),
             _bar_line(progress, since_s),
-            Text(shown_text(best_text(progress, self._rate))),
+            Text(shown_text(best_text(progress))),
             Text(funnel_text(progress.gates, progress.outcomes), style="dim"),
         )
 
 
-class SessionsProgress:
-    """Observer of several sessions; a context manager, which shows a line of each and a picture of one.
-
-    Of sessions on several GPUs at the same time, the picture is of the one that began last.
-
-    Parameters
-    ----------
-    console
-        Console of standard error.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._place: object = None
-        self._seen: set[object] = set()
-        self._session: TuneProgress | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close_session()
-
-    def show(self, place: object, heading: str, spec: KernelSpec, problem: Problem, progress: Progress) -> None:
-        """Show a state of a session; notices are shown with the first session only.
-
-        Parameters
-        ----------
-        place
-            What tells the session apart from the previous one.
-        heading
-            Line above it.
-        spec, problem, progress
-            Kernel, problem and state of the session.
-        """
-        is_first = self._place is None
-        if self._place != place and place in self._seen:
-            return
-        self._seen.add(place)
-        if self._place != place:
-            self._close_session()
-            self._place = place
-            self._console.print(shown_text(heading), soft_wrap=True)
-            self._session = TuneProgress(self._console, problem, Workrate.of(spec, problem))
-            self._session.__enter__()
-        if self._session is not None:
-            self._session(progress if is_first else replace(progress, notices=()))
-
-    def _close_session(self) -> None:
-        if self._session is not None:
-            self._session.__exit__(None, None, None)
-            self._session = None
-
-
-class FamilyProgress(SessionsProgress):
-    """Observer of the tuning of a family, with a line for each point."""
-
-    def __init__(self, console: Console, spec: KernelSpec) -> None:
-        super().__init__(console)
-        self._spec = spec
-
-    def __call__(self, step: FamilyStep) -> None:
-        """Show a state of a point's session."""
-        heading = f"{step.phase} point {step.number} of {step.count}: {step.problem}"
-        self.show((step.phase, step.number), heading, self._spec, step.problem, step.progress)
-
-
-class OperationProgress(SessionsProgress):
-    """Observer of the tuning of an operation, with a line for each round of each kernel."""
-
-    def __init__(self, console: Console, operation: Operation) -> None:
-        super().__init__(console)
-        self._specs = {member.name: member.load().spec for member in operation.members}
-
-    def __call__(self, step: OperationStep) -> None:
-        """Show a state of a kernel's session."""
-        name = step.problem.kernel
-        heading = f"round {step.number} of {step.count}: {name}"
-        self.show((step.number, name), heading, self._specs[name], step.problem, step.progress)
-
-
-class SweepProgress:
-    """Observer of a family of an operation, which prints a line at each new phase and every 15 seconds.
-
-    Parameters
-    ----------
-    console
-        Console of standard error.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._phase = ""
-        self._printed_s = float("-inf")
-
-    def __call__(self, step: SweepStep) -> None:
-        """Show a state."""
-        now_s = time.monotonic()
-        if step.phase != self._phase or now_s - self._printed_s >= _PLAIN_INTERVAL_S:
-            self._phase, self._printed_s = step.phase, now_s
-            self._console.print(shown_text(step.text), soft_wrap=True)
+def _problem_line(progress: Progress) -> str:
+    """Return the state of a session of a plan on one line."""
+    tried = sum(progress.outcomes.values())
+    target = f" of {progress.target}" if progress.target is not None else ""
+    found = progress.best
+    best = f", best {source_text(time_text(found.time_us), found.source)}" if found is not None else ""
+    waiting = f"; {progress.waiting}" if progress.waiting else ""
+    return f"{progress.problem}: {progress.phase}, {tried}{target} trials{best}{waiting}"
 
 
 class Counted(Protocol):

@@ -80,7 +80,7 @@ def record(
     notice(sizes_notice(loaded.spec, problem.sizes, given))
     index = resolve_gpu(device)
     options = TuneOptions(seed=seed, l2=l2, workers=workers, device_index=index, database=database)
-    with live_progress(loaded, problem) as progress:
+    with live_progress(problem) as progress:
         recorded = record_problem(loaded, problem, options, sample=sample, output=output, observe=progress)
     if recorded.path is None:
         measured = plural(recorded.configurations, "configuration")

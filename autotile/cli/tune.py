@@ -41,7 +41,6 @@ from autotile.errors import InputError
 if TYPE_CHECKING:
     from autotile.cli.progress import TuneProgress
     from autotile.core.statistics import Interval
-    from autotile.kernel.library import Kernel
     from autotile.tuning.options import TuneOptions
     from autotile.tuning.pipeline import Load
     from autotile.tuning.result import Drift, Front, TuneResult
@@ -235,18 +234,17 @@ def _run(
 
         serve(session(kernel, problem.sizes, dtype=problem.dtype, options=options), call)
         return
-    with live_progress(kernel, problem) as progress:
+    with live_progress(problem) as progress:
         result = tune_problem(kernel, problem, options, progress)
     show(result, partial(tune_table, call=call), partial(tune_document, call=call), as_json=as_json)
     exit_after([result])
 
 
-def live_progress(kernel: Kernel, problem: Problem) -> TuneProgress:
+def live_progress(problem: Problem) -> TuneProgress:
     """Return an observer of a session that shows its progress on standard error."""
     from autotile.cli.progress import TuneProgress
-    from autotile.kernel.problem import Workrate
 
-    return TuneProgress(error_console(), problem, Workrate.of(kernel.spec, problem))
+    return TuneProgress(error_console(), f"{problem}: enumerating the search space")
 
 
 def exit_after(results: Iterable[TuneResult]) -> None:

@@ -81,7 +81,7 @@ def run_family(
     """Tune a family, show its rule, and exit with 130 if the user interrupted."""
     from autotile.api.targets import sizes_notice
     from autotile.api.tuning import family_serving_call, open_family, tune_loaded_family
-    from autotile.cli.progress import FamilyProgress
+    from autotile.cli.progress import TuneProgress
     from autotile.tuning.family_session import FamilyPlan
 
     if kernel is None:
@@ -98,7 +98,7 @@ def run_family(
     call = family_serving_call(kernel, loaded, family, dtype=dtype, database=options.database)
     given = {"points": points, "max_configs": max_configs}
     plan = FamilyPlan(**{name: value for name, value in given.items() if value is not None})
-    with FamilyProgress(error_console(), loaded.spec) as progress:
+    with TuneProgress(error_console()) as progress:
         result = tune_loaded_family(loaded, family, dtype, options, plan=plan, observe=progress)
     show(result, partial(family_table, call=call), partial(family_document, call=call), as_json=as_json)
     if result.interrupted:

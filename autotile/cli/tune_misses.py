@@ -73,7 +73,7 @@ def run_misses(kernel: str | None, options: TuneOptions, *, as_json: bool) -> No
 def _announced_progress(missed: MissedProblem) -> TuneProgress:
     cost = "" if missed.lost_s is None else f", which may have cost {duration_text(missed.lost_s)}"
     notice(f"{missed.problem}: {plural(missed.count, 'call')} not served exactly{cost}")
-    return live_progress(missed.kernel, missed.problem)
+    return live_progress(missed.problem)
 
 
 def misses_document(tuned: Sequence[TunedMiss]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def run_operation(asked_as: str, words: list[str], dtype: str | None, options: T
     from autotile.api.targets import sizes_notice
     from autotile.api.tuning import serving_call
     from autotile.cli.assignments import read_sizes
-    from autotile.cli.progress import OperationProgress
+    from autotile.cli.progress import TuneProgress
     from autotile.kernel.operation import load_operation
 
     operation = load_operation(asked_as)
@@ -35,7 +35,7 @@ def run_operation(asked_as: str, words: list[str], dtype: str | None, options: T
     named = {name: size for name, size in problem.sizes.items() if name not in operation.conditions or name in given}
     asked = replace(problem, sizes=named)  # conditions are stated only if they were given
     call = serving_call(asked_as, asked, dtype=dtype, database=options.database)
-    with OperationProgress(error_console(), operation) as progress:
+    with TuneProgress(error_console()) as progress:
         result = tune_loaded_operation(operation, problem, options, progress)
     show(result, partial(operation_table, call=call), partial(operation_document, call=call), as_json=as_json)
     if result.interrupted:
@@ -51,14 +51,15 @@ def run_operation_family(
     """Tune a family of an operation, show how well its model chooses, and exit with 130 if the user interrupted."""
     from autotile.api.operation_tuning import tune_operation_family
     from autotile.api.targets import sizes_notice
-    from autotile.cli.progress import SweepProgress
+    from autotile.cli.progress import TuneProgress
     from autotile.kernel.operation import load_operation
     from autotile.tuning.operation_result import OperationFamilyResult
 
     operation = load_operation(asked_as)
     if words:
         notice(sizes_notice(operation, operation.sizes, [word.partition("=")[0] for word in words]))
-    result = tune_operation_family(operation, words, dtype, options, SweepProgress(error_console()))
+    with TuneProgress(error_console()) as progress:
+        result = tune_operation_family(operation, words, dtype, options, progress)
     show(result, family_model_table, OperationFamilyResult.to_json, as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")

@@ -29,7 +29,8 @@ from autotile.kernel_tuner.tune_results import Result, ResultList, environment
 from autotile.settings import read_settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.progress_state import Progress
+from autotile.tuning.result import TuneResult
 from autotile.tuning.session import Session, open_session
 
 _MAX_LISTED = 200_000

@@ -32,16 +32,14 @@ from autotile.space.limits import check_config
 from autotile.tuning.family_study import FamilyMatrix, family_points, losses_without, proposals, read_matrix, union
 from autotile.tuning.options import TuneOptions, check_whole
 from autotile.tuning.problem_queue import Job, Lane, open_lane, run_jobs
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.progress_state import Observer, Place, Progress
+from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-
-
-FamilyPhase = Literal["tuning", "measuring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +67,6 @@ class FamilyPlan:
         """
         check_whole("points", self.points, 1)
         check_whole("max_configs", self.max_configs, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyStep:
-    """State of a running family session.
-
-    Attributes
-    ----------
-    phase
-        ``tuning`` while each point is tuned, ``measuring`` while the best configurations of all points are measured at
-        each of them.
-    number, count
-        Number of the point, from 1, and number of points.
-    problem
-        Problem of the point.
-    progress
-        State of the point's session.
-    """
-
-    phase: FamilyPhase
-    number: int
-    count: int
-    problem: Problem
-    progress: Progress
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -201,8 +175,6 @@ def in_force_text(rule: FamilyRule) -> str:
     return f"{'yes' if rule.in_force else 'no'}: {rule.verdict}"
 
 
-FamilyObserver = Callable[[FamilyStep], None]
-
 _TUNING_SHARE = 0.8
 """Share of the budget for tuning the points; the rest is for measuring the best configurations of all points."""
 _OVERHEAD_S = 6.0
@@ -219,7 +191,7 @@ def tune_family(
     options: TuneOptions,
     *,
     plan: FamilyPlan | None = None,
-    observe: FamilyObserver = lambda _: None,
+    observe: Observer = lambda _: None,
 ) -> FamilyResult:
     """Tune selected points of a family, measure the best configurations at all of them, learn a rule, and store it.
 
@@ -235,7 +207,7 @@ def tune_family(
     plan
         Number of points and of configurations.
     observe
-        Called with the state of the family session after each trial.
+        Called with the state of the session at a point after each trial.
 
     Raises
     ------
@@ -269,7 +241,7 @@ class _FamilySession:
     settings: Settings
     options: TuneOptions
     plan: FamilyPlan
-    observe: FamilyObserver
+    observe: Observer
     device: DeviceProperties
     points: Sequence[Mapping[str, int]]
     lane: Lane
@@ -398,12 +370,14 @@ class _FamilySession:
         rounds = math.ceil(left / self.lane.count)
         return max((share * self.options.budget_s - self._elapsed_s) / rounds, _MIN_SEARCH_S)
 
-    def _session(self, phase: FamilyPhase, number: int, options: TuneOptions, lane: Lane) -> TuneResult:
+    def _session(
+        self, phase: Literal["tuning", "measuring"], number: int, options: TuneOptions, lane: Lane
+    ) -> TuneResult:
         problem, count = self._problem(self.points[number]), len(self.points)
 
         def observe(progress: Progress) -> None:
             with self._observing:
-                self.observe(FamilyStep(phase, number + 1, count, problem, progress))
+                self.observe(progress.within(Place(f"{phase} point", number + 1, count)))
 
         result = tune(
             self.kernel,

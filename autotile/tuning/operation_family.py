@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_learning import learn_model
-from autotile.tuning.operation_result import Losses, OperationFamilyResult, SweepPhase, SweepStep
+from autotile.tuning.operation_result import Losses, OperationFamilyResult
 from autotile.tuning.operation_sweep import (
     CandidateKey,
     Sweep,
@@ -39,6 +39,7 @@ from autotile.tuning.operation_sweep import (
 )
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane
+from autotile.tuning.progress_state import Observer, Progress
 from autotile.tuning.stopping import StopRequest
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
@@ -69,8 +70,6 @@ _NEAR_DOUBLINGS, _FLAG_DOUBLINGS = 1.5, 3.0
 """Distance at which a measurement says less, and that of a flag, in doublings of a size."""
 _MUTATED, _MUTATIONS = 40, 12
 """Problems, worst first, at which variants of the best configuration are tried, and their number at each."""
-
-Observer = Callable[[SweepStep], None]
 
 
 @dataclass(frozen=True)
@@ -376,9 +375,22 @@ class _FamilySweep:
             self.measured.append(swept)
         self._report("measuring", job.problem)
 
-    def _report(self, phase: SweepPhase, problem: Problem | None = None) -> None:
-        elapsed_s = time.monotonic() - self._begun
-        self.observe(SweepStep(phase, problem, len(self.measured), self._pairs, elapsed_s, self.options.budget_s))
+    def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:
+        self.observe(
+            Progress(
+                phase=phase,
+                problem=problem,
+                device=self.device,
+                done=len(self.measured),
+                target=None,
+                elapsed_s=time.monotonic() - self._begun,
+                budget_s=self.options.budget_s,
+                outcomes={Outcome.OK: self._pairs},
+                gates={},
+                best=None,
+                rate=Workrate(None, None, self.dtype),
+            )
+        )
 
     def _proper(self, problem: Problem) -> dict[str, int]:
         return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}

@@ -21,11 +21,8 @@ from autotile.core.text import (
 )
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import PageContent, Reported
-from autotile.tuning.result import Progress
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
-
-SweepPhase = Literal["measuring", "learning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +81,6 @@ class TunedContender:
             "trials": self.trials,
             "seconds": round(self.seconds, 3),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class OperationStep:
-    """State of a running session of an operation.
-
-    Attributes
-    ----------
-    number, count
-        Round, from 1, and number of rounds; the number of the last race is above the count.
-    problem
-        Problem of the kernel whose turn it is.
-    progress
-        State of the kernel's session.
-    """
-
-    number: int
-    count: int
-    problem: Problem
-    progress: Progress
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -249,38 +226,6 @@ def tried_text(contenders: Sequence[TunedContender]) -> str:
     """Return how many configurations of how many kernels were tried."""
     kernels = [one for one in contenders if not one.is_library and one.state != "inapplicable"]
     return f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"
-
-
-@dataclass(frozen=True, slots=True)
-class SweepStep:
-    """State of the tuning of a family of an operation.
-
-    Attributes
-    ----------
-    phase
-        ``measuring`` or ``learning``.
-    problem
-        Problem that was measured last; None at first.
-    problems, pairs
-        Number of problems and of pairs of a problem and a configuration that were measured, earlier runs included.
-    elapsed_s, budget_s
-        Wall time so far, and its limit.
-    """
-
-    phase: SweepPhase
-    problem: Problem | None
-    problems: int
-    pairs: int
-    elapsed_s: float
-    budget_s: float | None
-
-    @property
-    def text(self) -> str:
-        """The state as one line."""
-        limit = f" of {duration_text(self.budget_s)}" if self.budget_s is not None else ""
-        at = f", {self.problem}" if self.problem is not None else ""
-        done = f"{plural(self.problems, 'problem')}, {plural(self.pairs, 'time')}"
-        return f"{self.phase}: {done}; {duration_text(self.elapsed_s)}{limit}{at}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import Settings
 from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
 from autotile.tuning.family_study import is_possible
-from autotile.tuning.operation_result import ContenderState, OperationResult, OperationStep, TunedContender
+from autotile.tuning.operation_result import ContenderState, OperationResult, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.problem_queue import Job, Lane, run_jobs
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.progress_state import Observer, Place, Progress
+from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import worker_count
@@ -38,7 +39,6 @@ from autotile.workers.compile_pool import worker_count
 if TYPE_CHECKING:
     from autotile.database.database import Database
 
-Observer = Callable[[OperationStep], None]
 Proposal = tuple[str, Config]
 """Name of a kernel, and a configuration."""
 Served = Callable[[Kernel, Problem], Config | None]
@@ -289,7 +289,7 @@ class _OperationSession:
 
         def observe(progress: Progress) -> None:
             with self._sharing:
-                self.observe(OperationStep(self._round, self._rounds, one.problem, progress))
+                self.observe(progress.within(Place("round", self._round, self._rounds)))
 
         try:
             result = tune(

@@ -15,7 +15,8 @@ from autotile.kernel.library import Kernel
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.session import Observer, open_session
+from autotile.tuning.progress_state import Observer
+from autotile.tuning.session import open_session
 
 _SAMPLE_LIMIT_S = 0.02
 """GPU time of the samples of one configuration, in seconds: a recording holds thousands of configurations, so that more

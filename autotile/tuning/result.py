@@ -1,4 +1,4 @@
-"""The result of a tuning session, and its progress."""
+"""The result of a tuning session."""
 
 from __future__ import annotations
 
@@ -115,33 +115,6 @@ def pareto_front(trials: Iterable[Trial], finals: Finals | None, objectives: Seq
     kept = non_dominated([values for values, _ in reached]) if reached else ()
     best = [pair for pair, is_kept in zip(reached, kept, strict=True) if is_kept]
     return Front(tuple(objectives), tuple(trial for _, trial in sorted(best, key=lambda pair: pair[0])))
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """State of a running session."""
-
-    phase: str
-    """``starting``, ``searching`` or ``finals``."""
-    device: DeviceProperties
-    done: int
-    """Number of trials of this session; ``outcomes`` counts those of earlier sessions too."""
-    target: int | None
-    """Target number of trials of the study; None where there is none."""
-    elapsed_s: float
-    budget_s: float | None
-    outcomes: Mapping[Outcome, int]
-    gates: Mapping[str, int]
-    best: Trial | None
-    last: Trial | None = None
-    notices: tuple[str, ...] = ()
-    """Remarks for the user, one line each."""
-    remaining_s: float | None = None
-    """Estimated time until the session ends, finals included, in seconds; None before there is a basis for it."""
-    may_end_earlier: bool = False
-    """Whether ``remaining_s`` is a limit: ``until`` is expected to end the search, and it is not foreseen when."""
-    waiting: str = ""
-    """What the session waits for beside results, such as a scheduler that is lost; empty for nothing."""
 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:

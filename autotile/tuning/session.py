@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -43,7 +43,8 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import CompiledCandidate, GivenCandidates, LoadMeter, Pipeline, Proposer
 from autotile.tuning.problem_queue import Lane
-from autotile.tuning.result import Progress, TuneResult, measure_drift, newest_trials, pareto_front, write_trace
+from autotile.tuning.progress_state import Observer, Progress, TimeLeft
+from autotile.tuning.result import TuneResult, measure_drift, newest_trials, pareto_front, write_trace
 from autotile.tuning.scoring import Scorer, session_objective
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import (
@@ -55,7 +56,6 @@ from autotile.tuning.stopping import (
     check_kernel_failure,
     check_until,
 )
-from autotile.tuning.time_left import TimeLeft
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 
@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from autotile.search.search import Search
     from autotile.search.shortlist import Shortlist
 
-
-Observer = Callable[[Progress], None]
 
 _WAIT_S = 0.1
 """Interval at which a session looks for the results of others that it waits for, in seconds."""
@@ -223,6 +221,7 @@ class Session:
         from autotile.database.run_record import RunRecord
 
         self._record = RunRecord(database, self.key, backend.device)
+        self._rate = Workrate.of(kernel.spec, problem)
         self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
         prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
         prior = prior._replace(trials=[self._scorer.scored(trial) for trial in prior.trials])
@@ -830,6 +829,7 @@ class Session:
         self._observe(
             Progress(
                 phase=phase,
+                problem=self._problem,
                 device=self._backend.device,
                 done=len(log) - log.resumed,
                 target=self._options.trial_target,
@@ -840,6 +840,7 @@ class Session:
                 outcomes=log.outcomes,
                 gates=log.gates,
                 best=log.best,
+                rate=self._rate,
                 last=last,
                 notices=self.notices,
                 waiting=self._waiting,

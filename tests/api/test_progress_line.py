@@ -18,17 +18,14 @@ from autotile.api import progress as module
 from autotile.api.progress import ProgressLine, TerminalDisplay, default_display, short_line
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
-from autotile.kernel.library import load_kernel
-from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import Workrate
 from autotile.settings import read_settings
-from autotile.tuning.family_session import FamilyStep
-from autotile.tuning.operation_result import OperationStep, SweepStep
-from autotile.tuning.result import Progress
+from autotile.tuning.progress_state import Place, Progress
 
 PROBLEM = Problem("scale", {"n": 4096}, "float32")
 PROGRESS = Progress(
     phase="searching",
+    problem=PROBLEM,
     device=device_profile("h200"),
     done=30,
     target=200,
@@ -37,6 +34,7 @@ PROGRESS = Progress(
     outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
     gates={"combinations": 8294400, "limits": 24906},
     best=Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795)),
+    rate=Workrate(None, None, "float32"),
     remaining_s=15.0,
     notices=("launches are replayed",),
 )
@@ -206,7 +204,7 @@ def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: 
     autotile.tune_family(scale_toml, n="1000..2000000", options=autotile.TuneOptions(replay="auto"))
     lines = terminal.screen
     assert [line for line in lines if "launches are replayed" in line] == lines[:1]
-    assert lines[1].startswith("scale tuning 1/1, n=1048576: finals 12/12, ")
+    assert lines[1].startswith("scale tuning point 1/1, n=1048576: finals 12/12, ")
 
 
 class TestClosing:
@@ -215,19 +213,15 @@ class TestClosing:
     @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
     @pytest.mark.parametrize("kind", ["session", "family", "operation", "sweep"])
     def test_the_line_ends_with_its_block(
-        self, scale_toml: Path, terminal: Terminal, kind: str, error: type[BaseException] | None
+        self, terminal: Terminal, kind: str, error: type[BaseException] | None
     ) -> None:
-        spec = load_kernel(str(scale_toml)).spec
-        product = replace(PROBLEM, kernel="sgemm", sizes={"M": 64, "N": 64, "K": 64})
-        observer, state = {
-            "session": lambda: (module.session_observer(True, spec, PROBLEM), PROGRESS),
-            "family": lambda: (module.family_observer(True, spec), FamilyStep("tuning", 1, 1, PROBLEM, PROGRESS)),
-            "operation": lambda: (
-                module.operation_observer(True, load_operation("matmul")),
-                OperationStep(1, 1, product, PROGRESS),
-            ),
-            "sweep": lambda: (module.sweep_observer(True), SweepStep("measuring", PROBLEM, 1, 1, 1.0, None)),
-        }[kind]()
+        state = {
+            "session": PROGRESS,
+            "family": PROGRESS.within(Place("tuning point", 1, 1)),
+            "operation": PROGRESS.within(Place("round", 1, 1)),
+            "sweep": replace(PROGRESS, phase="measuring", target=None, gates={}, best=None),
+        }[kind]
+        observer = module.observing(True)
 
         def show() -> None:
             with observer as observe:
@@ -243,11 +237,9 @@ class TestClosing:
                 show()
         assert terminal.getvalue()[-1] == "\n"
 
-    def test_the_last_state_is_shown_after_an_error(self, scale_toml: Path, terminal: Terminal) -> None:
-        spec = load_kernel(str(scale_toml)).spec
-
+    def test_the_last_state_is_shown_after_an_error(self, terminal: Terminal) -> None:
         def show() -> None:
-            with module.session_observer(True, spec, PROBLEM) as observe:
+            with module.observing(True) as observe:
                 for tried in range(3):
                     observe(replace(PROGRESS, outcomes={Outcome.OK: 10 + tried}))
                 raise ValueError("it ends early")
@@ -259,10 +251,10 @@ class TestClosing:
 
 class TestLine:
     @pytest.fixture
-    def line(self, scale_toml: Path, terminal: Terminal) -> ProgressLine:
+    def line(self, terminal: Terminal) -> ProgressLine:
         display = default_display()
         assert isinstance(display, TerminalDisplay)
-        return ProgressLine(display, load_kernel(str(scale_toml)).spec)
+        return ProgressLine(display)
 
     def test_it_is_shown_a_few_times_a_second_and_at_the_end(
         self, line: ProgressLine, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
@@ -271,7 +263,7 @@ class TestLine:
         monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
         for tried in range(100):
             now_s[0] = 0.01 * tried
-            line.show("scale", PROBLEM, replace(PROGRESS, outcomes={Outcome.OK: tried}))
+            line.show(replace(PROGRESS, outcomes={Outcome.OK: tried}))
         shown = terminal.getvalue().count("\rscale: ")
         assert shown == 4
         line.close()
@@ -285,26 +277,26 @@ class TestLine:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
         for at_s, phase in [(0.0, "a"), (0.2, "a"), (0.26, "a"), (0.5, "a"), (0.52, "a"), (0.53, "b"), (0.54, "b")]:
             now_s[0] = 10.0 + at_s
-            line.show("scale", PROBLEM, replace(PROGRESS, phase=phase))
+            line.show(replace(PROGRESS, phase=phase))
             counts.append(terminal.getvalue().count("\rscale: "))
         assert counts == [1, 1, 2, 2, 3, 4, 4]
 
     def test_it_says_at_once_what_a_session_waits_for(self, line: ProgressLine, terminal: Terminal) -> None:
-        line.show("scale", PROBLEM, PROGRESS)
-        line.show("scale", PROBLEM, replace(PROGRESS, waiting="the scheduler does not answer"))
+        line.show(PROGRESS)
+        line.show(replace(PROGRESS, waiting="the scheduler does not answer"))
         assert terminal.screen[1].startswith("scale: the scheduler does not answer; searching 50/200, ")
-        line.show("scale", PROBLEM, PROGRESS)
+        line.show(PROGRESS)
         assert terminal.screen[1].startswith("scale: searching 50/200, ")
 
     def test_a_longer_line_leaves_nothing_behind(self, line: ProgressLine, terminal: Terminal) -> None:
-        line.show("a long head of the line", PROBLEM, PROGRESS)
-        line.show("x", PROBLEM, replace(PROGRESS, best=None))
+        line.show(replace(PROGRESS, problem=replace(PROBLEM, kernel="a_long_head_of_the_line")))
+        line.show(replace(PROGRESS, best=None, problem=replace(PROBLEM, kernel="x")))
         assert terminal.screen[1] == "x: searching 50/200, 3.00 s elapsed, 15.0 s left"
 
     def test_a_notice_is_shown_once_and_above_the_line(self, line: ProgressLine, terminal: Terminal) -> None:
-        line.show("x", PROBLEM, replace(PROGRESS, notices=()))
+        line.show(replace(PROGRESS, notices=()))
         for _ in range(2):
-            line.show("x", PROBLEM, PROGRESS)
+            line.show(PROGRESS)
         line.close()
         assert terminal.screen[0] == "launches are replayed"
         assert terminal.getvalue().count("launches are replayed") == 1
@@ -315,7 +307,7 @@ class TestLine:
     ) -> None:
         monkeypatch.setattr(terminal, "fileno", lambda: 2)
         monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
-        line.show("scale", PROBLEM, PROGRESS)
+        line.show(PROGRESS)
         shown = terminal.screen[1]
         assert len(shown) < columns
         assert shown.endswith("..." if columns == 40 else "BM=128")
@@ -324,6 +316,6 @@ class TestLine:
 def test_the_line_says_where_times_are_replayed() -> None:
     rate = Workrate(flops=None, bytes=2**31, dtype="float32")
     best = Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795), source="replayed")
-    assert short_line(replace(PROGRESS, best=best), rate) == (
+    assert short_line(replace(PROGRESS, best=best, rate=rate)) == (
         "searching 50/200, best 4,790 us (replayed), 3.00 s elapsed, 15.0 s left; 448 GB/s (9.3 % of bandwidth), BM=128"
     )

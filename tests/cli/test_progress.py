@@ -12,32 +12,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotile.api.plans import PlanStep
 from autotile.api.progress import left_text, plain_line
-from autotile.cli import plan as plan_module
 from autotile.cli import progress as progress_module
-from autotile.cli.plan import PlanProgress
-from autotile.cli.progress import (
-    CountProgress,
-    FamilyProgress,
-    OperationProgress,
-    SweepProgress,
-    TuneProgress,
-    completion,
-)
+from autotile.cli.progress import CountProgress, TuneProgress, completion
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
-from autotile.kernel.library import load_kernel
-from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import Workrate
-from autotile.tuning.family_session import FamilyStep
-from autotile.tuning.operation_result import OperationStep, SweepStep
-from autotile.tuning.result import Progress
+from autotile.tuning.progress_state import Place, Progress
 
 PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")
 RATE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
 PROGRESS = Progress(
     phase="searching",
+    problem=PROBLEM,
     device=device_profile("h200"),
     done=30,
     target=200,
@@ -46,41 +33,42 @@ PROGRESS = Progress(
     outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
     gates={"combinations": 8294400, "limits": 24906},
     best=Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795)),
+    rate=RATE,
     remaining_s=15.0,
 )
 
 
 class TestProgress:
     def test_a_plain_line_says_it_all(self):
-        assert plain_line(PROGRESS, RATE) == (
+        assert plain_line(PROGRESS) == (
             "searching: 50/200 trials; best 4,790 us, 28.7 TFLOP/s (42.9 % of fp32 peak), BM=128; "
             "8,294,400 combinations -> 24,906 valid -> 50 tried: 45 ok, 5 pruned; 3.00 s elapsed; about 15.0 s left"
         )
 
     def test_a_small_space_is_the_target(self):
         small = replace(PROGRESS, gates={"combinations": 90, "limits": 60})
-        assert "50/60 trials" in plain_line(small, RATE)
+        assert "50/60 trials" in plain_line(small)
 
     def test_a_budget_alone_counts_seconds(self):
         budget = replace(PROGRESS, target=None, budget_s=60.0)
-        assert "50 trials" in plain_line(budget, RATE)
+        assert "50 trials" in plain_line(budget)
 
     def test_the_finals_have_a_time_left_too(self):
-        assert plain_line(replace(PROGRESS, phase="finals", remaining_s=2.0), RATE).endswith("; about 2.00 s left")
-        assert "left" not in plain_line(replace(PROGRESS, remaining_s=None), RATE)
-        assert plain_line(replace(PROGRESS, remaining_s=0.0), RATE).endswith("elapsed")
-        assert "; at most 15.0 s left" in plain_line(replace(PROGRESS, may_end_earlier=True), RATE)
+        assert plain_line(replace(PROGRESS, phase="finals", remaining_s=2.0)).endswith("; about 2.00 s left")
+        assert "left" not in plain_line(replace(PROGRESS, remaining_s=None))
+        assert plain_line(replace(PROGRESS, remaining_s=0.0)).endswith("elapsed")
+        assert "; at most 15.0 s left" in plain_line(replace(PROGRESS, may_end_earlier=True))
 
     def test_without_a_target_the_bar_says_nothing(self):
         assert completion(replace(PROGRESS, target=None), 0.0) == (50, None)
         assert completion(PROGRESS, 0.0) == (50, 200)
 
     def test_before_anything_ran(self):
-        assert "best: none yet" in plain_line(replace(PROGRESS, best=None, outcomes={}, done=0), RATE)
+        assert "best: none yet" in plain_line(replace(PROGRESS, best=None, outcomes={}, done=0))
 
     def test_elsewhere_than_on_a_terminal_lines_are_rare(self):
         stream = io.StringIO()
-        with TuneProgress(Console(file=stream, width=200, markup=False), PROBLEM, RATE) as progress:
+        with TuneProgress(Console(file=stream, width=200, markup=False)) as progress:
             for phase in ("starting", "searching", "searching", "searching", "finals"):
                 progress(replace(PROGRESS, phase=phase))
         assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["starting", "searching", "finals"]
@@ -90,7 +78,7 @@ class TestProgress:
     def test_a_terminal_shows_a_live_picture(self, phase, budget_s):
         console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None, markup=False)
         target = None if budget_s else 200
-        with TuneProgress(console, PROBLEM, RATE) as progress:
+        with TuneProgress(console) as progress:
             progress(replace(PROGRESS, phase=phase, budget_s=budget_s, target=target))
         drawn = console.file.getvalue()
         assert "sgemm M=4096 N=4096 K=4096 float32 on NVIDIA H200" in drawn
@@ -115,26 +103,26 @@ class Counted:
     elapsed_s: float = 1.0
 
 
-def family_step(number: int = 1, phase: str = "searching") -> FamilyStep:
-    return FamilyStep("tuning", number, 2, PROBLEM, replace(PROGRESS, phase=phase))
+def placed(of: str) -> Callable[..., Progress]:
+    """Return what makes states of sessions in a schedule."""
+
+    def state(number: int = 1, phase: str = "searching", **changes: Any) -> Progress:
+        return replace(PROGRESS, phase=phase, **changes).within(Place(of, number, 2))
+
+    return state
 
 
-def operation_step(number: int = 1, phase: str = "searching") -> OperationStep:
-    return OperationStep(number, 2, PROBLEM, replace(PROGRESS, phase=phase))
-
-
-def plan_step(number: int = 1, phase: str = "searching") -> PlanStep:
-    planned: Any = SimpleNamespace(problem=PROBLEM)
-    return PlanStep(number, 2, planned, "GPU", replace(PROGRESS, phase=phase), None, 0)
-
+STEPS = {"family": placed("tuning point"), "operation": placed("round"), "plan": placed("problem")}
+SWEEP = replace(PROGRESS, phase="measuring", target=None, gates={}, best=None, outcomes={Outcome.OK: 1}, done=1)
 
 Shown = Callable[[Console], tuple[Any, Any]]
 DISPLAYS: dict[str, Shown] = {
-    "tune": lambda console: (TuneProgress(console, PROBLEM, RATE), PROGRESS),
+    "tune": lambda console: (TuneProgress(console), PROGRESS),
     "count": lambda console: (CountProgress(console, "compiling", "failed"), Counted(1)),
-    "family": lambda console: (FamilyProgress(console, load_kernel("sgemm").spec), family_step()),
-    "operation": lambda console: (OperationProgress(console, load_operation("matmul")), operation_step()),
-    "plan": lambda console: (PlanProgress(console), plan_step()),
+    "family": lambda console: (TuneProgress(console), STEPS["family"]()),
+    "operation": lambda console: (TuneProgress(console), STEPS["operation"]()),
+    "plan": lambda console: (TuneProgress(console), STEPS["plan"]()),
+    "sweep": lambda console: (TuneProgress(console), SWEEP),
 }
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
@@ -161,7 +149,7 @@ class TestWaiting:
         display, _ = DISPLAYS[name](console)
         waits = replace(PROGRESS, waiting=WAITING)
         with display as observe:
-            observe(waits if name == "tune" else replace(plan_step(), progress=waits))
+            observe(waits if name == "tune" else STEPS["plan"](waiting=WAITING))
         assert WAITING in console.file.getvalue()
 
     @pytest.mark.parametrize("name", ["tune", "plan"])
@@ -173,7 +161,7 @@ class TestWaiting:
             for _ in range(2):
                 observe(state)
             for _ in range(3):
-                observe(waits if name == "tune" else replace(plan_step(), progress=waits))
+                observe(waits if name == "tune" else STEPS["plan"](waiting=WAITING))
         lines = [line for line in console.file.getvalue().splitlines() if WAITING in line]
         assert len(lines) == 1
 
@@ -205,17 +193,57 @@ class TestClosing:
         assert drawn.rindex(SHOW_CURSOR) > drawn.rindex(HIDE_CURSOR)
         assert settles(lambda: {*threading.enumerate()} <= before)
 
-    @pytest.mark.parametrize(("name", "step"), [("family", family_step), ("operation", operation_step)])
-    def test_a_session_ends_the_picture_of_the_one_before(self, name: str, step: Callable[[int], Any]) -> None:
+    @pytest.mark.parametrize("name", ["family", "operation", "plan"])
+    def test_one_picture_serves_all_sessions(self, name: str) -> None:
         console, before = terminal(), {*threading.enumerate()}
         display, _ = DISPLAYS[name](console)
         with display as observe:
-            observe(step(1))
-            (first,) = {*threading.enumerate()} - before
-            observe(step(2))
-            assert settles(lambda: not first.is_alive())
-            assert len({*threading.enumerate()} - before) == 1
+            observe(STEPS[name](1))
+            drawing = {*threading.enumerate()} - before
+            observe(STEPS[name](2))
+            assert {*threading.enumerate()} - before == drawing
+            assert len(drawing) == 1
         assert settles(lambda: {*threading.enumerate()} <= before)
+
+
+class TestSchedules:
+    """Sessions in a schedule are told apart."""
+
+    @pytest.mark.parametrize(("name", "heading"), [("family", "tuning point 2 of 2"), ("operation", "round 2 of 2")])
+    def test_each_session_has_a_heading(self, name: str, heading: str) -> None:
+        console = Console(file=io.StringIO(), width=300, markup=False)
+        display, _ = DISPLAYS[name](console)
+        for number in (1, 2, 2):
+            display(STEPS[name](number))
+        lines = console.file.getvalue().splitlines()
+        assert lines.count(f"{heading}: {PROBLEM}") == 1
+        assert len(lines) == 4
+
+    def test_of_sessions_at_the_same_time_the_last_is_shown(self) -> None:
+        console = Console(file=io.StringIO(), width=300, markup=False)
+        display = TuneProgress(console)
+        for number, phase in [(1, "starting"), (2, "starting"), (1, "searching"), (2, "searching")]:
+            display(STEPS["family"](number, phase))
+        shown = [line.partition(":")[0] for line in console.file.getvalue().splitlines()]
+        assert shown == ["tuning point 1 of 2", "starting", "tuning point 2 of 2", "starting", "searching"]
+
+    def test_the_end_of_a_problem_of_a_plan_is_said(self) -> None:
+        console = Console(file=io.StringIO(), width=300, markup=False)
+        display = TuneProgress(console)
+        display(STEPS["plan"](1))
+        ended = replace(PROGRESS, phase="ended", ending="failed: it does not fit")
+        display(ended.within(Place("problem", 1, 2, ended=1)))
+        assert console.file.getvalue() == f"1 of 2: {PROBLEM}: failed: it does not fit\n"
+
+    def test_a_terminal_shows_all_problems_that_run(self) -> None:
+        console = terminal(200)
+        with TuneProgress(console) as display:
+            display(STEPS["plan"](1))
+            display(STEPS["plan"](2, "finals"))
+        drawn = console.file.getvalue()
+        assert "0 of 2 problems" in drawn
+        assert f"{PROBLEM}: searching, 50 of 200 trials, best 4,790 us" in drawn
+        assert f"{PROBLEM}: finals, 50 of 200 trials" in drawn
 
 
 class TestThrottling:
@@ -224,8 +252,7 @@ class TestThrottling:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         now = SimpleNamespace(s=1000.0)
-        for module in (progress_module, plan_module):
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.s))
+        monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now.s))
         return now
 
     @staticmethod
@@ -237,11 +264,11 @@ class TestThrottling:
         console = Console(file=io.StringIO(), width=300, markup=False)
         steps: dict[str, Callable[[str], Any]] = {
             "tune": lambda phase: replace(PROGRESS, phase=phase),
-            "family": lambda phase: family_step(phase=phase),
-            "operation": lambda phase: operation_step(phase=phase),
-            "sweep": lambda phase: SweepStep(phase, PROBLEM, 1, 1, 1.0, None),  # type: ignore[arg-type]
+            "family": lambda phase: STEPS["family"](phase=phase),
+            "operation": lambda phase: STEPS["operation"](phase=phase),
+            "sweep": lambda phase: replace(SWEEP, phase=phase),
         }
-        observe = SweepProgress(console) if name == "sweep" else DISPLAYS[name](console)[0]
+        observe, _ = DISPLAYS[name](console)
         headings = 1 if name in {"family", "operation"} else 0
         counts = []
         for at_s, phase in [(0.0, "one"), (14.9, "one"), (15.0, "one"), (29.9, "one"), (30.0, "one"), (31.0, "two")]:
@@ -256,7 +283,7 @@ class TestThrottling:
         observe(steps[name]("two"))
         assert self.printed(console) - headings == 5
 
-    @pytest.mark.parametrize(("name", "interval_s"), [("count", 15.0), ("plan", 30.0)])
+    @pytest.mark.parametrize(("name", "interval_s"), [("count", 15.0), ("plan", 15.0)])
     def test_lines_of_a_whole(self, clock: SimpleNamespace, name: str, interval_s: float) -> None:
         console = Console(file=io.StringIO(), width=300, markup=False)
         observe, state = DISPLAYS[name](console)

@@ -16,8 +16,9 @@ from autotile.database.database import Database
 from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording_header
 from autotile.settings import read_settings
+from autotile.tuning.progress_state import Progress
 from autotile.tuning.recorder import Recorded
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.result import TuneResult
 
 SIZES = "n=1048576"
 

@@ -33,7 +33,7 @@ def mark_progress(mark: Mark) -> None:
     """Write marks of the progress that tuning sessions display."""
     from autotile.cli.progress import TuneProgress
     from autotile.core.model import config_key
-    from autotile.tuning.result import Progress
+    from autotile.tuning.progress_state import Progress
 
     display, leave = TuneProgress.__call__, TuneProgress.__exit__
     stage = ""

@@ -14,7 +14,8 @@ from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.progress_state import Progress
+from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 
 RUN_DEADLINE_S = 4.0

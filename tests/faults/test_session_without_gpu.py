@@ -15,7 +15,7 @@ from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.tuning.backend import LiveBackend
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.result import Progress
+from autotile.tuning.progress_state import Progress
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Workload

@@ -18,7 +18,7 @@ from autotile.errors import ArgumentError
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.result import Progress
+from autotile.tuning.progress_state import Progress
 
 pytestmark = pytest.mark.gpu
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"

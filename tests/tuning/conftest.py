@@ -23,7 +23,8 @@ from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.progress_state import Progress
+from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.compile_pool import Compiled, CompilePool
 

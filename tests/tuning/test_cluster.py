@@ -23,9 +23,9 @@ from rich.console import Console
 from autotile.cli.progress import TuneProgress
 from autotile.core.model import config_key
 from autotile.errors import InputError, WorkerError
-from autotile.kernel.problem import Workrate
 from autotile.settings import read_settings
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.progress_state import Progress
+from autotile.tuning.result import TuneResult
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
@@ -133,7 +133,7 @@ def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: Cluster
     recording, seen = bench.record(), list[str]()
     kit.simulated(recording, 0, SECONDS)
     console = Console(file=io.StringIO(), width=400, markup=False)
-    shown = TuneProgress(console, bench.problem(), Workrate.of(bench.kernel.spec, bench.problem()))
+    shown = TuneProgress(console)
     threads = set[int]()
 
     def observe(progress: Progress) -> None:

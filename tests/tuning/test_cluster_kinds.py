@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from autotile.api.plans import PlanStep, _models_of, tune_plan
+from autotile.api.plans import _models_of, tune_plan
 from autotile.core.device import device_profile
 from autotile.core.model import Config, config_key
 from autotile.database.database import Database
@@ -22,11 +22,12 @@ from autotile.errors import InputError, WorkerError
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
-from autotile.tuning.family_session import FamilyPlan, FamilyStep, tune_family
+from autotile.tuning.family_session import FamilyPlan, tune_family
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan
 from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
+from autotile.tuning.progress_state import Progress
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
@@ -120,9 +121,9 @@ def gpus_used() -> set[str]:
 def test_points_of_a_family_are_tuned_on_all_gpus(bench: Any, site: Site, settings: Any, options: TuneOptions) -> None:
     threads: dict[int, set[int]] = {}
 
-    def observe(step: FamilyStep) -> None:
-        if step.phase == "tuning":
-            threads.setdefault(step.number, set()).add(threading.get_ident())
+    def observe(step: Progress) -> None:
+        if step.path[0].of == "tuning point":
+            threads.setdefault(step.path[0].number, set()).add(threading.get_ident())
 
     family = parse_family(bench.kernel.spec, ["n=1000..65536"])
     plan = FamilyPlan(points=6, max_configs=4)
@@ -151,8 +152,8 @@ def test_a_plan_goes_on_when_a_machine_dies(
     planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)
     killed = threading.Event()
 
-    def observe(step: PlanStep) -> None:
-        if step.ended and not killed.is_set():
+    def observe(step: Progress) -> None:
+        if step.ending and not killed.is_set():
             killed.set()
             doomed = children(site.workers[0].pid)
             site.workers[0].kill()

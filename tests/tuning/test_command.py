@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from autotile.cli.application import app
 from autotile.cli.progress import TuneProgress
-from autotile.kernel.problem import Workrate
 
 NOTICE = "replayed from measurements recorded on NVIDIA H200"
 
@@ -31,7 +30,7 @@ def test_the_command_says_it_first_and_once(bench: Any, scale_toml: Path, words:
 def test_on_a_terminal_it_stays_above_the_live_line(bench: Any) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=200, markup=False)
-    with TuneProgress(console, bench.problem(), Workrate.of(bench.kernel.spec, bench.problem())) as progress:
+    with TuneProgress(console) as progress:
         bench.tune(bench.record(), progress)
     assert screen.getvalue().count(NOTICE) == 1
 

@@ -17,8 +17,9 @@ from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
-from autotile.tuning.family_session import FamilyPlan, FamilyResult, FamilyStep, tune_family
+from autotile.tuning.family_session import FamilyPlan, FamilyResult, tune_family
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Progress
 
 SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
 FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
@@ -63,7 +64,7 @@ def run(bench: Any) -> Callable[..., FamilyResult]:
 
     def tune(
         words: str = "n=1000..65536",
-        observe: Callable[[FamilyStep], None] = lambda _: None,
+        observe: Callable[[Progress], None] = lambda _: None,
         plan: FamilyPlan | None = None,
         **options: Any,
     ) -> FamilyResult:
@@ -174,9 +175,9 @@ class TestSeveralGpus:
         record_all(bench, judges)
         threads: dict[int, set[int]] = {}
 
-        def observe(step: FamilyStep) -> None:
-            if step.phase == "tuning":
-                threads.setdefault(step.number, set()).add(threading.get_ident())
+        def observe(step: Progress) -> None:
+            if step.path[0].of == "tuning point":
+                threads.setdefault(step.path[0].number, set()).add(threading.get_ident())
 
         result = run(observe=observe, devices=(0, 1))
         assert sorted(threads) == [1, 2, 3, 4, 5, 6]
@@ -187,8 +188,8 @@ class TestSeveralGpus:
     def test_an_error_at_a_point_ends_the_others(self, bench: Any, judges: Any, run: Any) -> None:
         record_all(bench, judges)
 
-        def kill(step: FamilyStep) -> None:
-            if step.number == 3:
+        def kill(step: Progress) -> None:
+            if step.path[0].number == 3:
                 raise RuntimeError("killed")
 
         with pytest.raises(RuntimeError, match="killed"):
@@ -203,16 +204,16 @@ class TestResuming:
     def test_a_run_that_was_broken_off_goes_on(self, bench: Any, judges: Any, run: Any) -> None:
         record_all(bench, judges)
 
-        def kill(step: FamilyStep) -> None:
-            if (step.phase, step.number) == ("tuning", 3):
+        def kill(step: Progress) -> None:
+            if (step.path[0].of, step.path[0].number) == ("tuning point", 3):
                 raise RuntimeError("killed")
 
         with pytest.raises(RuntimeError, match="killed"):
             run(observe=kill)
         steps: set[tuple[str, int]] = set()
-        result = run(observe=lambda step: steps.add((step.phase, step.number)))
+        result = run(observe=lambda step: steps.add((step.path[0].of, step.path[0].number)))
         assert result.resumed == 2
-        assert min(number for phase, number in steps if phase == "tuning") == 3
+        assert min(number for phase, number in steps if phase == "tuning point") == 3
         assert result.rule == run(fresh=True).rule
 
     def test_another_plan_begins_anew(self, bench: Any, judges: Any, run: Any) -> None:
@@ -226,8 +227,8 @@ class TestResuming:
         run()
         before = len(bench.stored())
         steps: set[str] = set()
-        run(observe=lambda step: steps.add(step.phase))
-        assert steps == {"tuning"}
+        run(observe=lambda step: steps.add(step.path[0].of))
+        assert steps == {"tuning point"}
         assert len(bench.stored()) == before
 
     def test_candidates_are_measured_where_the_search_would_not_try_them(
@@ -307,16 +308,16 @@ def test_old_progress_of_other_points_is_no_hindrance(bench: Any, judges: Any, r
     assert run().rule == result.rule
 
 
-def _kill_at(step: FamilyStep, number: int) -> None:
-    if step.number == number:
+def _kill_at(step: Progress, number: int) -> None:
+    if step.path[0].number == number:
         raise RuntimeError("killed")
 
 
 def test_ctrl_c_keeps_what_was_tuned(bench: Any, judges: Any, run: Any) -> None:
     record_all(bench, judges)
 
-    def interrupt(step: FamilyStep) -> None:
-        if step.number == 2 and step.progress.phase == "searching" and step.progress.done == 2:
+    def interrupt(step: Progress) -> None:
+        if step.path[0].number == 2 and step.phase == "searching" and step.done == 2:
             signal.raise_signal(signal.SIGINT)
 
     result = run(observe=interrupt)

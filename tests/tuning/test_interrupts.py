@@ -16,8 +16,8 @@ from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gon
 
 from autotile.database.database import Database
 from autotile.database.run_record import RunRecord
+from autotile.tuning.progress_state import Progress
 from autotile.tuning.replay import ReplayBackend
-from autotile.tuning.result import Progress
 
 SIZES = ("M=2048", "N=2048", "K=2048")
 CONFIGURATIONS = 72

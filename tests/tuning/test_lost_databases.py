@@ -24,7 +24,7 @@ from autotile.database import engine, run_record
 from autotile.database.database import Database
 from autotile.errors import DatabaseError, InputError, RescuedRunError
 from autotile.settings import child_environment, read_settings
-from autotile.tuning.result import Progress
+from autotile.tuning.progress_state import Progress
 
 TRIALS = 12
 """Number of trials; after the last one only the finals are left."""

@@ -27,8 +27,9 @@ from autotile.settings import read_settings
 from autotile.tuning import operation_family, operation_learning, operation_sweep
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_family import tune_operation_family
-from autotile.tuning.operation_result import OperationFamilyResult, SweepStep
+from autotile.tuning.operation_result import OperationFamilyResult
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Progress
 from autotile.workers import gpu as gpu_module
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Reading
@@ -63,7 +64,7 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setattr(operation_learning, "fit_model", partial(fit_model, epochs=2))  # the times are simple
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
 
-    def tune(observe: Callable[[SweepStep], None] = lambda _: None, **options: Any) -> OperationFamilyResult:
+    def tune(observe: Callable[[Progress], None] = lambda _: None, **options: Any) -> OperationFamilyResult:
         family = operation_family.operation_family(operation, ["n=1000..1000000"], "float32")
         chosen = TuneOptions(**{"trials": PROBLEMS, "workers": 2, **options})
         return tune_operation_family(operation, family, "float32", read_settings(), chosen, observe=observe)
@@ -92,8 +93,8 @@ def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Op
 
 
 def test_a_run_that_was_killed_goes_on(run: Any) -> None:
-    def kill(step: SweepStep) -> None:
-        if step.problems == 7:
+    def kill(step: Progress) -> None:
+        if step.done == 7:
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
@@ -134,12 +135,12 @@ class TestBudget:
     """Half of a budget is for the first round, up to three quarters for both, and the rest for the model."""
 
     @pytest.fixture
-    def ticks(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[SweepStep], None]:
+    def ticks(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Progress], None]:
         """A clock that goes on by a second with each problem that was measured."""
         clock = [100.0]
         monkeypatch.setattr(operation_family, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-        def tick(step: SweepStep) -> None:
+        def tick(step: Progress) -> None:
             clock[0] += step.phase == "measuring"
 
         return tick
@@ -230,8 +231,8 @@ class TestRaggedSizes:
 
 
 def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:
-    def interrupt(step: SweepStep) -> None:
-        if step.problems == 5:
+    def interrupt(step: Progress) -> None:
+        if step.done == 5:
             raise KeyboardInterrupt
 
     result = run(interrupt)

@@ -18,9 +18,10 @@ from autotile.kernel.operation import Operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
 from autotile.tuning.contest import OperationLibrary, RacedTrial
-from autotile.tuning.operation_result import OperationResult, OperationStep, tried_text
+from autotile.tuning.operation_result import OperationResult, tried_text
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Progress
 
 NAMES = ("first", "second", "third")
 OPERATION = """
@@ -59,7 +60,7 @@ def record(bench: Any, judges: Any, operation: Operation) -> Callable[..., None]
 
 @pytest.fixture
 def run(bench: Any, operation: Operation) -> Callable[..., OperationResult]:
-    def tune(observe: Callable[[OperationStep], None] = lambda _: None, n: int = 4096, **options: Any) -> Any:
+    def tune(observe: Callable[[Progress], None] = lambda _: None, n: int = 4096, **options: Any) -> Any:
         settings = replace(read_settings(), recording_folders=(bench.folder,))
         libraries = options.pop("libraries", ())
         chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
@@ -144,7 +145,7 @@ class TestHalving:
     def test_rounds_are_observed(self, record: Any, run: Any) -> None:
         record(first=1.5, second=1.0, third=4.0)
         seen: dict[tuple[int, str], None] = {}
-        run(lambda step: seen.update({(step.number, step.problem.kernel): None}), trials=45)
+        run(lambda step: seen.update({(step.path[0].number, step.problem.kernel): None}), trials=45)
         assert list(seen) == [
             *((1, name) for name in NAMES),
             (2, "second"),
@@ -165,8 +166,8 @@ class TestResuming:
     def test_a_killed_session_goes_on(self, bench: Any, record: Any, run: Any) -> None:
         record(first=1.5, second=1.0, third=4.0)
 
-        def kill(step: OperationStep) -> None:
-            if (step.number, step.problem.kernel, step.progress.phase) == (2, "first", "searching"):
+        def kill(step: Progress) -> None:
+            if (step.path[0].number, step.problem.kernel, step.phase) == (2, "first", "searching"):
                 raise RuntimeError("killed")
 
         with pytest.raises(RuntimeError, match="killed"):
@@ -179,8 +180,8 @@ class TestResuming:
     def test_an_interrupted_session_names_no_winner(self, record: Any, run: Any, monkeypatch: Any) -> None:
         record(first=1.5, second=1.0, third=4.0)
 
-        def interrupt(step: OperationStep) -> None:
-            if (step.number, step.problem.kernel) == (2, "second"):
+        def interrupt(step: Progress) -> None:
+            if (step.path[0].number, step.problem.kernel) == (2, "second"):
                 raise KeyboardInterrupt
 
         result = run(interrupt, trials=45)

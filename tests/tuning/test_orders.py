@@ -15,7 +15,7 @@ import pytest
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.space.search_space import feasible_space
-from autotile.tuning.result import Progress
+from autotile.tuning.progress_state import Progress
 
 FILE = Path(__file__).parents[1] / "pinned" / "orders.json"
 TRIALS = 48

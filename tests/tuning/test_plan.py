@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import autotile
-from autotile.api.plans import PlanStep, plan_of_misses, tune_plan, write_plan
+from autotile.api.plans import plan_of_misses, tune_plan, write_plan
 from autotile.core.model import Problem
 from autotile.database.database import Database
 from autotile.errors import InputError
@@ -21,6 +21,7 @@ from autotile.kernel.operation import Operation
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import MAX_PROBLEMS, PlannedProblem, is_done, plan_text, read_plan
+from autotile.tuning.progress_state import Progress
 
 
 @pytest.fixture
@@ -182,13 +183,13 @@ class TestRuns:
     ) -> None:
         path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\ntrials = 6\n")
         options = TuneOptions(replay="auto", workers=2, devices=devices)
-        steps: list[PlanStep] = []
+        steps: list[Progress] = []
         result = tune_plan(path, options, steps.append)
         assert [entry.state for entry in result.entries] == ["tuned"] * 3
         assert result.is_complete
         assert not result.interrupted
-        assert [step.ended for step in steps if step.entry is not None] == [1, 2, 3]
-        assert {step.number for step in steps} == {1, 2, 3}
+        assert [step.path[0].ended for step in steps if step.ending] == [1, 2, 3]
+        assert {step.path[0].number for step in steps} == {1, 2, 3}
         before = len(bench.stored())
         again = tune_plan(path, options)
         assert [entry.state for entry in again.entries] == ["done"] * 3
@@ -252,8 +253,8 @@ class TestRuns:
             "autotile.tuning.stopping.StopRequest.__enter__", lambda self: stops.append(self) or self, raising=True
         )
 
-        def observe(step: PlanStep) -> None:
-            if step.progress is not None and step.progress.done == 2:
+        def observe(step: Progress) -> None:
+            if step.done == 2:
                 assert threading.current_thread() is not main
                 stops[0].requested = True
 

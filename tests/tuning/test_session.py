@@ -13,7 +13,7 @@ from autotile.errors import InputError
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
-from autotile.tuning.result import Progress
+from autotile.tuning.progress_state import Progress
 from autotile.workers.compile_pool import Compiled, CompilePool
 
 BEST = {"THREADS": 256, "WORK": 4}

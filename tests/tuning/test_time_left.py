@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.pace import Pace
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.time_left import TimeLeft
+from autotile.tuning.progress_state import TimeLeft
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "time_left.json"
 REPLAYED = Trial({"BM": 1}, Outcome.OK, source="replayed", measurement=Measurement(10.0, 9.0, 11.0))

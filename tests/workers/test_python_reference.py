@@ -249,7 +249,7 @@ def test_the_child_ends_whatever_the_function_does(
     program = os.getpid()
     before = signal.signal(signal.SIGUSR1, handler)
     KNOWN.clear()
-    KNOWN.update(map(int, os.listdir("/proc/self/fd")))
+    KNOWN.update(int(one.name) for one in Path("/proc/self/fd").iterdir())
     try:
         with pytest.raises(InputError, match=said) as caught:
             results(function)

@@ -1,15 +1,108 @@
-"""Estimate of the time that a session still takes: the pace of its trials, the rules that end it, and its finals."""
+"""The progress of tuning: the state of a session, its place in a schedule of sessions, and the time that is left."""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from autotile.core.model import Outcome, Trial
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Outcome, Problem, Trial
 from autotile.core.pace import MIN_PACE_STEPS, STEADY_STEPS, Pace
+from autotile.kernel.problem import Workrate
 from autotile.tuning.finals import race_rounds
 from autotile.tuning.options import TuneOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place of a session among those of a schedule, such as round 2 of 3.
+
+    Attributes
+    ----------
+    of
+        Unit that is counted: ``round``, ``tuning point``, ``measuring point`` or ``problem``.
+    number, count
+        Number of this one, from 1, and number of them; a last race has a number above the count.
+    ended
+        Number of them that have ended.
+    """
+
+    of: str
+    number: int
+    count: int
+    ended: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """State of a running session.
+
+    Attributes
+    ----------
+    phase
+        ``starting``, ``searching`` or ``finals`` of a session; ``measuring`` or ``learning`` of a family of an
+        operation, whose trials are those of all its problems; ``ended`` of a problem of a plan.
+    problem
+        Problem that is tuned; None before the first one of a family of an operation.
+    device
+        Device that it is tuned for; None if it is not known yet.
+    done
+        Number of trials of this session; ``outcomes`` counts those of earlier sessions too. Of a family of an
+        operation, number of problems.
+    target
+        Target number of trials of the study; None where there is none.
+    elapsed_s, budget_s
+        Wall time so far, and its limit; None without a limit.
+    outcomes
+        Number of trials by outcome.
+    gates
+        As in `TuneResult`; empty where no space is searched.
+    best, last
+        The best and the newest trial.
+    rate
+        Work of the problem, from which a time gives a rate.
+    notices
+        Remarks for the user, one line each.
+    remaining_s
+        Estimated time until the session ends, finals included, in seconds; None before there is a basis for it.
+    may_end_earlier
+        Whether ``remaining_s`` is a limit: ``until`` is expected to end the search, and it is not foreseen when.
+    waiting
+        What the session waits for beside results, such as a scheduler that is lost; empty for nothing.
+    path
+        Places of the session in the schedules that hold it, the outermost first; empty for a session alone.
+    ending
+        Of a problem of a plan that has ended, the time of its winner or why there is none; empty otherwise.
+    """
+
+    phase: str
+    problem: Problem | None
+    device: DeviceProperties | None
+    done: int
+    target: int | None
+    elapsed_s: float
+    budget_s: float | None
+    outcomes: Mapping[Outcome, int]
+    gates: Mapping[str, int]
+    best: Trial | None
+    rate: Workrate
+    last: Trial | None = None
+    notices: tuple[str, ...] = ()
+    remaining_s: float | None = None
+    may_end_earlier: bool = False
+    waiting: str = ""
+    path: tuple[Place, ...] = ()
+    ending: str = ""
+
+    def within(self, place: Place) -> Progress:
+        """Return the state with its place in the schedule that holds the session."""
+        return replace(self, path=(place, *self.path))
+
+
+Observer = Callable[[Progress], None]
+"""Callable that observes sessions."""
 
 _FINALS_S = 0.3
 """Time of finals besides the race and the checks: recompiling, a second set of inputs. The finals of 120 sessions on an
