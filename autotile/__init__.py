@@ -18,6 +18,7 @@ from types import ModuleType
 
 TYPE_CHECKING = False  # importing `typing` would be most of this module's time, and Ctrl-C in it a traceback
 if TYPE_CHECKING:
+    import autotile.torch  # noqa: F401 - so that it is an attribute
     from autotile.api.databases import CheckResult as CheckResult
     from autotile.api.databases import CleanResult as CleanResult
     from autotile.api.databases import ComparedWinners as ComparedWinners
@@ -454,6 +455,9 @@ _NAMES = {
 }
 """Public names by the module that defines them."""
 
+_SUBMODULES = ("kernel_tuner", "torch")
+"""Modules of the package that users name, which are imported when they are first used, too."""
+
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = ["__version__"]
@@ -478,11 +482,16 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
+    if name not in _MODULE_OF and name not in _SUBMODULES:
         raise AttributeError(f"module 'autotile' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"autotile.{_MODULE_OF[name]}"), name)
+    from autotile.core.forks import fork_guard
+
+    with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
+        if name in _SUBMODULES:
+            return import_module(f"autotile.{name}")
+        value = getattr(import_module(f"autotile.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

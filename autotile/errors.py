@@ -93,6 +93,12 @@ class SpecError(InputError):
 class EmptySpaceError(SpecError):
     """Search-space file whose rules, with the device's limits, leave no configuration."""
 
+    @property
+    def cause(self) -> str:
+        """What leaves no configuration, in one line, without the place in the file and the remedy."""
+        what = self.problem.partition(";")[0]
+        return f"{what}: {' '.join(self.expression.split())}" if self.expression else what
+
 
 class UnknownKernelError(InputError):
     """Unknown kernel name."""
@@ -200,10 +206,13 @@ class CompileError(AutotileError):
         First error of the compiler.
     log
         Complete compiler log.
+    exceeds_limit
+        Whether the source is valid, and needs more of a resource than the device has.
     """
 
-    def __init__(self, message: str, log: str = "") -> None:
+    def __init__(self, message: str, log: str = "", *, exceeds_limit: bool = False) -> None:
         self.log = log
+        self.exceeds_limit = exceeds_limit
         super().__init__(message)
 
 

@@ -212,7 +212,7 @@ def _database_of(_: tuple[str | None, ...]) -> str:
     return read_settings().database
 
 
-def expand_path(path: str | Path, what: str) -> Path:
+def expand_path(path: str | os.PathLike[str], what: str) -> Path:
     """Return a path with ``~`` and ``~user`` at its start replaced by the home folder.
 
     Parameters
@@ -227,8 +227,10 @@ def expand_path(path: str | Path, what: str) -> Path:
     InputError
         The path is empty, or there is no such user.
     """
-    if not str(path).strip() or "\0" in str(path):
-        raise InputError(f"{str(path)!r} is not the path of {what}: expected the path of a file")
+    is_path = isinstance(path, str | os.PathLike)
+    if not is_path or not str(path).strip() or "\0" in str(path):
+        shown = str(path) if is_path else path
+        raise InputError(f"{shown!r:.200} is not the path of {what}: expected the path of a file")
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -236,7 +238,26 @@ def expand_path(path: str | Path, what: str) -> Path:
         raise InputError(f"{str(path)!r}: there is no home folder {user}; give the whole path of {what}") from None
 
 
-def absolute_path(path: str | Path, what: str, folder: Path | None = None) -> Path:
+def user_path(path: str | os.PathLike[str], what: str) -> Path:
+    """Return the path of a file or folder that the user named, which need not exist; parameters of `expand_path`.
+
+    Raises
+    ------
+    InputError
+        As for `expand_path`; or the system cannot look the path up, as it is too long, for example.
+    """
+    expanded = expand_path(path, what)
+    try:
+        expanded.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it cannot be encoded as a path"
+        raise InputError(f"{str(path)!r:.200} cannot be the path of {what}: {reason}; give another path") from None
+    return expanded
+
+
+def absolute_path(path: str | os.PathLike[str], what: str, folder: Path | None = None) -> Path:
     """Return a path that means the same file after a change of the working directory; parameters of `expand_path`.
 
     Parameters

@@ -1,6 +1,6 @@
 """PyTorch: `matmul` as an operator, and the same choices in all ranks of a distributed job.
 
-    import autotile.torch
+    import autotile
 
     c = autotile.torch.matmul(a, b)
     autotile.torch.sync_choices()
@@ -13,8 +13,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    if error.name != "torch":  # PyTorch is there, and broken
+        raise
+    raise ModuleNotFoundError(
+        "autotile.torch needs PyTorch, which is not installed: pip install torch, or as pytorch.org says; "
+        "autotile.matmul takes the arrays of other libraries",
+        name="torch",
+    ) from None
 
 from autotile.errors import PinError
 from autotile.serving.dispatcher import default_dispatcher

@@ -182,6 +182,7 @@ class Site:
         if name == HEAD:
             host, _, port = self.address.removeprefix("tcp://").rpartition(":")
             words = ["dask", "scheduler", "--host", host, "--port", port, "--no-dashboard"]
+            words += ["--dashboard-address", "127.0.0.1:0"]
         else:
             numbers = ",".join(map(str, self.gpus[name]))
             words = ["autotile", "worker", self.address, "--insecure", "--replay", str(self._recording)]

@@ -12,9 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from autotile.core.model import Outcome
 from autotile.exchange.recording import read_recording
 from autotile.tuning.replay import ReplayBackend
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Stage, serve
+from autotile.workers.jobs import Check, Entry, Race, Reading, read_job
+from autotile.workers.protocol import Stage, serve
 
 _NOISE = 1e-3
 
@@ -28,34 +30,31 @@ class ReplayingWorker:
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Handle one request."""
-        match message["op"]:
-            case "open":
-                return {"device": self._backend.device.to_json()}
-            case "race":
-                return self._race(message)
-            case "verify":
-                return self._backend.verify(self._candidate(message), 1, None).to_json()
-            case _:
-                stage("measure")
-                time.sleep(self._seconds)
-                return self._evaluation(message, message["best_us"]).to_json()
+        if message["op"] == "open":
+            return {"device": self._backend.device.to_json()}
+        job = read_job(message)
+        if isinstance(job, Race):
+            return {"readings": [one.to_json() for one in self._race(job)]}
+        if isinstance(job, Check):
+            return {"readings": [self._backend.check(job).to_json()]}
+        stage("measure")
+        time.sleep(self._seconds)
+        return {"readings": [self._reading(one).to_json() for one in job.entries]}
 
-    def _race(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        rng = Random(message["seed"])
-        rows = []
-        for one in message["candidates"]:
-            measured = self._evaluation(one, None).measurement
+    def _race(self, job: Race) -> list[Reading]:
+        rng = Random(job.seed)
+        readings = []
+        for entry in job.entries:
+            measured = self._reading(entry).measurement
             assert measured is not None
-            noises = (1.0 + _NOISE * rng.random() for _ in range(message["rounds"]))
-            rows.append(RaceTimes(tuple(measured.time_us * noise for noise in noises)))
-        return {"raced": [row.to_json() for row in rows]}
+            noises = (1.0 + _NOISE * rng.random() for _ in range(job.rounds))
+            readings.append(Reading(Outcome.OK, rounds_us=tuple(measured.time_us * noise for noise in noises)))
+        return readings
 
-    def _evaluation(self, message: Mapping[str, Any], best_us: float | None) -> Evaluation:
-        self._backend.submit(self._candidate(message), best_us)
-        return self._backend.result().evaluation
-
-    def _candidate(self, message: Mapping[str, Any]) -> Candidate:
-        return Candidate(message["config"], message["cubin_path"], message["symbols"])
+    def _reading(self, entry: Entry) -> Reading:
+        assert entry.candidate is not None
+        self._backend.submit(entry.candidate, entry.limit_us)
+        return self._backend.result().reading
 
 
 if __name__ == "__main__":

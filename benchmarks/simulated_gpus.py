@@ -69,6 +69,7 @@ def through_dask(count: int, trials: int, seconds: float, sampler: str) -> dict[
         (folder / "cubin").write_bytes(os.urandom(_CUBIN_BYTES))
         file = folder / "scheduler.json"
         words = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+        words += ["--dashboard-address", "127.0.0.1:0"]
         scheduler = stack.enter_context(_running([sys.executable, "-m", "dask", *words]))
         while not (file.exists() and file.read_text().endswith("}")):
             time.sleep(0.1)
@@ -295,7 +296,9 @@ async def _offer(given: dict[str, Any], numbers: range, joining: int) -> None:
             memory_limit=0,
             resources={gpu.uuid: 1, gpu.device.name: 1},
             plugins=(GpuPlugin(gpu),),
+            host="127.0.0.1",
             dashboard=False,
+            dashboard_address="127.0.0.1:0",
             local_directory=tempfile.gettempdir(),
         )
         for gpu in gpus

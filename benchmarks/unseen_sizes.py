@@ -52,7 +52,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Entry, Race, Time, Workload
 
 _FAMILY = ("M=64..4096", "N=256..4096", "K=256..4096")
 _WAYS = ("family", "nearest", "default")
@@ -199,9 +199,9 @@ class Bench:
 
         with closing(Gpu(workload, self.options.run_deadline_s, worker_pool=self.worker_pool)) as gpu:
             candidates = [candidate(config) for config in configs]
-            right = [one for one in candidates if gpu.evaluate(one, None).outcome is Outcome.OK]
-            rows = gpu.race(right, _ROUNDS, self.arguments.seed)
-        return {config_key(one.config): statistics.median(row.times_us) for one, row in zip(right, rows, strict=True)}
+            right = [one for one in candidates if gpu.time(Time((Entry(one),)))[0].outcome is Outcome.OK]
+            rows = gpu.race(Race(tuple(map(Entry, right)), _ROUNDS, self.arguments.seed))
+        return {config_key(one.config): statistics.median(row.rounds_us) for one, row in zip(right, rows, strict=True)}
 
     def _rows_before(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not self.arguments.output.exists():

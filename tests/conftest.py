@@ -74,6 +74,11 @@ bytes = "8 * n"
 """
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that pins what the present code does, where a test compares it with what is pinned."""
+    parser.addoption("--pin", action="store_true", help="write what tests/pinned holds from the present code")
+
+
 def pytest_configure() -> None:
     """Let the many processes of the tests read compiled modules, and do linear algebra in one thread each."""
     sys.dont_write_bytecode = False
@@ -98,7 +103,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the limit of time begins
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Run one test at a time on the GPU, in whichever process, as load disturbs the times."""
     if "gpu" not in item.keywords or device_count() == 0:

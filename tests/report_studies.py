@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,20 +55,22 @@ def recording_of(name: str) -> Recording:
 SGEMM = "sgemm_2d-nvidia-h200-4096x4096x4096-float32"
 
 
-def store_session(path: Path, session: Session = Session(), recording: str = SGEMM) -> TuningKey:
+def store_session(
+    path: Path, session: Session = Session(), recording: str = SGEMM, *, source: Literal["cuda", "replayed"] = "cuda"
+) -> TuningKey:
     """Store a session over the times of a recording as if they had been measured, and return the study's key."""
     recorded = recording_of(recording)
     device = recorded.header.device
     assert device is not None
     trials = _trials(recorded, device, session)
-    key = recorded.header.key
+    key = replace(recorded.header.key, source=source)
     if session.hostile:
         trials = [replace(trial, config={**trial.config, SCRIPT: _hostile(i)}) for i, trial in enumerate(trials)]
         key = replace(
             key, kernel=SCRIPT, gpu_name='H200 <i>"x"</i>', dtype="float32&amp;", sizes={"M<": 4, **key.sizes}
         )
     with Database.open(path) as database, database.writing() as connection:
-        study_id = ensure_study(connection, key, replace(device, source="cuda"))
+        study_id = ensure_study(connection, key, replace(device, source=source))
         run_id = insert_run(connection, _run(study_id, session))
         position = {"study_id": study_id, "run_id": run_id}
         searched = [

@@ -63,8 +63,37 @@ def test_every_record_names_its_command() -> None:
             assert (ROOT / command[1]).is_file(), path
 
 
+RECORDED = json.loads((figures.RESULTS / "console.json").read_text(encoding="utf-8"))
+AGAIN = f"record it again: {RECORDED['command']}, then bring README.md and docs/guide.md up to it"
+
+
+def test_the_recorded_outputs_are_of_the_present_code() -> None:
+    """A session over the same recording, in which nothing is compiled, reports what it did when they were recorded."""
+    assert RECORDED["kernel"] == console.kernel_version(), AGAIN
+    assert RECORDED["replayed"] == console.replayed(), AGAIN
+
+
+@pytest.mark.parametrize("command", [one for one in RECORDED["commands"] if console.only_inspects(one)])
+def test_commands_that_inspect_answer_as_recorded(command: str, tmp_path: Path) -> None:
+    lines = (console.run(command, tmp_path), RECORDED["commands"][command])
+    now, then = ([console.DURATION.sub("TIME", line) for line in each] for each in lines)
+    assert now == then, AGAIN
+
+
+def test_the_guide_quotes_the_record() -> None:
+    """Its first tune is that of the README: the lines with its gates and with what matters are those of the record."""
+    tune = next(lines for command, lines in RECORDED["commands"].items() if command.startswith("autotile tune"))
+    whole = " ".join(" ".join(tune).split())
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^    (93,312 combinations .*|matters   .*\n(?: {14}.*\n)*)", guide, re.MULTILINE)
+    assert len(quoted) == 2
+    for text in quoted:
+        for piece in " ".join(text.split()).split("..."):
+            assert piece.strip() in whole, AGAIN
+
+
 def test_the_outputs_on_the_page_are_recorded() -> None:
-    printed = json.loads((figures.RESULTS / "console.json").read_text(encoding="utf-8"))["commands"]
+    printed = RECORDED["commands"]
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     assert list(printed) == console.commands(page)
     for block in console.BLOCK.findall(page):

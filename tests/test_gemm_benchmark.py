@@ -161,7 +161,11 @@ class TestShareOut:
         assert sessions.held[-1] == ("sgemm_ws", pytest.approx(60.0 - 12.0 - 2.0), True)
 
     def test_without_kernels_nothing_happens(self) -> None:
-        share_out([], 60.0, MadeUpSessions({}))
+        sessions = MadeUpSessions({"sgemm": 500.0})
+        before_s = sessions.clock()
+        share_out([], 60.0, sessions, sessions.clock)
+        assert sessions.held == []
+        assert sessions.clock() == before_s
 
 
 class TestTuneProduct:

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -43,6 +44,21 @@ def tool(name: str) -> str:
     if not path.is_file():
         pytest.skip(f"{name} is not installed")
     return str(path)
+
+
+@CHECKOUT
+def test_a_test_that_hangs_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    """By the options of this checkout, in processes as the suite runs in."""
+    file = tmp_path / "test_hanging.py"
+    file.write_text(
+        "import threading, pytest\n"
+        "@pytest.mark.timeout(1)\ndef test_hangs(): threading.Event().wait()\n"
+        "def test_has_a_limit(pytestconfig): assert 0 < float(pytestconfig.getini('timeout')) <= 600\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(file)]
+    done = subprocess.run([*command, "-n", "1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "Timeout" in done.stdout
 
 
 class TestNames:
@@ -95,6 +111,44 @@ class TestNames:
 
     def test_version(self) -> None:
         assert autotile.__version__.count(".") == 2
+
+
+class TestSubmodules:
+    """`autotile.torch` is there after `import autotile` alone."""
+
+    TORCH = """
+import types, sys
+library = types.SimpleNamespace(custom_op=lambda *_, **__: types.SimpleNamespace(
+    register_fake=lambda _: None, register_autograd=lambda *_, **__: None))
+sys.modules["torch"] = torch = types.ModuleType("torch")
+torch.Tensor, torch.library = object, library
+torch.ops = types.SimpleNamespace(autotile=types.SimpleNamespace(matmul=lambda a, b, emulate: (a, b, emulate)))
+"""
+    """A stand-in for PyTorch, whose operator returns its arguments."""
+
+    def test_it_is_imported_when_it_is_used(self) -> None:
+        code = self.TORCH + "import autotile\nassert autotile.torch.matmul(1, 2) == (1, 2, True)\n"
+        assert imported(code, ("autotile.torch",)) == {"autotile.torch"}
+        assert imported(self.TORCH + "import autotile", ("autotile.torch",)) == set()
+        assert imported("import autotile\ndir(autotile)", ("torch", "autotile.torch")) == set()
+
+    def test_without_pytorch_the_error_says_so(self) -> None:
+        code = "import sys; sys.modules['torch'] = None\nimport autotile\nautotile.torch.matmul"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: autotile.torch needs PyTorch")
+
+    def test_kernel_tuners_interface(self) -> None:
+        assert imported("import autotile; autotile.kernel_tuner.tune_kernel", ("autotile.kernel_tuner",))
+
+    def test_every_module_that_the_documents_name(self) -> None:
+        """A name after ``autotile.`` in code is there after `import autotile`."""
+        texts = "\n".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+        code = "\n".join(re.findall(r"```python\n(.*?)```", texts, re.DOTALL))
+        names = set(
+            re.findall(r"(?<![\w.\"'])autotile\.(\w+)", re.sub(r"^\s*(?:from|import) .*", "", code, flags=re.M))
+        )
+        assert {"torch", "tune"} <= names
+        assert names <= {*autotile._MODULE_OF, *autotile._SUBMODULES}
 
 
 class TestImports:

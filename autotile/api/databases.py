@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from autotile.api.listings import counted_text, key_columns
+from autotile.core.argument_types import checked
 from autotile.core.model import config_key, config_text
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import Displayed, plural, time_text
@@ -31,7 +32,7 @@ from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.exchange.shipped import read_winners
 from autotile.kernel.library import KernelName
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,7 @@ class CleanResult(Displayed):
         return ("kernel", "problem", "device", "deleted", "of", "reason"), rows
 
 
+@checked
 def diff(a: str | Path, b: str | Path) -> DatabaseDiff:
     """Compare the winners of two databases.
 
@@ -206,6 +208,7 @@ def diff(a: str | Path, b: str | Path) -> DatabaseDiff:
     )
 
 
+@checked
 def merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
     """Copy everything that some databases hold into one.
 
@@ -234,6 +237,7 @@ def merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
         return MergeResult(target.location, tuple(zip(locations, copied, strict=True)), tuple(studies))
 
 
+@checked
 def clean(
     kernel: KernelName | None = None,
     *,
@@ -299,7 +303,7 @@ def _place_text(place: str | Path) -> str:
 
 def _read_winners(place: str | Path) -> list[Winner]:
     if str(place).endswith(".json") and not looks_like_url(str(place)):
-        return read_winners(expand_path(place, "a file of winners"))
+        return read_winners(user_path(place, "a file of winners"))
     with open_existing(place) as opened:
         return [best.winner for best in opened.best()]
 
@@ -356,6 +360,7 @@ class CheckResult(Displayed):
         return ("table", "rows"), [(name, f"{count:,}") for name, count in counts.items()]
 
 
+@checked
 def db_check(database: str | Path | None = None, *, quarantine: bool = False) -> CheckResult:
     """Check a database for damage, for rows without their study or run, and for rows that cannot be used.
 
@@ -389,6 +394,7 @@ def db_check(database: str | Path | None = None, *, quarantine: bool = False) ->
     return CheckResult(location, found, moved)
 
 
+@checked
 def db_restore(file: str | Path, database: str | Path | None = None) -> Quarantine:
     """Put the rows of a file of `db_check` back where they were, all or none.
 
@@ -404,11 +410,12 @@ def db_restore(file: str | Path, database: str | Path | None = None) -> Quaranti
     InputError
         The file cannot be read; or the database cannot be written, or has other rows with their ids by now.
     """
-    path = expand_path(file, "a file of rows")
+    path = user_path(file, "a file of rows")
     with Database.open(database_location(database), set_damage_aside=False) as opened:
         return restore_rows(opened, path)
 
 
+@checked
 def db_path(database: str | Path | None = None) -> str:
     """Return the location of a database as it may be shown: the password of a URL is masked.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotile.api.targets import local_gpus, resolve_gpu, resolve_gpus, simulated_gpus
+from autotile.core.argument_types import checked
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.text import Displayed, bandwidth_text, bytes_text, flops_text, plural
@@ -66,6 +67,7 @@ def device_row(device: DeviceProperties) -> tuple[str, ...]:
     )
 
 
+@checked
 def devices(*, database: str | Path | None = None) -> DeviceList:
     """List the GPUs of this machine, the GPU profiles, and the ceilings that were measured.
 
@@ -87,6 +89,7 @@ def devices(*, database: str | Path | None = None) -> DeviceList:
         return DeviceList(local_gpus(), profiles, tuple(read_ceilings(opened)))
 
 
+@checked
 def measure_device(device: int | str | None = None, *, database: str | Path | None = None) -> DeviceCeilings:
     """Measure the ceilings of a GPU and store them; takes about ten seconds.
 
@@ -123,6 +126,7 @@ def measure_device(device: int | str | None = None, *, database: str | Path | No
     return measured
 
 
+@checked
 def worker(
     scheduler: str,
     *,
@@ -157,7 +161,8 @@ def worker(
     Raises
     ------
     InputError
-        The address is not allowed, certificates are missing, this machine has no such GPU, or nothing is offered.
+        The address is not allowed, no scheduler answers there, certificates are missing, this machine has no such GPU,
+        or nothing is offered.
     ToolchainError
         Dask is not installed; or there are compilers to offer, and NVRTC is not.
     """

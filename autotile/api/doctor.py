@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from autotile.core.argument_types import checked
 from autotile.core.text import Displayed, bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
-from autotile.cuda.headers import find_header, header_cure, header_folders
+from autotile.cuda.headers import cccl_folders, find_header, header_cure, header_folders
 from autotile.cuda.nvcc import find_nvcc, installed_nvcc
 from autotile.cuda.toolchain import INSTALL_WHEELS, load_cupy, nvrtc_version
 from autotile.database.database import Database
@@ -27,7 +28,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Workload
+from autotile.workers.jobs import Workload
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -108,6 +109,7 @@ class HealthReport(Displayed):
         return ("status", "looked at", "found"), [(check.status, check.name, check.text) for check in self.checks]
 
 
+@checked
 def doctor(database: str | Path | None = None) -> HealthReport:
     """Check the driver, the GPUs, the compiler, the caches, the database, the kernels and the recordings.
 
@@ -194,7 +196,7 @@ def _gpu_text(index: int) -> str:
 
 
 def _check_headers() -> Iterator[HealthCheck]:
-    """Yield a check of the folders of headers, and one of each header that kernels often include."""
+    """Yield a check of the folders of headers, of CCCL among them, and of each header that kernels often include."""
     folders = header_folders().toolkit
     if not folders:
         detail = "no CUDA headers: kernels that include cuda_fp16.h do not compile"
@@ -203,6 +205,10 @@ def _check_headers() -> Iterator[HealthCheck]:
     missing = {name: header_cure(name) for name in _HEADERS if find_header(name) is None}
     found = [name for name in _HEADERS if name not in missing]
     yield HealthCheck("headers", "ok", f"{', '.join(found)} in {', '.join(folders)}")
+    if cccl := cccl_folders():
+        (version, folder), *others = cccl
+        rest = "; what it lacks, from " + ", ".join(map(" in ".join, others)) if others else ""
+        yield HealthCheck("CCCL", "ok", f"{version} in {folder}{rest}")
     for name, cure in missing.items():
         yield HealthCheck(
             "headers", "warn", f"no <{_INCLUDED_AS.get(name, name)}>: kernels that include it do not compile", cure

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 
 from autotile import __version__
 from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
-from autotile.core.model import Problem, config_key
+from autotile.core.argument_types import checked, checked_except
+from autotile.core.model import Problem
 from autotile.core.text import Displayed, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
 from autotile.database.rows import StoredTrial
@@ -29,7 +30,7 @@ from autotile.exchange.kernel_tuner import (
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipment import Selection, Shipment, pack_shipment, prepare_shipments, write_shipped_header
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, held_kernel
-from autotile.settings import read_settings
+from autotile.settings import read_settings, user_path
 
 TrialFormat = Literal["t4", "kernel-tuner", "optuna", "recording"]
 ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording", "c-header"]
@@ -202,6 +203,7 @@ def export(
 ) -> ExportedHeader: ...
 
 
+@checked
 def export(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -261,10 +263,10 @@ def export(
     found = _read_trials(loaded, problem, path, device, database)
     _WRITERS[format](found)
     gpu = source_text(found.study.key.gpu_name, found.study.key.source)
-    configurations = len({config_key(stored.trial.config) for stored in found.trials})
-    return Transfer("exported", found.path, format, problem, gpu, configurations, {"study": found.study.study_id})
+    return Transfer("exported", found.path, format, problem, gpu, len(found.trials), {"study": found.study.study_id})
 
 
+@checked
 def import_(
     file: str | Path,
     sizes: Mapping[str, int] | None = None,
@@ -303,7 +305,8 @@ def import_(
     """
     if format not in get_args(ImportFormat):
         raise InputError(f"there is no format {format!r}; expected {', '.join(get_args(ImportFormat))}")
-    cache = read_cache(Path(file))
+    path = user_path(file, "a cache file")
+    cache = read_cache(path)
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object]
     if output is not None:
@@ -313,9 +316,10 @@ def import_(
         with Database.open(database if database is not None else read_settings().database) as opened:
             details = {"study": import_into_database(opened, cache, key), "database": opened.location}
             details |= {"note": "; ".join(opened.notices)} if opened.notices else {}
-    return Transfer("imported", Path(file), format, key.problem, key.gpu_name, len(cache.trials), details)
+    return Transfer("imported", path, format, key.problem, key.gpu_name, len(cache.trials), details)
 
 
+@checked_except("kernels")
 def bundle(
     kernels: str | Path | KernelHolder | Sequence[KernelSelection],
     *,
@@ -356,7 +360,7 @@ def bundle(
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
     file = output_file(output)
-    entries = [kernels] if isinstance(kernels, str | Path | KernelHolder) else kernels
+    entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
     shipments = _prepare([_selection(entry) for entry in entries], architectures, dtype, database)
     images: dict[str, bytes] = {}
     packed = [pack_shipment(shipment, images) for shipment in shipments]
@@ -428,7 +432,7 @@ def _read_trials(
         gpu_name = resolve_device(device).device.name if device is not None else None
         study = _newest_study(opened.studies(problem.kernel), problem, gpu_name)
         names = {parameter.name for parameter in kernel.spec.parameters}
-        trials = [one for one in opened.stored_trials(study.study_id) if one.trial.config.keys() == names]
+        trials = [one for one in opened.standing_trials(study.study_id) if one.trial.config.keys() == names]
         return _Export(path, kernel, study, trials)
 
 
@@ -452,7 +456,7 @@ def _write_optuna(export: _Export) -> None:
     from autotile.search.study import study_of_trials, study_to_storage
 
     _check_optuna_file(export.path)
-    trials = [stored.trial for stored in export.trials if stored.phase == "search"]
+    trials = [stored.trial for stored in export.trials]
     name = f"{export.study.key.problem} on {export.study.key.gpu_name}"
     study_to_storage(study_of_trials(export.kernel.spec.parameters, trials, name), export.path)
 

@@ -209,6 +209,8 @@ class OperationExplanation(Displayed):
         Every kernel that computes the problem, with the problem's sizes by its own names.
     text
         Paragraph that states the reason.
+    notices
+        Assumptions about the sizes, one line each.
     """
 
     problem: Problem
@@ -220,6 +222,7 @@ class OperationExplanation(Displayed):
     contenders: tuple[Contender, ...]
     kernels: Mapping[str, Mapping[str, int]]
     text: str
+    notices: tuple[str, ...] = ()
 
     def _headline(self) -> str:
         return f"{self.problem} on {device_text(self.device)}: {self.served}, {self.tier}"
@@ -232,10 +235,13 @@ class OperationExplanation(Displayed):
         return ("computed by", "time", "configuration"), rows
 
 
-def explain_operation(operation: Operation, problem: Problem, served: BoundKernel) -> OperationExplanation:
+def explain_operation(
+    operation: Operation, problem: Problem, served: BoundKernel, notices: tuple[str, ...] = ()
+) -> OperationExplanation:
     """Return what is served for a problem of an operation, as values."""
+    time_us = served.measurement.time_us if served.measurement else None
     contenders = served.contenders or (
-        Contender(served.kernel, served.config, served.measurement.time_us if served.measurement else None),
+        Contender(served.kernel, served.config, time_us, source=served.source or "cuda"),
     )
     return OperationExplanation(
         problem=problem,
@@ -247,6 +253,7 @@ def explain_operation(operation: Operation, problem: Problem, served: BoundKerne
         contenders=contenders,
         kernels={member.name: sizes for member, sizes in operation.fitting(problem, served.device)},
         text=served.explain(),
+        notices=notices,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -22,15 +22,16 @@ from autotile.api.targets import (
     open_problem,
     resolve_device,
     resolve_served_device,
+    sizes_notice,
     split_assignments,
 )
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy, Problem, Value
 from autotile.core.text import (
     Displayed,
     device_text,
     occupancy_text,
-    sizes_text,
 )
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
@@ -168,6 +169,7 @@ class OccupancyResult(Displayed):
         return LIMIT_HEADINGS, limit_rows(self.device, self.block, self.occupancy)
 
 
+@checked
 def space(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -232,11 +234,13 @@ def open_space(
 ) -> OpenedSpace:
     """Load a kernel and enumerate its valid configurations; parameters and errors are those of `space`."""
     target = resolve_device(device)
-    loaded, problem = open_problem(kernel, given, dtype, defaults=True)
+    loaded, problem = open_problem(kernel, given, dtype)
     found = feasible_space(loaded.spec, problem.sizes, target.device, problem.dtype)
-    return OpenedSpace(loaded, problem, target.device, found, _notices(target.notice, problem, given))
+    notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given))
+    return OpenedSpace(loaded, problem, target.device, found, notices)
 
 
+@checked
 def explain(
     kernel: KernelName,
     assignments: Mapping[str, Value] | None = None,
@@ -280,13 +284,13 @@ def explain(
     ('registers',)
     """
     if (operation := named_operation(kernel)) is not None:
-        given_sizes = {**operation.sizes, **merge_sizes(assignments, named_assignments)}
-        problem = operation.resolve(cast("dict[str, int]", given_sizes), dtype)
+        given = cast("dict[str, int]", merge_sizes(assignments, named_assignments))
+        problem = operation.resolve(given, dtype, defaults=True)
         from autotile.database.database import database_location
 
         location, served_for = str(database_location(database)), resolve_served_device(device)
         served = find_best_kernel(str(kernel), problem.dtype, served_for, location, problem.sizes, library=library)
-        return explain_operation(operation, problem, served)
+        return explain_operation(operation, problem, served, _nonempty(sizes_notice(operation, problem.sizes, given)))
     return explain_kernel(kernel, merge_sizes(assignments, named_assignments), dtype=dtype, device=device)
 
 
@@ -298,9 +302,11 @@ def explain_kernel(
     loaded = load_kernel(kernel)
     config, sizes = split_assignments(loaded.spec, given)
     problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)
-    return explain_config(loaded, config, problem, target.device, _notices(target.notice, problem, given))
+    notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given))
+    return explain_config(loaded, config, problem, target.device, notices)
 
 
+@checked
 def occupancy(
     threads: int, registers: int = 0, smem_bytes: int = 0, *, device: int | str | None = None
 ) -> OccupancyResult:
@@ -335,13 +341,6 @@ def occupancy(
         )
     block = BlockResources(threads, registers, smem_bytes)
     return OccupancyResult(target.device, block, block.occupancy(target.device), _nonempty(target.notice))
-
-
-def _notices(device_notice: str, problem: Problem, given: Collection[str]) -> tuple[str, ...]:
-    """Return the assumptions of an answer: the device, and the sizes that come from the search-space file."""
-    assumed = {name: value for name, value in problem.sizes.items() if name not in given}
-    sizes_notice = f"not given, so as in the search-space file: {sizes_text(assumed)}" if assumed else ""
-    return _nonempty(device_notice, sizes_notice)
 
 
 def _nonempty(*notices: str) -> tuple[str, ...]:

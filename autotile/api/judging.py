@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotile.api.targets import complete_config, merge_sizes, open_problem
-from autotile.api.tuning import checked_options, session_options
+from autotile.api.keywords import read_keywords
+from autotile.api.targets import complete_config, open_problem, sizes_notice
+from autotile.api.tuning import checked_options
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial, config_text
 from autotile.core.statistics import Interval
@@ -18,7 +20,7 @@ from autotile.database.database import database_location
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, make_kernel
 from autotile.serving.dispatcher import find_best_result
-from autotile.settings import read_settings
+from autotile.settings import absolute_path, read_settings, user_path
 from autotile.tuning.candidate_check import CandidateVerdict, judge
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import trial_entry
@@ -109,6 +111,7 @@ class CandidateCheck(Displayed):
 _WORDS = {"faster": "faster than", "equal": "as fast as", "slower": "slower than"}
 
 
+@checked
 def check(
     candidate: str | os.PathLike[str],
     like: KernelName,
@@ -120,7 +123,7 @@ def check(
     device: int | str | None = None,
     database: str | Path | None = None,
     options: TuneOptions | None = None,
-    **named_sizes: int,
+    **named: Any,
 ) -> CandidateCheck:
     """Verify a rewritten source of a kernel, and time it against the present winner.
 
@@ -136,8 +139,10 @@ def check(
         Path of the source.
     like
         Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
-    sizes, **named_sizes
+    sizes
         Problem sizes and flags; missing ones are taken from the search-space file.
+    **named
+        Sizes and options by name, as for `autotile.tune`.
     config
         Configuration of the candidate; parameters that are left out, and all if it is None, are those of the winner.
     dtype, device, database, options
@@ -155,8 +160,8 @@ def check(
     >>> check("rewritten.cu", "mine.toml", N=1 << 24)  # doctest: +SKIP
     <CandidateCheck: rewritten.cu for mine N=16777216 float32 on NVIDIA H200: right and faster than the winner: ...>
     """
-    kernel, problem = open_problem(like, merge_sizes(sizes, named_sizes), dtype, defaults=True)
-    chosen = session_options(options, device, database)
+    given, chosen = read_keywords(like, sizes, named, options, device=device, database=database)
+    kernel, problem = open_problem(like, given, dtype)
     chosen = checked_options(kernel, problem, replace(chosen, transfer=False))
     location = str(database_location(chosen.database))
     served = find_best_result(kernel, problem.dtype, _index(chosen), location, problem.sizes)
@@ -180,12 +185,12 @@ def check(
         speedup=judged.speedup,
         repeats=judged.repeats,
         sanitized=judged.sanitized,
-        notices=judged.notices,
+        notices=(*filter(None, [sizes_notice(kernel.spec, problem.sizes, given)]), *judged.notices),
     )
 
 
 def _rewritten(kernel: Kernel, source: str | os.PathLike[str]) -> Kernel:
-    path = Path(source).expanduser().absolute()
+    path = absolute_path(user_path(source, "a rewritten source"), "a rewritten source")
     if not path.is_file():
         raise InputError(f"there is no file {str(source)!r}; give the path of the rewritten CUDA C++ source")
     return make_kernel(kernel.spec, path)

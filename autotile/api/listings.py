@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from autotile.core.model import Problem, config_text
+from autotile.core.model import Problem, Trial, config_text
 from autotile.core.text import (
     NOTHING,
     Displayed,
@@ -141,12 +141,20 @@ class TrialList(Displayed, StudyPlots):
     """Trials of a kernel: the fastest first, then those without a time in the order in which they were tried.
 
     Its methods ``plot_...`` return charts of the trials of one problem; see `autotile.report.notebook.StudyPlots`.
+
+    Attributes
+    ----------
+    trials
+        Trials with the keys of their studies.
+    study
+        The study that all trials are of, with all that is stored of their configurations; None if they are of several.
     """
 
     trials: tuple[StudyTrial, ...]
+    study: StudyData | None = field(default=None, compare=False)
 
     def study_data(self) -> StudyData:
-        """Return the trials as a study; they state nothing about their runs.
+        """Return the trials as a study.
 
         Raises
         ------
@@ -161,7 +169,10 @@ class TrialList(Displayed, StudyPlots):
         (key,) = keys.values()
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
         searched = tuple(one for one in stored if one.phase == "search")
-        return StudyData(key, None, "", (), searched, tuple(one for one in stored if one.phase == "final"))
+        final = tuple(one for one in stored if one.phase == "final")
+        if self.study is None:
+            return StudyData(key, None, "", (), searched, final)
+        return self.study
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""
@@ -183,8 +194,13 @@ class TrialList(Displayed, StudyPlots):
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
         trials = [(key_text(entry.key), entry.stored.trial) for entry in self.trials]
-        rows = [(p, str(t.outcome), time_text(t.time_us), config_text(t.config), t.reason) for p, t in trials]
+        rows = [(p, str(t.outcome), _trial_time(t), config_text(t.config), t.reason) for p, t in trials]
         return ("problem", "outcome", "time", "configuration", "reason"), rows
+
+
+def _trial_time(trial: Trial) -> str:
+    """Return the time of a trial, marked if it was replayed."""
+    return NOTHING if trial.time_us is None else source_text(time_text(trial.time_us), trial.source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotile.core.argument_types import checked
 from autotile.core.text import Displayed
 from autotile.errors import InputError
 from autotile.kernel.table import is_c_identifier, is_keyword
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 _SOURCE = """\
 // y = a x + y, where each thread computes PER_THREAD elements, BLOCK apart.
@@ -130,6 +131,7 @@ class NewKernel(Displayed):
         return [("source", str(self.source)), ("search space", str(self.space)), ("test", str(self.test))]
 
 
+@checked
 def new(name: str, folder: str | Path = ".") -> NewKernel:
     """Write a small kernel, its search-space file and a test of it, which tune as they are.
 
@@ -147,7 +149,7 @@ def new(name: str, folder: str | Path = ".") -> NewKernel:
         then.
     """
     _check_name(name)
-    target = expand_path(str(folder), "a folder")
+    target = user_path(str(folder), "a folder")
     if not target.is_dir():
         raise InputError(f"{str(folder)!r} is not a folder; make it first, or name another")
     contents = {target / pattern.format(name): re.sub(r"\bNAME\b", name, text) for pattern, text in _FILES.items()}

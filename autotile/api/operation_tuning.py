@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.api.progress import OperationObserver, operation_observer, sweep_observer
-from autotile.api.targets import check_device_index, models_of
+from autotile.api.targets import check_device_index, models_of, sizes_notice
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, Problem
@@ -23,7 +23,7 @@ from autotile.kernel.operation import Operation
 from autotile.serving.candidates import model_of
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
-from autotile.settings import expand_path, read_settings
+from autotile.settings import read_settings, user_path
 from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_result import OperationFamilyResult, OperationResult, SweepStep
@@ -39,9 +39,11 @@ def tune_operation(
     progress: bool | Callable[[Any], None],
 ) -> OperationResult:
     """Tune the kernels of an operation for a problem; parameters and errors as for `autotile.tune`."""
-    problem = operation.resolve(sizes, dtype)
+    problem = operation.resolve(sizes, dtype, defaults=True)
     with operation_observer(progress, operation) as observe:
-        return tune_loaded_operation(operation, problem, options, observe)
+        result = tune_loaded_operation(operation, problem, options, observe)
+    assumed = sizes_notice(operation, problem.sizes, sizes)
+    return replace(result, notices=(assumed, *result.notices)) if assumed else result
 
 
 def tune_loaded_operation(
@@ -152,7 +154,7 @@ def export_models(
     if not models:
         name = operation.name
         raise InputError(f"the database holds no model of {name}; run `autotile tune {name} --family ...` on a GPU")
-    path = expand_path(folder, "the models")
+    path = user_path(folder, "the models")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

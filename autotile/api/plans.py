@@ -11,19 +11,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from autotile.api.keywords import read_keywords, session_options
 from autotile.api.operation_tuning import tune_loaded_operation
 from autotile.api.targets import models_of
-from autotile.api.tuning import session_options, tune_problem
+from autotile.api.tuning import tune_problem
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, is_name_of
-from autotile.core.text import NOTHING, Displayed, duration_text, plural, sizes_text, time_text
+from autotile.core.text import (
+    NOTHING,
+    Displayed,
+    device_text,
+    duration_text,
+    plural,
+    sizes_text,
+    source_text,
+    time_text,
+)
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, location_text, open_existing
 from autotile.errors import AutotileError, DatabaseError, InputError
-from autotile.kernel.inputs import call_folder, read_captured_call
+from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import resolve_problem
-from autotile.settings import expand_path, read_settings
+from autotile.settings import read_settings, user_path
 from autotile.tuning.missed_problems import missed_problems
 from autotile.tuning.operation_result import OperationResult, OperationStep
 from autotile.tuning.options import TuneOptions
@@ -71,6 +82,20 @@ class PlanEntry:
             return self.result.winner.time_us if self.result.winner is not None else None
         winner = self.result.winner if self.result is not None else None
         return winner.time_us if winner is not None else None
+
+    @property
+    def device_label(self) -> str:
+        """Name of the GPU, marked if the times were replayed from a recording of it; a dash if it is not known."""
+        if self.result is not None and self.result.device.source == "replayed":
+            return device_text(self.result.device)
+        return self.gpu_name or NOTHING
+
+    @property
+    def time_text(self) -> str:
+        """Time of the winner, marked if it was replayed; a dash if there is none."""
+        if self.time_us is None or self.result is None:
+            return NOTHING
+        return source_text(time_text(self.time_us), self.result.device.source)
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -140,9 +165,9 @@ class PlanResult(Displayed):
                 entry.planned.problem.kernel,
                 sizes_text(entry.planned.problem.sizes),
                 entry.planned.problem.dtype,
-                entry.gpu_name or NOTHING,
+                entry.device_label,
                 entry.state,
-                time_text(entry.time_us),
+                entry.time_text,
                 duration_text(entry.seconds) if entry.seconds else NOTHING,
             )
             for entry in self.entries
@@ -190,8 +215,12 @@ class PlanStep:
 PlanObserver = Callable[[PlanStep], None]
 
 
+@checked
 def tune_plan(
-    plan: TuningPlan | str | Path, options: TuneOptions | None = None, observe: PlanObserver = lambda _: None
+    plan: TuningPlan | str | Path,
+    options: TuneOptions | None = None,
+    observe: PlanObserver = lambda _: None,
+    **named: Any,
 ) -> PlanResult:
     """Tune all problems of a plan, one a GPU at the same time, and several GPUs a problem where few are left.
 
@@ -206,14 +235,16 @@ def tune_plan(
         Options of each session, where the plan states none; ``devices`` names the GPUs.
     observe
         Called as sessions proceed, by one thread at a time.
+    **named
+        Options by name, as for `autotile.tune`.
 
     Raises
     ------
     InputError
         The plan cannot be read, names a GPU that is not there, or the database cannot be written.
     """
-    options = options or TuneOptions()
-    read = plan if isinstance(plan, TuningPlan) else read_plan(Path(plan))
+    _, options = read_keywords(None, None, named, options)
+    read = plan if isinstance(plan, TuningPlan) else read_plan(user_path(plan, "a plan"))
     with open_lane(options, is_of_one_model=False) as opened:
         lane = opened if opened.devices else Lane((options.device_index,))
         return _PlanRun(read, options, observe, lane).run()
@@ -399,6 +430,7 @@ def _live_device(gpu: GpuName) -> DeviceProperties | None:
     return live_device(gpu) if isinstance(gpu, int) else None
 
 
+@checked
 def plan(
     kernel: KernelName | None = None,
     *,
@@ -472,11 +504,11 @@ def plan_of_calls(folders: Iterable[str | Path]) -> TuningPlan:
     """
     found: list[PlannedProblem] = []
     for given in folders:
-        folder = expand_path(given, "a captured call")
+        folder = user_path(given, "a captured call")
         inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
         for path in inner or [call_folder(folder)]:
             call = read_captured_call(path)
-            named = call.source if Path(call.source).is_file() else call.kernel
+            named = kernel_of_call(call)
             kernel = load_kernel(named)
             problem = resolve_problem(kernel.spec, call.sizes, call.dtype)
             found.append(PlannedProblem(named, kernel, problem, captured=str(path.absolute())))
@@ -491,7 +523,7 @@ def write_plan(plan: TuningPlan, output: str | Path) -> Path:
     InputError
         The file cannot be written.
     """
-    path = expand_path(output, "a plan")
+    path = user_path(output, "a plan")
     try:
         path.write_text(plan_text(plan.problems, [f"{plan.name}: {plural(len(plan.problems), 'problem')}"]))
     except OSError as error:

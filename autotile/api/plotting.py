@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotile.api.targets import merge_sizes
+from autotile.core.argument_types import checked
 from autotile.core.text import Displayed, plural
 from autotile.database.database import open_for_reading
 from autotile.errors import InputError, nearest
@@ -44,6 +45,7 @@ class Plots(Displayed):
         return ("study", "drawn"), [(repr(plot), ", ".join(plot.parameters)) for plot in self.plots]
 
 
+@checked
 def plot(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,

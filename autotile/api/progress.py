@@ -169,7 +169,7 @@ class ProgressLine:
         self._display: LineDisplay | None = display
         self._spec = spec
         self._noticed: set[str] = set()
-        self._stage = ("", "")
+        self._stage = ("", "", "")
         self._shown_s = float("-inf")
         self._pending = ""
         self._share: float | None = None
@@ -183,7 +183,7 @@ class ProgressLine:
             if notice not in self._noticed:
                 self._noticed.add(notice)
                 self._write(methodcaller("notice", notice))
-        now_s, stage = time.monotonic(), (head, progress.phase)
+        now_s, stage = time.monotonic(), (head, progress.phase, progress.waiting)
         self._pending = f"{head}: {short_line(progress, Workrate.of(spec or self._spec, problem))}"
         self._share = done_share(progress)
         if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
@@ -324,31 +324,28 @@ def plain_line(progress: Progress, rate: Workrate) -> str:
         funnel_text(progress.gates, progress.outcomes),
         f"{duration_text(progress.elapsed_s)} elapsed",
     ]
-    if progress.remaining_s is not None:
-        parts.append(left_text(progress))
-    return "; ".join(parts)
+    return "; ".join(filter(None, [progress.waiting, *parts, left_text(progress)]))
 
 
 def short_line(progress: Progress, rate: Workrate) -> str:
     """Return the state in one line that begins with what matters most, as a terminal may cut its end."""
-    best, target, left_s = progress.best, trial_target(progress), progress.remaining_s
+    best, target = progress.best, trial_target(progress)
     count = f"{trial_count(progress):,}" if target is None else f"{trial_count(progress):,}/{target:,}"
     parts = [f"{progress.phase} {count}"]
     if best is not None:
         parts.append(f"best {time_text(best.time_us)}{' (replayed)' if best.source == 'replayed' else ''}")
     parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
-    if left_s is not None:
-        parts.append(left_text(progress).removeprefix("about "))
-    line = ", ".join(parts)
+    line = ", ".join(filter(None, [*parts, left_text(progress).removeprefix("about ")]))
+    line = f"{progress.waiting}; {line}" if progress.waiting else line
     return line if best is None else f"{line}; {rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
 
 
 def left_text(progress: Progress, since_s: float = 0.0) -> str:
     """Return the time that is left ``since_s`` seconds after a state: ``about 2 min 05 s left``; "" if not known."""
-    if not progress.remaining_s:  # finals that race nothing have no time, either
+    if not progress.remaining_s or progress.remaining_s <= since_s:  # it takes longer than was expected
         return ""
     about = "at most" if progress.may_end_earlier and progress.phase == "searching" else "about"
-    return f"{about} {duration_text(max(0.0, progress.remaining_s - since_s))} left"
+    return f"{about} {duration_text(progress.remaining_s - since_s)} left"
 
 
 def best_text(progress: Progress, rate: Workrate) -> str:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotile.api.targets import merge_sizes, named_operation, output_file
+from autotile.core.argument_types import checked
 from autotile.core.text import Displayed, bytes_text, plural
 from autotile.database.database import location_text, open_for_reading
 from autotile.errors import InputError
 from autotile.exchange.recording import read_recording
-from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.library import KernelName, is_path, load_kernel
 from autotile.report.page import write_page
 from autotile.report.report_data import ReportData, read_operation_report, read_report, report_of_study
 from autotile.report.sections import report_page
 from autotile.report.study_reading import study_of_recording
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -60,6 +61,7 @@ class WrittenReport(Displayed):
         return [("title", self.title)]
 
 
+@checked
 def report(
     kernel: KernelName | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -115,7 +117,7 @@ def report(
 
 def report_file(output: str | Path) -> Path:
     """Return the file that a report is written to: in a folder it is ``report.html``."""
-    path = expand_path(output, "a report")
+    path = user_path(output, "a report")
     return path / "report.html" if path.is_dir() else output_file(output)
 
 
@@ -125,7 +127,7 @@ def is_recording(kernel: KernelName | None) -> bool:
 
 
 def _recorded(kernel: KernelName | None) -> ReportData:
-    path = Path(str(kernel)).expanduser()
+    path = user_path(str(kernel), "a recording")
     if not path.is_file():
         raise InputError(f"there is no recording {path}; see `autotile list --recordings`")
     return report_of_study(study_of_recording(read_recording(path), str(path)))
@@ -147,5 +149,7 @@ def _stored(
         raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
     with opened:
         if operation is not None:
-            return read_operation_report(opened, operation, sizes, dtype=dtype, gpu_name=device)
-        return read_report(opened, kernel, sizes, dtype=dtype, gpu_name=device)
+            found = read_operation_report(opened, operation, sizes, dtype=dtype, gpu_name=device)
+        else:
+            found = read_report(opened, kernel, sizes, dtype=dtype, gpu_name=device)
+    return replace(found, path=str(kernel)) if isinstance(kernel, str | Path) and is_path(str(kernel)) else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,9 +17,20 @@ from autotile.api.listings import (
     TrialList,
     TunedFamily,
 )
-from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_served_device
+from autotile.api.targets import merge_sizes, named_operation, resolve_served_device, sizes_notice
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
+from autotile.core.model import (
+    Config,
+    LaunchGeometry,
+    Measurement,
+    Occupancy,
+    Outcome,
+    Problem,
+    Resources,
+    config_key,
+    config_text,
+)
 from autotile.core.text import Displayed, source_text, time_text
 from autotile.database.database import database_location, location_text, open_for_reading
 from autotile.database.keys import space_hash
@@ -28,8 +39,9 @@ from autotile.database.studies import StudySummary, rows_of_kernel
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
-from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.library import KernelName, load_kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
+from autotile.report.study_reading import study_without_trials
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Compared, Contender
 from autotile.serving.dispatcher import find_best_kernel
@@ -79,6 +91,8 @@ class BestResult(Displayed):
         Amount of work of the problem, for a rate in FLOP/s or bytes per second.
     explanation
         Paragraph that states the reason for the choice.
+    notices
+        Assumptions about the sizes, one line each.
     compared
         Comparison with a result of another problem or GPU, by which it is served in place of what an empty database
         would serve, or the other way round; None if there was nothing to compare.
@@ -105,6 +119,7 @@ class BestResult(Displayed):
     occupancy: Occupancy | None
     workrate: Workrate
     explanation: str
+    notices: tuple[str, ...] = ()
     compared: Compared | None = None
     unapplied: str = ""
 
@@ -129,6 +144,7 @@ class BestResult(Displayed):
         return [("reason", self.explanation)]
 
 
+@checked
 def best(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -152,7 +168,7 @@ def best(
         Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; or name of an operation, or
         path of its file.
     sizes, **named_sizes
-        Problem sizes and flags; for an operation also its conditions.
+        Problem sizes and flags; for an operation also its conditions. Missing ones are taken from the file.
     dtype
         Element type; None for the kernel's first.
     device
@@ -179,12 +195,16 @@ def best(
     served_for, given = resolve_served_device(device), merge_sizes(sizes, named_sizes)
     operation = named_operation(kernel)
     if bundle is None:
-        name = operation.name if operation is not None else open_problem(kernel, given, dtype)[0].name
+        name = operation.name if operation is not None else load_kernel(kernel).name
         _check_readable(database, name)
     location = str(database_location(database))
-    return _best_result(find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library))
+    found = find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library, defaults=True)
+    described = operation if operation is not None else found.definition.spec
+    asked = found.operation if operation is not None and found.operation is not None else found.problem
+    return replace(_best_result(found), notices=tuple(filter(None, [sizes_notice(described, asked.sizes, given)])))
 
 
+@checked
 def list(kernel: KernelName | None = None, *, database: str | Path | None = None) -> StudyList:
     """Return the studies of a kernel, or of all kernels, each with its best configuration.
 
@@ -207,6 +227,7 @@ def list(kernel: KernelName | None = None, *, database: str | Path | None = None
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
 
 
+@checked
 def families(kernel: KernelName | None = None, *, database: str | Path | None = None) -> FamilyList:
     """Return the tuned families of a kernel, or of all kernels, each with its rule.
 
@@ -230,6 +251,7 @@ def families(kernel: KernelName | None = None, *, database: str | Path | None = 
         return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
 
 
+@checked
 def recordings(kernel: KernelName | None = None) -> RecordingList:
     """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path.
 
@@ -250,6 +272,7 @@ def recordings(kernel: KernelName | None = None) -> RecordingList:
     return RecordingList(tuple(one for one in found if one.header is not None and one.header.key.kernel == name))
 
 
+@checked
 def trials(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -261,7 +284,9 @@ def trials(
     database: str | Path | None = None,
     **named_sizes: int,
 ) -> TrialList:
-    """Return the stored trials of a kernel, the fastest first.
+    """Return the stored trials of a kernel, the fastest first: one of each configuration of a study.
+
+    Its time is that of the newest finals that it took part in, else that of the search.
 
     Parameters
     ----------
@@ -295,16 +320,26 @@ def trials(
     with opened:
         studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
         _check_sizes(given, studies)
+        studies = [study for study in studies if given.items() <= study.key.sizes.items()]
         found = [
             StudyTrial(study.key, stored)
             for study in studies
-            if all(study.key.sizes.get(name) == value for name, value in given.items())
-            for stored in opened.stored_trials(study.study_id)
+            for stored in opened.standing_trials(study.study_id)
             if wanted in (None, stored.trial.outcome)
         ]
-    return TrialList(tuple(sorted(found, key=_by_time)[:limit]))
+        digests = {entry.key.digest for entry in found}
+        alone = next((study for study in studies if {study.key.digest} == digests), None)
+        study = study_without_trials(opened, alone) if alone is not None else None
+        if study is not None and alone is not None:
+            kept = {config_key(entry.stored.trial.config) for entry in found}
+            stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
+            searched = tuple(one for one in stored if one.phase == "search")
+            finals = tuple(one for one in stored if one.phase == "final")
+            study = replace(study, trials=searched or finals, final_trials=finals)
+    return TrialList(tuple(sorted(found, key=_by_time)[:limit]), study)
 
 
+@checked
 def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:
     """Return the problems that programs were served by a fallback, the costliest first.
 
@@ -364,7 +399,7 @@ def _check_readable(database: str | Path | None, kernel: str) -> None:
 
 def _is_in_force(stored: StoredRule) -> bool | None:
     try:
-        loaded = load_kernel(stored.key.kernel)
+        loaded = load_named_kernel(stored.key.kernel)
     except InputError:
         return None
     is_current = (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))

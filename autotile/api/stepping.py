@@ -6,10 +6,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from autotile.api.targets import complete_config, merge_sizes, open_problem
-from autotile.api.tuning import checked_options, session_options
+from msgspec import Meta
+
+from autotile.api.keywords import read_keywords
+from autotile.api.targets import complete_config, open_problem
+from autotile.api.tuning import checked_options
+from autotile.core.argument_types import check_value, checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, Trial, Value, config_key
 from autotile.core.text import Displayed, device_text, plural, time_text
@@ -25,6 +29,8 @@ from autotile.tuning.stepped_session import SteppedSession
 
 MAX_ASKED = 1000
 """Maximum number of configurations of one call."""
+_Time = Annotated[float, Meta(ge=1e-6, le=1e15, description="a positive number of microseconds")]
+"""Bounds as of stored times."""
 
 
 class TuningSession(Displayed):
@@ -95,6 +101,7 @@ class TuningSession(Displayed):
         """Result of the session; None before it is finished."""
         return self._result
 
+    @checked
     def ask(self, n: int = 1) -> list[Config]:
         """Return configurations that autotile proposes, the default first; fewer than ``n`` if no others are left.
 
@@ -111,6 +118,7 @@ class TuningSession(Displayed):
             raise InputError(f"n is {n}, expected at most {MAX_ASKED}")
         return self._session.ask(n)
 
+    @checked
     def evaluate(self, configs: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Trial]:
         """Compile, verify, measure and store configurations; return a trial for each, in their order.
 
@@ -133,11 +141,14 @@ class TuningSession(Displayed):
         """
         self._check_open()
         given = [configs] if isinstance(configs, Mapping) else list(configs)
+        for config in given:
+            check_value("a configuration", config, Mapping[str, Any])
         completed = [complete_config(self._spec, config) for config in given]
         found = {config_key(trial.config): trial for trial in self._session.evaluate(completed)}
         return [found[config_key(config)] for config in completed]
 
-    def tell(self, config: Mapping[str, Any], time_us: float | None) -> None:
+    @checked
+    def tell(self, config: Mapping[str, Any], time_us: _Time | None) -> None:
         """Tell the sampler of `ask` a time that was measured elsewhere.
 
         It steers the proposals only: it is neither stored nor served. What `evaluate` measures is known already.
@@ -155,9 +166,7 @@ class TuningSession(Displayed):
             The configuration is not valid, the time is not a positive number, or the session is closed.
         """
         self._check_open()
-        if time_us is not None and not (isinstance(time_us, int | float) and 0 < time_us < float("inf")):
-            raise InputError(f"the time is {time_us!r}, expected a positive number of microseconds, or None")
-        self._session.tell(complete_config(self._spec, config), time_us)
+        self._session.tell(complete_config(self._spec, config), None if time_us is None else float(time_us))
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the winner, and close the session.
@@ -203,6 +212,7 @@ class TuningSession(Displayed):
         return f"{self._problem} on {device_text(self.device)}: {'open' if self._is_open else 'closed'}, {tried}"
 
 
+@checked
 def session(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -212,13 +222,13 @@ def session(
     device: int | str | None = None,
     database: str | Path | None = None,
     options: TuneOptions | None = None,
-    **named_sizes: int,
+    **named: Any,
 ) -> TuningSession:
     """Open a tuning session that a search of the caller's own drives.
 
     Parameters
     ----------
-    kernel, sizes, dtype, device, database, options, **named_sizes
+    kernel, sizes, dtype, device, database, options, **named
         As for `autotile.tune`; of the options, those that end a search have no effect. With ``discard=False``, slow
         configurations are measured as long as fast ones.
 
@@ -236,8 +246,9 @@ def session(
     >>> tuning.result.winner.config  # doctest: +SKIP
     {'BM': 128, 'BN': 128, ...}
     """
-    loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
-    chosen = checked_options(loaded, problem, session_options(options, device, database))
+    given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
+    loaded, problem = open_problem(kernel, given, dtype)
+    chosen = checked_options(loaded, problem, chosen)
     with ExitStack() as stack:
         opened = stack.enter_context(
             open_session(loaded, problem, read_settings(), chosen, lambda _: None, session_class=SteppedSession)

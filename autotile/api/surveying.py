@@ -14,6 +14,7 @@ import numpy as np
 
 from autotile.api.inspection import OpenedSpace, open_space
 from autotile.api.targets import merge_sizes
+from autotile.core.argument_types import checked
 from autotile.cuda.compiler import compile_job
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import KernelName
@@ -54,6 +55,7 @@ class SurveyProgress:
     notices: tuple[str, ...]
 
 
+@checked
 def survey(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,

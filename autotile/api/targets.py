@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -13,13 +13,14 @@ from typing import Any
 
 from autotile.core.device import DeviceProperties, device_profile, is_name_of
 from autotile.core.model import Config, Problem, Value
+from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import ConfigError, InputError, nearest
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
@@ -57,10 +58,8 @@ def named_operation(name: KernelName) -> Operation | None:
     return load_operation(str(name)) if is_named else None
 
 
-def open_problem(
-    kernel: KernelName, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False
-) -> tuple[Kernel, Problem]:
-    """Load a kernel and validate a problem for it.
+def open_problem(kernel: KernelName, sizes: Mapping[str, int], dtype: str | None = None) -> tuple[Kernel, Problem]:
+    """Load a kernel and validate a problem for it, with missing sizes from the search-space file.
 
     Parameters
     ----------
@@ -70,8 +69,6 @@ def open_problem(
         Problem sizes and flags.
     dtype
         Element type; None for the kernel's first.
-    defaults
-        Take missing sizes from the search-space file.
 
     Raises
     ------
@@ -79,7 +76,25 @@ def open_problem(
         The kernel is unknown, its file is malformed, or the kernel does not have a size or dtype.
     """
     loaded = load_kernel(kernel)
-    return loaded, resolve_problem(loaded.spec, sizes, dtype, defaults=defaults)
+    return loaded, resolve_problem(loaded.spec, sizes, dtype, defaults=True)
+
+
+def sizes_notice(described: KernelSpec | Operation, sizes: Mapping[str, int], given: Collection[str]) -> str:
+    """Return one line about the sizes of a problem that come from the file; empty if none does.
+
+    Parameters
+    ----------
+    described
+        Kernel or operation of the problem.
+    sizes
+        All sizes of the problem.
+    given
+        Names of the sizes that the user gave. Flags and other sizes that may always be left out are not stated.
+    """
+    assumed = {name: size for name, size in sizes.items() if name not in given}
+    stated = {name: size for name, size in assumed.items() if not described.is_optional(name)}
+    file = "operation" if isinstance(described, Operation) else "search-space"
+    return f"not given, so as in the {file} file: {sizes_text(stated)}" if stated else ""
 
 
 def resolve_device(device: int | str | None = None) -> Target:
@@ -263,7 +278,7 @@ def output_file(output: str | Path) -> Path:
     InputError
         The path is empty, or that of a folder, or in the home folder of a user who does not exist.
     """
-    path = expand_path(output, "an output file")
+    path = user_path(output, "an output file")
     if not path.name or path.is_dir():
         raise InputError(f"cannot write {str(path)!r}: it names a folder, expected a file")
     return path

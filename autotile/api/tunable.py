@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.api.targets import merge_sizes
+from autotile.core.argument_types import checked_except
 from autotile.core.documents import toml_text
 from autotile.core.model import Config
 from autotile.core.text import Displayed
@@ -28,7 +30,7 @@ from autotile.kernel.python_document import PythonDocument, build_document, func
 from autotile.kernel.sources import check_source
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 if TYPE_CHECKING:
     from autotile.api.explanation import Explanation
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from autotile.tuning.result import TuneResult
 
 
+@checked_except(
+    *("source", "entry", "parameters", "arguments", "launch", "reference_on", "sizes", "rules", "heuristics"),
+    *("default", "flags", "ragged", "defines", "sections", "tolerance"),
+)
 def kernel(
     source: str | os.PathLike[str],
     entry: str | None = None,
@@ -275,7 +281,7 @@ class TunableKernel(Displayed):
         from autotile.api.tuning import tune
         from autotile.tuning.result import TuneResult
 
-        result = tune(self, self._sizes(sizes, arguments), **arguments)
+        result = tune(self, self._given(sizes, arguments), **arguments)
         assert isinstance(result, TuneResult)  # of a kernel, not of an operation
         return result
 
@@ -299,7 +305,9 @@ class TunableKernel(Displayed):
         """
         from autotile.serving.dispatcher import get_best_kernel
 
-        return get_best_kernel(self, **{**self._sizes(sizes, arguments), **arguments})
+        given = self._given(sizes, arguments)
+        problem = resolve_problem(self._kernel.spec, given, defaults=True)
+        return get_best_kernel(self, **{**problem.sizes, **arguments})
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the search-space file, with the template and all arrays beside it, for use from the command line.
@@ -321,7 +329,7 @@ class TunableKernel(Displayed):
         InputError
             A rule or the reference is a function, which no file can hold, a file exists, or a file cannot be written.
         """
-        target = expand_path(str(path), "a search-space file")
+        target = user_path(str(path), "a search-space file")
         if target.suffix != ".toml":
             raise InputError(f"{str(path)!r} is not the path of a search-space file; let it end in .toml")
         if functions := [*self._described.rules, *self._described.heuristics]:
@@ -343,7 +351,7 @@ class TunableKernel(Displayed):
             )
         files = [target, *([] if is_own else [template]), *(target.parent / file for file in self._described.arrays)]
         for file in files:
-            if file.exists() and not overwrite:
+            if (file.exists() or file.is_symlink()) and not overwrite:
                 raise InputError(f"{file} exists already; name another file, or pass overwrite=True")
         try:
             if not is_own:
@@ -360,13 +368,10 @@ class TunableKernel(Displayed):
             )
         return target
 
-    def _sizes(self, sizes: Mapping[str, int] | None, arguments: dict[str, Any]) -> dict[str, int]:
-        """Return all sizes, and remove them from the arguments of a call."""
-        spec = self._kernel.spec
-        named = {name: arguments.pop(name) for name in spec.sizes if name in arguments}
-        if twice := named.keys() & (sizes or {}).keys():
-            raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
-        return dict(resolve_problem(spec, {**(sizes or {}), **named}, defaults=True).sizes)
+    def _given(self, sizes: Mapping[str, int] | None, arguments: dict[str, Any]) -> dict[str, int]:
+        """Return the sizes that are given, and remove them from the arguments of a call."""
+        named = {name: arguments.pop(name) for name in self._kernel.spec.sizes if name in arguments}
+        return merge_sizes(sizes, named)
 
     def _headline(self) -> str:
         return self._kernel.spec.headline

@@ -8,28 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotile.api.keywords import read_keywords
 from autotile.api.operation_tuning import check_gpu, served_so_far, tune_operation, tune_operation_family
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
-from autotile.api.targets import (
-    check_device_index,
-    complete_config,
-    merge_sizes,
-    named_operation,
-    open_problem,
-    resolve_gpu,
-    resolve_gpus,
-)
+from autotile.api.targets import check_device_index, complete_config, named_operation, open_problem, sizes_notice
+from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
 from autotile.core.model import Problem
 from autotile.core.objectives import TIME, split_objectives
-from autotile.core.text import Displayed, plural
+from autotile.core.text import Displayed, plural, source_text
 from autotile.database.engine import parse_location
 from autotile.errors import AutotileError, InputError
 from autotile.families.family import Family, extent_text, family_of, parse_family
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import forget_served
-from autotile.settings import expand_path, read_settings
+from autotile.settings import read_settings, user_path
 from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
 from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
@@ -44,6 +38,7 @@ FamilySize = int | str | Sequence[int] | range
 """Sizes of a family: a number, several numbers, a range, or text such as ``"1..8192"``."""
 
 
+@checked
 def tune(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -55,7 +50,7 @@ def tune(
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
     observe: Observer | None = None,
-    **named_sizes: int,
+    **named: Any,
 ) -> TuneResult | OperationResult:
     """Find the fastest configuration of a kernel for a problem, verify it, and store it in the database.
 
@@ -69,8 +64,12 @@ def tune(
     ----------
     kernel
         Name of a kernel or an operation, path of a search-space or operation file, or a kernel from `autotile.kernel`.
-    sizes, **named_sizes
-        Problem sizes and flags, such as ``M=4096``.
+    sizes
+        Problem sizes and flags, such as ``{"M": 4096}``; missing ones are taken from the search-space file.
+    **named
+        Sizes and flags by name, such as ``M=4096``, and options by the names that they have on the command line or in
+        `TuneOptions`, such as ``trials=50``, ``budget="5m"`` or ``verify_problem={"M": 1}``, which take the place of
+        those of ``options``. A name that the kernel has a size of is that size.
     dtype
         Element type; None for the kernel's first.
     device
@@ -104,19 +103,21 @@ def tune(
 
     Examples
     --------
-    >>> result = tune("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
+    >>> result = tune("sgemm_2d", M=4096, N=4096, K=4096, budget="5m")  # doctest: +SKIP
     >>> result.winner.config  # doctest: +SKIP
     {'BM': 128, 'BN': 128, ...}
     """
-    chosen = session_options(options, device, database)
-    given = merge_sizes(sizes, named_sizes)
+    given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
     if (operation := named_operation(kernel)) is not None:
         return tune_operation(operation, given, dtype, chosen, observe or progress)
     loaded, problem = open_problem(kernel, given, dtype)
     with session_observer(observe or progress, loaded.spec, problem) as observer:
-        return tune_problem(loaded, problem, chosen, observer)
+        result = tune_problem(loaded, problem, chosen, observer)
+    assumed = sizes_notice(loaded.spec, problem.sizes, given)
+    return replace(result, notices=(assumed, *result.notices)) if assumed else result
 
 
+@checked
 def tune_family(
     kernel: KernelName,
     sizes: Mapping[str, FamilySize] | None = None,
@@ -124,12 +125,14 @@ def tune_family(
     *,
     dtype: str | None = None,
     plan: FamilyPlan | None = None,
+    points: int | None = None,
+    max_configs: int | None = None,
     device: int | str | None = None,
     database: str | Path | None = None,
     options: TuneOptions | None = None,
     progress: bool | FamilyObserver = True,
     observe: FamilyObserver | None = None,
-    **named_sizes: FamilySize,
+    **named: Any,
 ) -> FamilyResult | OperationFamilyResult:
     """Tune a few problems of a family, learn a rule from them that serves all others, and store it.
 
@@ -140,12 +143,17 @@ def tune_family(
     ----------
     kernel
         Name of a kernel or an operation, path of a search-space or operation file, or a kernel from `autotile.kernel`.
-    sizes, **named_sizes
-        The family: for each size a number, a list of numbers, a ``range``, or text such as ``"1..8192"``.
+    sizes
+        The family: for each size a number, a list of numbers, a ``range``, or text such as ``"1..8192"``; missing ones
+        are taken from the search-space file.
+    **named
+        Sizes and options by name, as for `tune`.
     dtype
         Element type; None for the kernel's first.
     plan
         Number of problems to tune, and of configurations that the rule chooses from; None for the defaults.
+    points, max_configs
+        As in ``plan``, in place of its values.
     device, database
         As for `tune`.
     options
@@ -171,14 +179,17 @@ def tune_family(
     >>> result.rule.mean_held_out  # doctest: +SKIP
     0.021
     """
-    chosen = session_options(options, device, database)
+    given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
+    asked = {name: value for name, value in (("points", points), ("max_configs", max_configs)) if value is not None}
+    if asked:
+        plan = replace(plan or FamilyPlan(), **asked)
     if (operation := named_operation(kernel)) is not None:
         if plan is not None:
             raise InputError("a plan is of a kernel's family; of an operation's, trials is the number of problems")
-        words = [f"{name}={extent_text(name, size)}" for name, size in merge_sizes(sizes, named_sizes).items()]
+        words = [f"{name}={extent_text(name, size)}" for name, size in given.items()]
         return tune_operation_family(operation, words, dtype, chosen, observe or progress)  # type: ignore[arg-type]
     loaded = load_kernel(kernel)
-    family = family_of(loaded.spec, merge_sizes(sizes, named_sizes))
+    family = family_of(loaded.spec, given)
     with family_observer(observe or progress, loaded.spec) as observer:
         return tune_loaded_family(loaded, family, dtype, chosen, plan=plan, observe=observer)
 
@@ -203,10 +214,11 @@ class TunedMisses(Displayed):
         return f"{plural(len(self.results), 'problem')} tuned{failed}"
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        tuned = [(str(result.problem), result.summary) for result in self.results]
+        tuned = [(str(one.problem), source_text(one.summary, one.device.source)) for one in self.results]
         return ("problem", "result"), [*tuned, *((str(problem), str(error)) for problem, error in self.failed)]
 
 
+@checked
 def tune_misses(
     kernel: KernelName | None = None,
     /,
@@ -216,6 +228,7 @@ def tune_misses(
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
     observe: Observer | None = None,
+    **named: Any,
 ) -> TunedMisses:
     """Tune the problems that programs requested and that could not be served exactly, the costliest first.
 
@@ -227,13 +240,15 @@ def tune_misses(
         Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; None for all kernels.
     device, database, options, progress, observe
         As for `tune`; the options hold for each problem.
+    **named
+        Options by name, as for `tune`.
 
     Raises
     ------
     InputError
         There is no such kernel, an option is invalid, or the database cannot be read.
     """
-    chosen = session_options(options, device, database)
+    _, chosen = read_keywords(None, None, named, options, device=device, database=database)
 
     def observer(missed: MissedProblem) -> AbstractContextManager[Observer]:
         return session_observer(observe or progress, missed.kernel.spec, missed.problem)
@@ -244,6 +259,7 @@ def tune_misses(
     return TunedMisses(results, failed)
 
 
+@checked
 def record(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -257,13 +273,13 @@ def record(
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
     observe: Observer | None = None,
-    **named_sizes: int,
+    **named: Any,
 ) -> Recorded:
     """Measure a whole search space on a GPU, and write a recording that sessions replay without one.
 
     Parameters
     ----------
-    kernel, sizes, dtype, device, database, progress, observe, **named_sizes
+    kernel, sizes, dtype, device, database, progress, observe, **named
         As for `tune`.
     output
         File or folder to write to; None for the current folder, under a name made from the problem and the GPU.
@@ -284,9 +300,9 @@ def record(
     ToolchainError, WorkerError
         As for `tune`.
     """
-    chosen = session_options(options, device, database)
-    loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
-    path = Path(output) if output is not None else None
+    given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
+    loaded, problem = open_problem(kernel, given, dtype)
+    path = user_path(output, "a recording") if output is not None else None
     with session_observer(observe or progress, loaded.spec, problem) as observer:
         return record_problem(loaded, problem, chosen, sample=sample, output=path, observe=observer)
 
@@ -417,7 +433,7 @@ def record_problem(
 ) -> Recorded:
     """Record a problem of a kernel that is already loaded; errors as for `record`."""
     check_device_index(options.device_index)
-    output = expand_path(output, "a recording") if output is not None else None
+    output = user_path(output, "a recording") if output is not None else None
     return recorder.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
 
 
@@ -444,19 +460,6 @@ def family_serving_call(
 ) -> str:
     """Return a line of Python that a family's rule serves, at its largest problem; parameters as for `serving_call`."""
     return serving_call(asked_as, resolve_problem(kernel.spec, family.largest, dtype), dtype=dtype, database=database)
-
-
-def session_options(
-    options: TuneOptions | None, device: int | str | Sequence[int | str] | None, database: str | Path | None
-) -> TuneOptions:
-    """Return options with a device, or several, and a database in place of theirs, where these are given."""
-    options = options or TuneOptions()
-    if device == "all" or (isinstance(device, Sequence) and not isinstance(device, str)):
-        devices = resolve_gpus(device)
-        options = replace(options, device_index=devices[0], devices=devices)
-    elif device is not None:
-        options = replace(options, device_index=resolve_gpu(device), devices=())
-    return options if database is None else replace(options, database=str(database))
 
 
 def _ignore(_: object) -> None:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from autotile.api.targets import check_device_index, merge_sizes, resolve_gpu
+from autotile.api.keywords import read_keywords
+from autotile.api.targets import check_device_index, resolve_gpu, sizes_notice
+from autotile.core.argument_types import checked
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text
 from autotile.core.statistics import Interval
-from autotile.core.text import Displayed, plural, source_text, time_text
+from autotile.core.text import NOTHING, Displayed, plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
@@ -103,7 +105,7 @@ class VerifyResult(Displayed):
             (
                 str(one.problem),
                 one.verdict,
-                time_text(one.after_measurement.time_us if one.after_measurement else None),
+                source_text(time_text(one.after_measurement.time_us), one.source) if one.after_measurement else NOTHING,
                 config_text(one.after) if one.after is not None else "the default",
                 one.reason,
             )
@@ -112,6 +114,7 @@ class VerifyResult(Displayed):
         return ("problem", "verdict", "time", "configuration", "reason"), rows
 
 
+@checked
 def verify(
     kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
@@ -124,7 +127,7 @@ def verify(
     database: str | Path | None = None,
     options: TuneOptions | None = None,
     announce: Callable[[str], None] = lambda _: None,
-    **named_sizes: int,
+    **named: Any,
 ) -> VerifyResult:
     """Verify and time the best configurations of tuned problems again, with the current driver and compiler.
 
@@ -136,8 +139,11 @@ def verify(
     ----------
     kernel
         Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
-    sizes, **named_sizes
-        Sizes of the only problem to verify; none for all problems that are tuned on the GPU.
+    sizes
+        Sizes of the only problem to verify; if some are given, missing ones are taken from the search-space file. None
+        for all problems that are tuned on the GPU.
+    **named
+        Sizes and options by name, as for `autotile.tune`.
     aged
         Leave out problems that were measured with the current driver and compiler.
     served
@@ -167,10 +173,12 @@ def verify(
     >>> verify("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
     <VerifyResult: 1 problem on NVIDIA H200: 1 confirmed>
     """
-    options = _on_device(options or TuneOptions(), device)
-    given = merge_sizes(sizes, named_sizes)
+    given, options = read_keywords(kernel, sizes, named, options)
+    options = _on_device(options, device)
     loaded = load_kernel(kernel)
-    asked = resolve_problem(loaded.spec, given, dtype) if given else None
+    asked = resolve_problem(loaded.spec, given, dtype, defaults=True) if given else None
+    if asked is not None and (assumed := sizes_notice(loaded.spec, asked.sizes, given)):
+        announce(assumed)
     location = str(database_location(database if database is not None else options.database))
     options = replace(options, database=location)
     if served:

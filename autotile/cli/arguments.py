@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -93,7 +93,15 @@ OptionalKernelArgument = Annotated[str | None, _KERNEL]
 SizesArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SIZE=N", help="Problem sizes and flags, such as M=4096 N=4096 TRANS_A=1.", show_default=False
+        metavar="SIZE=N",
+        help="Problem sizes and flags, such as M=4096 N=4096 TRANS_A=1.",
+        show_default="as in the search-space file",
+    ),
+]
+SelectedSizesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SIZE=N", help="Sizes and flags of the problems, such as M=4096.", show_default="all problems"
     ),
 ]
 LibraryOption = Annotated[
@@ -336,58 +344,13 @@ class SearchArguments:
         InputError
             A value cannot be read, or this machine has no such GPU.
         """
+        from autotile.api.keywords import session_options
         from autotile.cli.assignments import read_sizes
-        from autotile.tuning.options import TuneOptions
 
-        index, devices = self._devices
-        return TuneOptions(
-            sampler=self.sampler,
-            trials=self.trials,
-            budget_s=read_duration(self.budget) if self.budget is not None else None,
-            until=read_share(self.until) if self.until is not None else None,
-            spend=self.spend,
-            objectives=tuple(self.objective or ()),
-            maximize=self.maximize,
-            seed=self.seed,
-            l2=self.l2,
-            fresh=self.fresh,
-            finals=self.finals,
-            verify_sizes=tuple(read_sizes(text.replace(",", " ").split()) for text in self.verify_problem or ()),
-            sanitize=self.sanitize,
-            transfer=self.transfer,
-            workers=self.workers,
-            device_index=index,
-            devices=devices,
-            scheduler=self.scheduler,
-            gpu_model=(self.device or "") if self.scheduler else "",
-            insecure=self.insecure,
-            replay=self.replay if self.replay in (None, _BUILT_IN) else Path(self.replay),
-            database=self.database,
-        )
-
-    @property
-    def _devices(self) -> tuple[int, tuple[int, ...]]:
-        """The index of the GPU to run on, and those of several that share the work.
-
-        Raises
-        ------
-        InputError
-            This machine has no such GPU, or both options are given.
-        """
-        from autotile.api.targets import resolve_gpu, resolve_gpus, simulated_gpus
-
-        if self.scheduler:
-            if self.devices is not None or (self.device or "").isdecimal():
-                raise InputError("--scheduler uses all GPUs of a model; to choose a model, name it: --device H200")
-            return 0, ()
-        if self.devices is None:
-            return (resolve_gpu(self.device) if self.device is not None else 0), ()
-        if self.device is not None:
-            raise InputError("--device names one GPU and --devices several; give one of them")
-        if self.replay is not None:
-            return 0, simulated_gpus(self.devices)
-        found = resolve_gpus(self.devices)
-        return found[0], found
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        device, database = given.pop("device"), given.pop("database")
+        problems = (read_sizes(text.replace(",", " ").split()) for text in given.pop("verify_problem") or ())
+        return session_options(None, device, database, {**given, "verify_problem": tuple(problems)})
 
 
 def with_search_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -440,26 +403,7 @@ def _is_recording(word: str) -> bool:
     return word.endswith(_RECORDING_SUFFIX) or ("/" in word and "=" not in word and not word.endswith(_SPACE_SUFFIX))
 
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _DAYS = re.compile(r"(\d{1,5})d")
-_SHARE = re.compile(r"(\d*\.?\d+) ?(%?)", re.ASCII)
-_UNITS_S = (3600.0, 60.0, 1.0)
-
-
-def read_duration(text: str) -> float:
-    """Return the seconds of a duration: ``90s``, ``5m``, ``1h30m`` or ``90``.
-
-    Raises
-    ------
-    InputError
-        The text is no duration, or the duration is zero.
-    """
-    match = _DURATION.fullmatch(text.strip().lower())
-    parts = match.groups() if match is not None else ()
-    seconds = sum(float(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False) if part is not None)
-    if seconds <= 0:
-        raise InputError(f"a budget of {text!r} cannot be read; expected a duration such as 90s, 5m or 1h30m")
-    return seconds
 
 
 def read_moment(text: str) -> datetime:
@@ -482,18 +426,3 @@ def read_moment(text: str) -> datetime:
     if moment > datetime.now(UTC):
         raise InputError(f"{text} lies in the future, so everything is older; expected a date that has been")
     return moment
-
-
-def read_share(text: str) -> float:
-    """Return a share of 1 that is given as ``1%`` or ``0.01``.
-
-    Raises
-    ------
-    InputError
-        The text is neither, or the share is not between 0 and 1.
-    """
-    match = _SHARE.fullmatch(text.strip())
-    share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
-    if not 0 < share < 1:
-        raise InputError(f"a gain of {text!r} cannot be used; expected a percentage such as 1% or 0.01")
-    return share

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autotile.cli.arguments import (
     BundleOption,
@@ -19,8 +18,8 @@ from autotile.cli.arguments import (
     LibraryOption,
     SizesArgument,
 )
-from autotile.cli.output import examples, show
-from autotile.cli.tables import below, facts, table, title
+from autotile.cli.output import examples, notice, show
+from autotile.cli.tables import RIGHT, Listing, below, facts, title
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, interval_text, occupancy_text, source_text, time_text
 
@@ -51,6 +50,8 @@ def best(
 
     given = read_sizes(sizes or [])
     found = results.best(kernel, given, dtype=dtype, device=device, database=database, bundle=bundle, library=library)
+    for text in found.notices:
+        notice(text)
     show(found, best_table, best_document, as_json=as_json)
 
 
@@ -63,15 +64,15 @@ def best_table(result: BestResult) -> RenderableType:
     return Group(*parts)
 
 
-def contenders_table(contenders: Sequence[Contender]) -> Table:
+def contenders_table(contenders: Sequence[Contender]) -> RenderableType:
     """Render the ways to compute a problem of an operation, that which is served first."""
-    found = table("computed by", ">time", "known from", "configuration")
+    rows = []
     for one in contenders:
-        time = time_text(one.time_us)
-        doubt = "" if one.doubt is None else f", +-{100 * one.doubt:.0f} %"
-        origin = NOTHING if one.time_us is None else "measurement" if one.doubt is None else f"model{doubt}"
-        found.add_row(one.kernel, time, origin, config_text(one.config) or NOTHING)
-    return found
+        measured = source_text("measurement", one.source)
+        known = measured if one.doubt is None else f"model, +-{100 * one.doubt:.0f} %"
+        origin = NOTHING if one.time_us is None else known
+        rows.append((one.kernel, time_text(one.time_us), origin, config_text(one.config) or NOTHING))
+    return Listing(("computed by", f"{RIGHT}time", "known from", "configuration"), rows, ("configuration",))
 
 
 def _facts(result: BestResult) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotile.cli.arguments import ArchitectureOption, DatabaseOption, DtypeOption, JsonOption, complete_kernel
-from autotile.cli.output import examples, show
+from autotile.cli.output import examples, notice, show
 from autotile.cli.tables import RIGHT, below, facts, table
 from autotile.core.text import bytes_text, shown_text
 from autotile.errors import InputError
@@ -45,8 +45,14 @@ def bundle(
     `get_best_kernel(..., bundle=FILE)` serves from it with neither compiler nor database.
     """
     from autotile.api import exchange
+    from autotile.api.targets import sizes_notice
+    from autotile.kernel.library import load_kernel
 
     selected = read_selections(kernels)
+    for kernel, given in selected:
+        if given:
+            spec = load_kernel(kernel).spec
+            notice(sizes_notice(spec, spec.sizes, given))
     result = exchange.bundle(selected, output=output, architectures=architectures or (), dtype=dtype, database=database)
     show(result, bundle_table, bundle_document, as_json=as_json)
 

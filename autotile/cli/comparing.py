@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,9 +53,12 @@ def are_databases(words: Sequence[str]) -> bool:
 def is_database(word: str) -> bool:
     """Return whether an argument is the path or URL of a database, which need not exist, rather than a kernel."""
     from autotile.database.paths import looks_like_url
+    from autotile.settings import user_path
 
-    path = Path(word).expanduser()
-    return looks_like_url(word) or path.suffix in _DATABASE_SUFFIXES or (path.suffix != ".toml" and path.is_file())
+    if looks_like_url(word):
+        return True
+    path = user_path(word, "a database")
+    return path.suffix in _DATABASE_SUFFIXES or (path.suffix != ".toml" and path.is_file())
 
 
 def read_percentage(text: str) -> float:

@@ -56,11 +56,11 @@ def explain(
     words = assignments or []
     values = read_sizes(words) if is_operation else read_values(load_kernel(kernel).spec, words)
     explanation = inspection.explain(kernel, values, dtype=dtype, device=device, database=database, library=library)
+    for text in explanation.notices:
+        notice(text)
     if isinstance(explanation, OperationExplanation):
         show(explanation, operation_table, operation_document, as_json=as_json)
         return
-    for text in explanation.notices:
-        notice(text)
     show(explanation, explanation_table, explanation_document, as_json=as_json)
     if explanation.fault:
         raise typer.Exit(NOTHING_FOUND)

@@ -19,7 +19,7 @@ from autotile.cli.arguments import (
     SizesArgument,
     complete_device,
 )
-from autotile.cli.output import examples, show
+from autotile.cli.output import examples, notice, show
 from autotile.cli.tables import below, facts
 from autotile.core.text import plural
 from autotile.errors import InputError
@@ -69,11 +69,16 @@ def export(
         _export_models(kernel, output, dtype, database, as_json=as_json)
         return
     from autotile.api import exchange
+    from autotile.api.targets import open_problem, sizes_notice
     from autotile.cli.assignments import read_sizes
 
+    given = read_sizes(sizes or [])
+    if file_format != "c-header" or given:
+        loaded, problem = open_problem(kernel, given, dtype)
+        notice(sizes_notice(loaded.spec, problem.sizes, given))
     result = exchange.export(
         kernel,
-        read_sizes(sizes or []),
+        given,
         output=output,
         format=file_format,
         architectures=architectures or (),

@@ -16,12 +16,12 @@ from rich.text import Text
 
 from autotile.cli.arguments import DatabaseOption, GpuOption, OptionalKernelArgument
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, show
-from autotile.cli.tables import RIGHT, below, facts, table, title
-from autotile.core.text import NOTHING, duration_text, plural, shown_text, sizes_text, time_text
+from autotile.cli.tables import RIGHT, Listing, below, facts, title
+from autotile.core.text import NOTHING, duration_text, plural, shown_text, sizes_text, source_text, time_text
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
-    from autotile.api.plans import PlanResult, PlanStep
+    from autotile.api.plans import PlanEntry, PlanResult, PlanStep
     from autotile.tuning.options import TuneOptions
     from autotile.tuning.plan import TuningPlan
 
@@ -81,26 +81,29 @@ def run_plan(planned: Path | TuningPlan, options: TuneOptions, *, as_json: bool)
 
 def plan_table(result: PlanResult) -> RenderableType:
     """Render what became of each problem, then facts about the plan."""
-    shown = table(
-        "kernel", "problem", "dtype", "GPU", "state", f"{RIGHT}time", f"{RIGHT}speed-up", f"{RIGHT}took", wrap=True
-    )
-    for entry in result.entries[:_MAX_SHOWN]:
-        problem = entry.planned.problem
-        speedup = getattr(entry.result, "speedup", None)
-        shown.add_row(
-            problem.kernel,
-            sizes_text(problem.sizes),
-            problem.dtype,
-            entry.gpu_name or NOTHING,
-            f"failed: {shown_text(entry.reason)}" if entry.state == "failed" else entry.state,
-            time_text(entry.time_us),
-            f"{speedup.value:.3f}x" if speedup is not None else NOTHING,
-            duration_text(entry.seconds) if entry.seconds else NOTHING,
-        )
+    figures = (f"{RIGHT}time", f"{RIGHT}speed-up", f"{RIGHT}took")
+    headings = ("kernel", "state", *figures, "dtype", "GPU", "problem", "reason")
+    shown = Listing(headings, [_row(entry) for entry in result.entries[:_MAX_SHOWN]], ("reason", "problem", "GPU"))
     rows = [("problems", result.summary), ("saved in", result.database)]
     if len(result.entries) > _MAX_SHOWN:
         rows.insert(1, ("shown", f"the first {_MAX_SHOWN}; --json lists all"))
     return Group(title(f"plan {result.name}"), shown, below(facts(rows)))
+
+
+def _row(entry: PlanEntry) -> tuple[str, ...]:
+    problem = entry.planned.problem
+    speedup = getattr(entry.result, "speedup", None)
+    return (
+        problem.kernel,
+        entry.state,
+        entry.time_text,
+        f"{speedup.value:.3f}x" if speedup is not None else NOTHING,
+        duration_text(entry.seconds) if entry.seconds else NOTHING,
+        problem.dtype,
+        entry.device_label,
+        sizes_text(problem.sizes),
+        entry.reason,
+    )
 
 
 class PlanProgress:
@@ -116,6 +119,7 @@ class PlanProgress:
         self._console = console
         self._running: dict[int, PlanStep] = {}
         self._last: PlanStep | None = None
+        self._waiting = ""
         self._begun = time.monotonic()
         self._printed_s = self._begun
         self._live = Live(
@@ -148,7 +152,10 @@ class PlanProgress:
             if step.entry.state != "done":
                 self._print(step)
             return
-        if not self._console.is_terminal and time.monotonic() - self._printed_s > _PLAIN_INTERVAL_S:
+        waiting = step.progress.waiting if step.progress is not None else ""
+        is_news, self._waiting = waiting not in {"", self._waiting}, waiting
+        is_due = time.monotonic() - self._printed_s > _PLAIN_INTERVAL_S
+        if not self._console.is_terminal and (is_due or is_news):
             self._printed_s = time.monotonic()
             for one in list(self._running.values()):
                 self._console.print(shown_text(_line(one)), soft_wrap=True)
@@ -157,7 +164,7 @@ class PlanProgress:
         self._printed_s = time.monotonic()
         entry = step.entry
         assert entry is not None
-        text = {"tuned": time_text(entry.time_us), "failed": f"failed: {entry.reason}"}.get(entry.state, "left")
+        text = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}"}.get(entry.state, "left")
         line = f"{step.ended} of {step.count}: {step.planned.problem}: {text}"
         self._console.print(shown_text(line), soft_wrap=not self._console.is_terminal)
 
@@ -178,8 +185,10 @@ def _line(step: PlanStep) -> str:
     assert progress is not None
     tried = sum(progress.outcomes.values())
     target = f" of {progress.target}" if progress.target is not None else ""
-    best = f", best {time_text(progress.best.time_us)}" if progress.best is not None else ""
-    return f"{step.planned.problem}: {progress.phase}, {tried}{target} trials{best}"
+    found = progress.best
+    best = f", best {source_text(time_text(found.time_us), found.source)}" if found is not None else ""
+    waiting = f"; {progress.waiting}" if progress.waiting else ""
+    return f"{step.planned.problem}: {progress.phase}, {tried}{target} trials{best}{waiting}"
 
 
 def register(app: typer.Typer) -> None:

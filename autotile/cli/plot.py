@@ -9,7 +9,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
+from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SelectedSizesArgument
 from autotile.cli.output import console, examples, notice, show
 from autotile.core.text import plural
 
@@ -22,7 +22,7 @@ _PIPE_WIDTH = 80
 
 def plot(
     kernel: KernelArgument,
-    sizes: SizesArgument = None,
+    sizes: SelectedSizesArgument = None,
     *,
     parameter: Annotated[
         list[str] | None,

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from autotile.api.progress import best_text, count_text, left_text, plain_line, trial_count, trial_target
 from autotile.core.model import Problem
+from autotile.core.pace import Pace
 from autotile.core.text import device_text, duration_text, funnel_text, shown_text
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate
@@ -23,7 +24,6 @@ from autotile.kernel.spec import KernelSpec
 from autotile.tuning.family_session import FamilyStep
 from autotile.tuning.operation_result import OperationStep, SweepStep
 from autotile.tuning.result import Progress
-from autotile.tuning.time_left import Pace
 
 _PLAIN_INTERVAL_S = 15.0
 _REFRESHES_PER_S = 4
@@ -67,24 +67,26 @@ class TuneProgress(_LivePicture):
         self._latest: Progress | None = None
         self._received_s = 0.0
         self._printed_s = float("-inf")
-        self._phase = ""
+        self._phase = ("", "")
         self._live = _live(console, self._picture)
 
     def __call__(self, progress: Progress) -> None:
         """Show a state of the session, at first with its notices."""
         if self._latest is None:
             for notice in progress.notices:
-                self._console.print(Text(shown_text(notice), style="dim"), soft_wrap=not self._console.is_terminal)
+                text = Text(shown_text(notice, lines=True), style="dim")
+                self._console.print(text, soft_wrap=not self._console.is_terminal)
         self._latest = progress
         self._received_s = time.monotonic()
         if self._live is None:
             self._print(progress)
 
     def _print(self, progress: Progress) -> None:
-        """Print a line if a new phase begins, otherwise every 15 seconds."""
-        if progress.phase == self._phase and self._received_s - self._printed_s < _PLAIN_INTERVAL_S:
+        """Print a line if a new phase begins or the session begins or ends to wait, otherwise every 15 seconds."""
+        phase = progress.phase, progress.waiting
+        if phase == self._phase and self._received_s - self._printed_s < _PLAIN_INTERVAL_S:
             return
-        self._phase = progress.phase
+        self._phase = phase
         self._printed_s = self._received_s
         self._console.print(shown_text(plain_line(progress, self._rate)), soft_wrap=True)
 
@@ -96,6 +98,7 @@ class TuneProgress(_LivePicture):
         head = Text.assemble((str(self._problem), "bold"), f" on {device_text(progress.device)}")
         return Group(
             head,
+            *([Text(shown_text(progress.waiting), style="bold")] if progress.waiting else []),
             _bar_line(progress, since_s),
             Text(shown_text(best_text(progress, self._rate))),
             Text(funnel_text(progress.gates, progress.outcomes), style="dim"),

@@ -20,7 +20,7 @@ from autotile.cli.arguments import (
     check_seed,
 )
 from autotile.cli.export import transfer_document, transfer_table
-from autotile.cli.output import CommandInterruptedError, examples, show
+from autotile.cli.output import CommandInterruptedError, examples, notice, show
 from autotile.cli.tune import live_progress
 from autotile.core.text import plural
 
@@ -71,12 +71,13 @@ def record(
     The same command goes on where an interrupted one stopped.
     """
     from autotile.api.exchange import Transfer
-    from autotile.api.targets import open_problem, resolve_gpu
+    from autotile.api.targets import open_problem, resolve_gpu, sizes_notice
     from autotile.api.tuning import record_problem
     from autotile.cli.assignments import read_sizes
     from autotile.tuning.options import TuneOptions
 
-    loaded, problem = open_problem(kernel, read_sizes(sizes or []), dtype)
+    loaded, problem = open_problem(kernel, given := read_sizes(sizes or []), dtype)
+    notice(sizes_notice(loaded.spec, problem.sizes, given))
     index = resolve_gpu(device)
     options = TuneOptions(seed=seed, l2=l2, workers=workers, device_index=index, database=database)
     with live_progress(loaded, problem) as progress:

@@ -92,7 +92,7 @@ def facts(rows: Iterable[tuple[str, RenderableType]], *, min_label_width: int = 
     grid.add_column(style="dim", no_wrap=True, min_width=min_label_width)
     grid.add_column(overflow="fold")
     for label, value in rows:
-        grid.add_row(shown_text(label), shown_text(value) if isinstance(value, str) else value)
+        grid.add_row(shown_text(label), shown_text(value, lines=True) if isinstance(value, str) else value)
     return grid
 
 

@@ -15,7 +15,7 @@ from autotile.cli.arguments import (
     DtypeOption,
     JsonOption,
     KernelArgument,
-    SizesArgument,
+    SelectedSizesArgument,
     complete_outcome,
 )
 from autotile.cli.output import check_csv, check_output, examples, print_json, show, write_table_file
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def trials(
     kernel: KernelArgument,
-    sizes: SizesArgument = None,
+    sizes: SelectedSizesArgument = None,
     *,
     dtype: DtypeOption = None,
     outcome: Annotated[

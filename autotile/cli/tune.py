@@ -191,14 +191,14 @@ def _from_call(
     folder: Path, kernel: str | None, words: list[str] | None, dtype: str | None, options: TuneOptions
 ) -> tuple[str, list[str], str, TuneOptions]:
     """Return the kernel, the sizes, the dtype and the options for a captured call."""
-    from autotile.kernel.inputs import call_folder, read_captured_call
-    from autotile.settings import absolute_path
+    from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
+    from autotile.settings import absolute_path, user_path
 
     if words or dtype is not None:
         raise InputError("--captured takes the sizes and the dtype from the call; leave them out")
-    path = call_folder(absolute_path(folder, "a captured call"))
+    path = call_folder(absolute_path(user_path(folder, "a captured call"), "a captured call"))
     call = read_captured_call(path)
-    named = kernel or (call.source if Path(call.source).is_file() else call.kernel)
+    named = kernel or kernel_of_call(call)
     sizes = [f"{name}={size}" for name, size in call.sizes.items()]
     return named, sizes, call.dtype, replace(options, captured=str(path), fresh=True)
 
@@ -214,11 +214,12 @@ def _run(
     as_json: bool,
 ) -> None:
     from autotile.api.plans import has_several_models
-    from autotile.api.targets import open_problem
+    from autotile.api.targets import open_problem, sizes_notice
     from autotile.api.tuning import serving_call, tune_problem
     from autotile.cli.assignments import read_sizes, read_values
 
-    kernel, problem = open_problem(asked_as, read_sizes(words), dtype)
+    kernel, problem = open_problem(asked_as, given := read_sizes(words), dtype)
+    notice(sizes_notice(kernel.spec, problem.sizes, given))
     if has_several_models(options):
         from autotile.cli.plan import run_plan
         from autotile.tuning.plan import PlannedProblem, TuningPlan
@@ -286,7 +287,7 @@ def _comparison(result: TuneResult) -> Table:
 
     scores = list(result.winner.scores) if result.winner is not None else []
     shown = table("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))
-    rate = Workrate(result.flops, result.bytes, result.problem.dtype)
+    rate = Workrate(result.flops, result.bytes, result.problem.dtype, result.unit, result.passes)
     for label, trial in ((_winner_label(result), result.winner), ("default", result.default)):
         measured = trial.measurement if trial is not None else None
         if measured is not None:

@@ -79,6 +79,7 @@ def run_family(
     as_json: bool,
 ) -> None:
     """Tune a family, show its rule, and exit with 130 if the user interrupted."""
+    from autotile.api.targets import sizes_notice
     from autotile.api.tuning import family_serving_call, open_family, tune_loaded_family
     from autotile.cli.progress import FamilyProgress
     from autotile.tuning.family_session import FamilyPlan
@@ -93,6 +94,7 @@ def run_family(
         run_operation_family(kernel, words or [], dtype, options, as_json=as_json)
         return
     loaded, family = open_family(kernel, words or [])
+    notice(sizes_notice(loaded.spec, family.largest, [word.partition("=")[0] for word in words or []]))
     call = family_serving_call(kernel, loaded, family, dtype=dtype, database=options.database)
     given = {"points": points, "max_configs": max_configs}
     plan = FamilyPlan(**{name: value for name, value in given.items() if value is not None})

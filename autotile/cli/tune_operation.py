@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, notice, show
-from autotile.cli.tables import RIGHT, below, facts, table, title
+from autotile.cli.tables import RIGHT, Listing, below, facts, title
 from autotile.core.text import device_text, duration_text
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 def run_operation(asked_as: str, words: list[str], dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
     """Tune the kernels of an operation, show the result, and exit as ``autotile tune`` does."""
     from autotile.api.operation_tuning import tune_loaded_operation
+    from autotile.api.targets import sizes_notice
     from autotile.api.tuning import serving_call
     from autotile.cli.assignments import read_sizes
     from autotile.cli.progress import OperationProgress
@@ -30,7 +30,8 @@ def run_operation(asked_as: str, words: list[str], dtype: str | None, options: T
 
     operation = load_operation(asked_as)
     given = read_sizes(words)
-    problem = operation.resolve(given, dtype)
+    problem = operation.resolve(given, dtype, defaults=True)
+    notice(sizes_notice(operation, problem.sizes, given))
     named = {name: size for name, size in problem.sizes.items() if name not in operation.conditions or name in given}
     asked = replace(problem, sizes=named)  # conditions are stated only if they were given
     call = serving_call(asked_as, asked, dtype=dtype, database=options.database)
@@ -49,11 +50,15 @@ def run_operation_family(
 ) -> None:
     """Tune a family of an operation, show how well its model chooses, and exit with 130 if the user interrupted."""
     from autotile.api.operation_tuning import tune_operation_family
+    from autotile.api.targets import sizes_notice
     from autotile.cli.progress import SweepProgress
     from autotile.kernel.operation import load_operation
     from autotile.tuning.operation_result import OperationFamilyResult
 
-    result = tune_operation_family(load_operation(asked_as), words, dtype, options, SweepProgress(error_console()))
+    operation = load_operation(asked_as)
+    if words:
+        notice(sizes_notice(operation, operation.sizes, [word.partition("=")[0] for word in words]))
+    result = tune_operation_family(operation, words, dtype, options, SweepProgress(error_console()))
     show(result, family_model_table, OperationFamilyResult.to_json, as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
@@ -77,13 +82,11 @@ def operation_table(result: OperationResult, call: str) -> RenderableType:
     return Group(head, _contenders(result), below(facts(_facts(result, call))))
 
 
-def _contenders(result: OperationResult) -> Table:
+def _contenders(result: OperationResult) -> RenderableType:
     right = {"time", "over the winner", "tried", "of the time"}
     headings, rows = result._rows()
-    shown = table(*(f"{RIGHT}{name}" if name in right else name for name in headings), wrap=True)
-    for row in rows:
-        shown.add_row(*row)
-    return shown
+    shown = [f"{RIGHT}{name}" if name in right else name for name in headings]
+    return Listing(shown, [tuple(row) for row in rows], ("remark", "of the time", "95 % interval, us"))
 
 
 def _facts(result: OperationResult, call: str) -> Iterator[tuple[str, str]]:

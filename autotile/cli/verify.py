@@ -8,7 +8,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
+from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SelectedSizesArgument
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, examples, notice, show
 from autotile.cli.tables import RIGHT, Listing, timed_config_document
 from autotile.core.model import config_text
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def verify(
     kernel: KernelArgument,
-    sizes: SizesArgument = None,
+    sizes: SelectedSizesArgument = None,
     *,
     aged: Annotated[
         bool, typer.Option("--aged", help="Only what was measured with another driver or compiler than the current.")

@@ -48,8 +48,8 @@ def worker(
     """Offer GPUs and cores to `autotile tune --scheduler`, until Ctrl-C ends it.
 
     A process for each GPU, and one for all compilers, join the scheduler, which `dask scheduler` starts, and are
-    replaced when they die. A machine without a GPU offers its cores. Whoever may connect to the scheduler can run
-    programs here: use TLS.
+    replaced when they die. They listen on the interface by which this machine reaches the scheduler. A machine
+    without a GPU offers its cores. Whoever may connect to the scheduler can run programs here: use TLS.
     """
     from autotile.api.devices import worker as offer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -30,11 +31,13 @@ CEILINGS: dict[str, tuple[str, Unit]] = {
     "tensor_bfloat16": ("bf16 tensor cores", "FLOP/s"),
     "tensor_tf32": ("tf32 tensor cores", "FLOP/s"),
     "tensor_float8_e4m3fn": ("fp8 tensor cores", "FLOP/s"),
+    "tensor_int8": ("int8 tensor cores", "FLOP/s"),
     "tensor_float64": ("fp64 tensor cores", "FLOP/s"),
     "launch_graph": ("empty kernel in a graph", "us"),
     "launch_host": ("launch from the host", "us"),
 }
-"""Label and unit of each ceiling. A copy counts the bytes that it reads and those that it writes."""
+"""Label and unit of each ceiling. A copy counts the bytes that it reads and those that it writes. Rates of tensor cores
+are of dense products with sums in fp32, of int8 in int32, whose operations count as FLOP; int8 is not measured."""
 
 _ROOFS = {
     "float64": ("tensor_float64", "fma_float64"),
@@ -45,8 +48,27 @@ _ROOFS = {
     "bfloat16": ("tensor_bfloat16", "fma_float32"),
     "float8_e4m3fn": ("tensor_float8_e4m3fn", "fma_float32"),
     "float8_e5m2": ("tensor_float8_e4m3fn", "fma_float32"),
+    "int8": ("tensor_int8",),
+    "uint8": ("tensor_int8",),
 }
 """Ceilings of the arithmetic of each element type. Both 8-bit floats have the same rate."""
+
+FMA_FP32 = "fma_float32"
+UNITS = ("fma", "tensor")
+"""Arithmetic units, that of the element type of a problem: multiply-adds of the CUDA cores, and the tensor cores."""
+
+ARITHMETIC = tuple(name for name in CEILINGS if name.partition("_")[0] in UNITS)
+"""Ceilings of arithmetic units, each of which stands for the unit of one type."""
+
+
+def unit_ceiling(unit: str, dtype: str) -> str | None:
+    """Return the ceiling of an arithmetic unit of `UNITS` or `ARITHMETIC`; None if the element type has no such unit.
+
+    Multiply-adds of types that the CUDA cores convert are those of fp32.
+    """
+    if unit in ARITHMETIC:
+        return unit
+    return next((name for name in _ROOFS.get(dtype, ()) if name.startswith(f"{unit}_")), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +216,75 @@ def check_ceilings(measured: DeviceCeilings) -> None:
             raise DataError(f"the value of {ceiling.name} is outside its interval", field="ceilings")
 
 
+_TENSOR_FLOPS: dict[str, dict[str, int]] = {
+    "7.0": {"float16": 1024},
+    "7.5": {"float16": 1024, "int8": 2048},
+    "8.0": {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "int8": 4096, "float64": 128},
+    "8.6": {"float16": 1024, "bfloat16": 1024, "tf32": 512, "int8": 2048},
+    "8.9": {"float16": 1024, "bfloat16": 1024, "tf32": 512, "float8_e4m3fn": 2048, "int8": 2048},
+    "9.0": {
+        "float16": 4096,
+        "bfloat16": 4096,
+        "tf32": 2048,
+        "float8_e4m3fn": 8192,
+        "int8": 8192,
+        "float64": 256,
+    },
+    "10.0": {
+        "float16": 8192,
+        "bfloat16": 8192,
+        "tf32": 4096,
+        "float8_e4m3fn": 16384,
+        "int8": 16384,
+        "float64": 128,
+    },
+    "12.0": {"float16": 1024, "bfloat16": 1024, "tf32": 512, "float8_e4m3fn": 2048, "int8": 2048},
+}
+"""Operations of the tensor cores of an SM in a clock cycle, dense, by compute capability: the peaks of NVIDIA's
+architecture whitepapers over number and clock of the SMs (V100, 2017; Turing, 2018; A100, 2020; GA102, 2020; H100,
+2022; Ada, 2022; RTX Blackwell, 2025; B200: the datasheet of HGX B200)."""
+_HALF_RATE = "geforce"
+"""Part of the names of GPUs whose tensor cores sum in fp32 at half of that rate, by the same whitepapers; sums of int8
+are not affected."""
+_TENSOR_CLOCK_MHZ = {"9.0": 1830.0, "10.0": 1856.0}
+"""Clock of the peaks of tensor cores, where it is lower than the maximum clock: 989.4 TFLOP/s of fp16 on the 132 SMs of
+an H100 or H200, 2.25 PFLOP/s on the 148 of a B200 (datasheets)."""
+
+
+def tensor_peak(device: DeviceProperties, name: str) -> float:
+    """Return the peak of the tensor cores of a device, such as ``tensor_float16``, by its datasheet; 0 if unknown."""
+    kind, capability = name.removeprefix("tensor_"), device.compute_capability
+    flops = _TENSOR_FLOPS.get(capability, {}).get(kind, 0)
+    if _HALF_RATE in device.name.casefold() and kind != "int8":
+        flops //= 2
+    limit_mhz = _TENSOR_CLOCK_MHZ.get(capability, math.inf) if kind != "float64" else math.inf
+    clock_mhz = min(device.clock_mhz, limit_mhz)
+    return 1e6 * device.sm_count * flops * clock_mhz
+
+
+def arithmetic_peak(device: DeviceProperties, name: str) -> float:
+    """Return the peak of an arithmetic unit of `ARITHMETIC` by the figures of a device; 0 if unknown."""
+    if name == FMA_FP32:
+        return device.peak_fp32_flops_per_s
+    return tensor_peak(device, name) if name.startswith("tensor_") else 0.0
+
+
+def unit_text(name: str, passes: int) -> str:
+    """Return the label of an arithmetic unit: ``"bf16 tensor cores"``, ``"bf16 tensor cores over 6 products"``."""
+    return CEILINGS[name][0] + (f" over {passes} products" if passes > 1 else "")
+
+
+def peak_text(name: str, passes: int) -> str:
+    """Return the peak of a unit in words: ``"bf16 tensor peak"``, ``"bf16 tensor peak over 6 products"``."""
+    label = unit_text(name, passes)
+    return label.replace("tensor cores", "tensor peak") if "tensor cores" in label else f"{label} peak"
+
+
 def datasheet_ceilings(device: DeviceProperties) -> DeviceCeilings:
-    """Return the rate of the memory and of fp32 FMA by the figures of a device, which no kernel reaches."""
+    """Return the rates of the memory and of arithmetic units by the figures of a device, which no kernel reaches."""
     rates = {
         "dram_copy": (device.memory_bandwidth_bytes_per_s, "clock and bus width"),
-        "fma_float32": (device.peak_fp32_flops_per_s, "maximum clock"),
+        **{name: (arithmetic_peak(device, name), "maximum clock") for name in ARITHMETIC},
     }
     ceilings = tuple(Ceiling(name, rate, rate, rate, method) for name, (rate, method) in rates.items() if rate)
     return DeviceCeilings("", device.name, device.compute_capability, device.driver, None, ceilings, source="datasheet")

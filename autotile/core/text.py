@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -13,10 +14,14 @@ NOTHING = "-"
 """Placeholder for a missing value."""
 
 
+_BREAK = re.compile(r" *[\n\t\r\v\f][\n\t\r\v\f ]*")
+
+
 def shown_text(text: str, *, lines: bool = False) -> str:
     """Escape the characters of a text from outside that are not printable, as in a Python string.
 
-    These move the cursor, break a line, reverse the direction of a text, cannot be seen or cannot be encoded.
+    These move the cursor, reverse the direction of a text, cannot be seen or cannot be encoded. A line break with the
+    space around it becomes one space, as does a tab.
 
     Parameters
     ----------
@@ -28,6 +33,7 @@ def shown_text(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n" if lines else ""
+    text = text.replace("\r\n", "\n").expandtabs(4) if lines else _BREAK.sub(" ", text)
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -196,7 +196,11 @@ def _controls(kernel: Kernel, options: Iterable[str]) -> tuple[tuple[str, str], 
 
 
 def _variant_job(kernel: Kernel, variant: Variant, architecture: str) -> CompileJob:
-    digest = hashlib.sha256(f"{kernel.source_hash}\0{variant.source}".encode(errors="surrogatepass")).hexdigest()
+    from autotile.kernel.sources import sources_with_options
+
+    own = sources_with_options(kernel.template_path, variant.source, kernel.include_folders, variant.options)
+    identity = "\0".join((kernel.source_hash, variant.source, *([own.digest] if own.included else [])))
+    digest = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()
     return CompileJob(
         source=variant.source,
         source_hash=digest,

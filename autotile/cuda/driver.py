@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from autotile.core.device import DeviceProperties, limits_for
-from autotile.core.model import LaunchGeometry, Value
+from autotile.core.model import LaunchGeometry, Outcome, Value
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.spec import KernelSpec
@@ -41,6 +41,25 @@ def result_name(status: int) -> str:
     name = ctypes.c_char_p()
     load_driver().cuGetErrorName(status, ctypes.byref(name))
     return name.value.decode() if name.value else str(status)
+
+
+# CUresult codes after which the context still works (cuda.h): the launch or load was rejected before it began.
+_REJECTED = {
+    1: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_VALUE: a launch geometry that the device does not support
+    2: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_OUT_OF_MEMORY: local memory for the launch
+    200: Outcome.CRASHED,  # CUDA_ERROR_INVALID_IMAGE
+    209: Outcome.CRASHED,  # CUDA_ERROR_NO_BINARY_FOR_GPU
+    301: Outcome.CRASHED,  # CUDA_ERROR_FILE_NOT_FOUND: the cubin was trimmed from the cache
+    500: Outcome.CRASHED,  # CUDA_ERROR_NOT_FOUND
+    701: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    720: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+    912: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_CLUSTER_SIZE
+}
+
+
+def rejected(error: Any) -> Outcome | None:
+    """Return the outcome of a launch that a CUDA error of CuPy rejected; None for one that breaks the context."""
+    return _REJECTED.get(int(error.status))
 
 
 _RELAXED = 2

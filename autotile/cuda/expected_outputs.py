@@ -12,6 +12,7 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype
+from autotile.core.npy_files import map_npy
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import constant_copies, copy_constants
@@ -20,7 +21,7 @@ from autotile.cuda.packing import encode_value, pack_arguments
 from autotile.cuda.reference_solution import ReferenceOutput, ReferenceSolution, checked_output
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import CompileError, InputError
+from autotile.errors import CompileError, DataError, InputError
 from autotile.kernel.arguments import Workspace
 from autotile.kernel.input_files import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
@@ -224,12 +225,12 @@ class ExpectedOutputs:
 def _read_array(path: Path, place: str) -> Any:
     """Read an array to the device."""
     try:
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{place}: cannot read {path}: {error}; expected a .npy file of one array") from None
-    if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "biufc":
+        stored = map_npy(path)
+    except DataError as error:
+        raise InputError(f"{place}: cannot read {path}: {error}") from None
+    if stored.dtype.kind not in "biufc":
         raise InputError(f"{place}: {path} does not hold an array of numbers")
-    return load_cupy().asarray(stored)
+    return load_cupy().asarray(stored.astype(stored.dtype.newbyteorder("="), copy=False))
 
 
 _AGREEMENT = 1e-3

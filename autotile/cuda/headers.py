@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +37,16 @@ PRELUDE = "autotile_prelude.h"
 _VERSION = re.compile(rb"#define\s+CUDA_VERSION\s+(\d+)")
 _LIBRARIES = ("cudart", "cccl", "curand")
 """Libraries of `cuda.pathfinder` whose headers kernels include."""
+_OF_WHEELS = ("cuda_cccl", "cuda_runtime", "cuda_nvcc", "curand")
+"""Folders below ``nvidia`` of the wheels for CUDA 12 that hold headers; those for CUDA 13 share ``nvidia/cu13``."""
+_UNNUMBERED_MAJOR = 12
+_OF_A_WHEEL = re.compile(rf"/nvidia/(?:cu(\d+)|{'|'.join(_OF_WHEELS)})/include(?:/cccl)?$")
+_CCCL_VERSIONS = (
+    ("cuda/std/__cccl/version.h", re.compile(rb"#\s*define\s+CCCL_VERSION\s+(\d+)"), 1000),
+    ("thrust/version.h", re.compile(rb"#\s*define\s+THRUST_VERSION\s+(\d+)"), 100),
+)
+"""Files that state CCCL's version, with its pattern, and the factor between a patch and a minor version."""
+_MINOR_VERSIONS = 1000
 
 HOST_HEADERS = (
     *("cerrno", "condition_variable", "deque", "errno.h", "exception", "filesystem", "forward_list", "fstream"),
@@ -57,8 +68,12 @@ class HeaderFolders(NamedTuple):
 
 @lru_cache
 def header_folders() -> HeaderFolders:
-    """Return the folders of headers: the wheels' before an installed toolkit's, unless only the latter fits NVRTC."""
-    toolkit = tuple(dict.fromkeys(str(folder) for folder in _ranked([*_wheel_folders(), *_installed_folders()])))
+    """Return the folders of headers: NVRTC's own version first, and the newest CCCL before all others.
+
+    Of equal versions, the wheels' come before an installed toolkit's.
+    """
+    found = {os.path.realpath(folder): folder for folder in reversed([*_wheel_folders(), *_installed_folders()])}
+    toolkit = tuple(map(str, _ranked(reversed(found.values()))))
     return HeaderFolders((str(_DEVICE_HEADERS), *toolkit, str(_STANDARD_HEADERS)), toolkit)
 
 
@@ -74,6 +89,10 @@ def find_header(name: str, folders: Iterable[str] | None = None) -> Path | None:
 
 
 def _wheel_folders() -> list[Path]:
+    """Return the folders of all wheels, of which other packages, such as PyTorch, may bring older ones.
+
+    `cuda.pathfinder` returns one folder for each library, which may also be conda's.
+    """
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:  # it is installed with the bindings of NVRTC
@@ -85,7 +104,10 @@ def _wheel_folders() -> list[Path]:
         except Exception:
             continue
         found += [Path(folder)] if folder else []
-    return found
+    major = _number(nvrtc_version())[0]
+    names = [f"cu{major}/include", f"cu{major}/include/cccl", *(f"{name}/include" for name in _OF_WHEELS)]
+    places = (Path(place, "nvidia", name) for place in sys.path if place for name in names)
+    return [*found, *(folder for folder in places if os.path.isdir(folder))]  # noqa: PTH112 - never raises
 
 
 def _installed_folders() -> list[Path]:
@@ -97,12 +119,28 @@ def _installed_folders() -> list[Path]:
     return found
 
 
-def _ranked(folders: list[Path]) -> list[Path]:
-    """Return the folders of NVRTC's major version, those of its very version first."""
+def _ranked(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of NVRTC's major version in the order of the search.
+
+    Those of its very version are first, then the newest. A folder of CCCL alone is before all that hold an older one,
+    since the headers of two versions cannot be mixed.
+    """
     wanted = _number(nvrtc_version())
-    versions = [_version(folder) or wanted for folder in folders]
-    pairs = [pair for pair in zip(versions, folders, strict=True) if pair[0][0] == wanted[0]]
-    return [folder for _, folder in sorted(pairs, key=lambda pair: pair[0] != wanted)]
+    versions = {folder: _version(folder) or wanted for folder in folders}
+    cccl = {folder: cccl_version(folder) for folder in versions}
+    alone = [folder for folder in versions if cccl[folder] and not is_file(folder / "cuda.h")]
+    fitting = [folder for folder in versions if versions[folder][0] == wanted[0]]
+    if any(cccl[folder] for folder in fitting):  # else that of another version is better than none
+        alone = [folder for folder in alone if folder in fitting]
+    found = sorted(
+        (folder for folder in fitting if folder not in alone),
+        key=lambda folder: (versions[folder] != wanted, -versions[folder][1]),
+    )
+    toolkits = tuple(found)
+    for folder in sorted(alone, key=cccl.__getitem__):
+        newer = [found.index(toolkit) for toolkit in toolkits if cccl[toolkit] > cccl[folder]]
+        found.insert(max(newer, default=-1) + 1, folder)
+    return found
 
 
 def _number(version: str) -> tuple[int, int]:
@@ -111,7 +149,7 @@ def _number(version: str) -> tuple[int, int]:
 
 
 def _version(folder: Path) -> tuple[int, int] | None:
-    """Return the toolkit's version that a folder's ``cuda.h`` states; None if it has none."""
+    """Return the toolkit's version that a folder's ``cuda.h``, or else its path, states; None if neither does."""
     for place in (folder, folder.parent):
         try:
             match = _VERSION.search((place / "cuda.h").read_bytes())
@@ -119,7 +157,27 @@ def _version(folder: Path) -> tuple[int, int] | None:
             continue
         if match:
             return int(match[1]) // 1000, int(match[1]) % 1000 // 10
-    return None
+    wheel = _OF_A_WHEEL.search(folder.as_posix())
+    return (int(wheel[1] or _UNNUMBERED_MAJOR), 0) if wheel else None
+
+
+def cccl_version(folder: Path) -> tuple[int, ...]:
+    """Return the version of the CCCL in a folder, such as ``(3, 0, 1)``; empty if there is none."""
+    for name, pattern, patches in _CCCL_VERSIONS:
+        try:
+            match = pattern.search((folder / name).read_bytes())
+        except OSError:
+            continue
+        if match:
+            minor, patch = divmod(int(match[1]), patches)
+            return (*divmod(minor, _MINOR_VERSIONS), patch)
+    return ()
+
+
+def cccl_folders() -> list[tuple[str, str]]:
+    """Return version and folder of each CCCL that was found; the first is the one that is used."""
+    found = ((cccl_version(Path(folder)), folder) for folder in header_folders().toolkit)
+    return [(".".join(map(str, version)), folder) for version, folder in found if version]
 
 
 _MAX_HEADERS = 1000
@@ -172,10 +230,11 @@ _MISSING_HEADER = re.compile(r'(?:cannot|could not) open source file "([^"]+)"|f
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
 _DECLARED = re.compile(r"\b(?:int|unsigned|short|long|size_t|bool|float|double|auto|\w+_t)\s+(?:const\s+)?(\w+)\s*[={]")
 _HOST = re.compile(r"not allowed in JIT mode|namespace \"std\" has no member|calling a __host__ function")
+_CCCL_PACKAGE = "nvidia-cuda-cccl"
 _PACKAGES = {
     r"crt/": "nvidia-cuda-crt",
     r"curand": "nvidia-curand",
-    r"(?:cub|cuda|thrust|nv)/": "nvidia-cuda-cccl",
+    r"(?:cub|cuda|thrust|nv)/": _CCCL_PACKAGE,
     r"cublas": "nvidia-cublas",
     r"(?:cuda|vector_|cooperative_groups|mma\.h)": "nvidia-cuda-runtime",
 }
@@ -186,8 +245,58 @@ HOST_CURE = (
 )
 
 
+_ASSEMBLER_ERROR = r"^ptxas[^\n]*?error\s*:\s*"
+_USES_TOO_MUCH = re.compile(
+    rf"{_ASSEMBLER_ERROR}(?:Entry function '(?P<entry>[^']+)'|File) uses too much (?P<what>[^(\n]+?) "
+    r"\((?:bank \d+, )?(?P<used>0x[0-9a-f]+) bytes(?: \+ (?P<system>0x[0-9a-f]+) bytes system)?, "
+    r"(?P<allowed>0x[0-9a-f]+) max\)",
+    re.MULTILINE,
+)
+_OVERFLOWED = re.compile(
+    r"Error: (?P<what>Formal parameter space) overflowed "
+    r"\((?P<used>\d+) bytes required, max (?P<allowed>\d+) bytes allowed\)(?: in function (?P<entry>\S+))?"
+)
+_OTHER_LIMIT = re.compile(
+    rf"{_ASSEMBLER_ERROR}([^\n]*(?:Out Of Resources to support|Insufficient registers|requires? more registers"
+    r"|Constant register limit exceeded|uses too much|overflows maximum register limit|exceeds specified max reg)"
+    r"[^\n]*)",
+    re.MULTILINE,
+)
+"""Messages of the assembler about limits without bytes, or in words that other versions may have."""
+_RESOURCES = {
+    "shared data": "static shared memory",
+    "constant data": "constant memory",
+    "global constant data": "constant memory",
+    "local data": "local memory",
+    "Formal parameter space": "kernel parameters",
+    "parameter space": "kernel parameters",
+}
+
+
+def _limit_error(log: str, job: CompileJob) -> str:
+    """Return which resource a source needs more of than there is; "" if the assembler reports none."""
+    match = _USES_TOO_MUCH.search(log) or _OVERFLOWED.search(log)
+    if match is None:
+        other = _OTHER_LIMIT.search(log)
+        return other[1] if other else ""
+    groups = match.groupdict()
+    used, allowed = int(groups["used"], 0) + int(groups.get("system") or "0", 0), int(groups["allowed"], 0)
+    what = _RESOURCES.get(groups["what"], groups["what"])
+    cure = "; an array that is extern __shared__ may be larger, see dynamic_smem_bytes" if "shared" in what else ""
+    entry = next((name for name in job.entries if _is_symbol_of(groups["entry"] or "", name)), groups["entry"])
+    return f"{entry or 'the source'} uses {used} bytes of {what}, over the limit of {allowed} bytes{cure}"
+
+
+def _is_symbol_of(symbol: str, entry: str) -> bool:
+    """Return whether a mangled name is that of an entry."""
+    name = re.split(r"[<(]", entry)[0].rpartition("::")[2].strip()
+    return symbol.startswith("_Z") and bool(name) and f"{len(name)}{name}" in symbol
+
+
 def compile_error(log: str, job: CompileJob) -> CompileError:
     """Return the error for a compiler's log, with the remedy where it is known."""
+    if limit := _limit_error(log, job):
+        return CompileError(limit, log, exceeds_limit=True)
     error = first_error(log, Path(job.template_path), job.include_folders)
     if match := _NAME_MAP.match(error):
         return CompileError(_entry_error(job, match[1]), log)
@@ -207,7 +316,7 @@ def first_error(log: str, template: Path, own: Sequence[str] = ()) -> str:
             if place is not None and _is_foreign(Path(place[1]), template, own):
                 return f"{place[0]}: error in a file that the template must not include, as it is outside of its folder"
             context = [following for following in lines[index + 1 : index + 3] if following.strip()]
-            return "\n".join([line, *context])
+            return "\n".join([line, *(following for following in context if not following.startswith("ptxas info"))])
     return log.strip()
 
 
@@ -261,6 +370,10 @@ _TEXTURE_CURE = (
 def header_cure(name: str) -> str:
     """Return how to provide a header that is missing."""
     package = next((package for pattern, package in _PACKAGES.items() if re.match(pattern, name)), None)
+    older = cccl_folders() if package == _CCCL_PACKAGE else []
+    if older:
+        version, folder = older[0]
+        return f"CCCL {version} in {folder} has no {name}; a newer one may: pip install --upgrade {package}"
     if package is not None:
         return f"{name} comes with the wheel {package} (pip install {package}) or a CUDA toolkit (set CUDA_HOME)"
     return (

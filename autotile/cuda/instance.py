@@ -169,7 +169,8 @@ class ProblemInstance:
         Errors are those of the constructor; after an error there is no second set.
         """
         if seed not in self._sets:
-            self.drop_inputs()
+            if len(self._sets) > 1:
+                self.drop_inputs()
             self._sets[seed] = self._new_inputs(seed)
 
     def use_inputs(self, seed: int) -> None:

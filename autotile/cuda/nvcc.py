@@ -120,7 +120,7 @@ def compile_with_nvcc(job: CompileJob) -> Compilation:
             )
         except OSError as error:
             raise ToolchainError(f"{arguments[0]} cannot be run: {error}") from None
-        log = (done.stdout + done.stderr).replace(f"{folder}/", "")
+        log = (done.stdout + done.stderr).replace(f"{folder}/", "").replace("\0", "")
         if done.returncode < 0:
             raise ToolchainError(f"nvcc was killed by signal {-done.returncode}")
         if done.returncode != 0 or not cubin.is_file():

@@ -125,7 +125,8 @@ def _attempt(
             (status,) = nvrtc.nvrtcAddNameExpression(program, entry.encode())
             _expect_success(nvrtc, status)
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+        parts = _read(nvrtc, program, "ProgramLog").split(b"\0")  # of the front end, and of the assembler
+        log = b"\n".join(filter(None, parts)).decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             is_refused = status == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION
             return _Attempt(log, fault=status.name, is_option_refused=is_refused)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from sqlalchemy import Connection, Engine, text
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import json_cell
+from autotile.core.forks import fork_guard
 from autotile.core.model import Problem, Trial, config_key
 from autotile.database.engine import (
     LOCK_TIMEOUT_S,
@@ -20,6 +20,7 @@ from autotile.database.engine import (
     DamagedDatabaseError,
     Location,
     ServerLocation,
+    open_connections,
     parse_location,
     server_engine,
     sqlite_engine,
@@ -36,6 +37,7 @@ from autotile.database.rows import (
     insert_trial,
     insert_trials,
     read_trials,
+    standing_trials,
     trial_row,
 )
 from autotile.database.schema import now_text
@@ -97,7 +99,6 @@ class Database:
         reads = {"isolation_level": "AUTOCOMMIT"} if isinstance(location, ServerLocation) else {}
         self._engine = engine.execution_options(**options, **reads)
         self._writer = engine.execution_options(**options, **WRITE_OPTIONS)
-        self._process = os.getpid()
 
     @classmethod
     def open(
@@ -138,10 +139,11 @@ class Database:
                     continue  # meanwhile another process has set it aside or created it
                 if not isinstance(error, DamagedDatabaseError):
                     raise
-                check_is_database(parsed)
-                if not set_damage_aside:
-                    raise
-                notices = set_aside(parsed, seen)
+                with fork_guard.use():
+                    _check_is_database(parsed)
+                    if not set_damage_aside:
+                        raise
+                    notices = set_aside(parsed, seen)
         return cls._open_for_writing(parsed, notices)
 
     @classmethod
@@ -169,13 +171,13 @@ class Database:
             check_readable(parsed)
         engine = _engine(parsed, readonly=True, server_timeout_s=server_timeout_s)
         try:
-            with translated_errors(parsed), engine.connect() as connection:
+            with fork_guard.use(), translated_errors(parsed), engine.connect() as connection:
                 current = is_current(connection, parsed)
                 revision = schema_revision(connection, parsed)
         except BaseException as error:
             engine.dispose()
             if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path):
-                check_is_database(parsed)
+                _check_is_database(parsed)
             raise
         if current:
             return cls(engine, parsed, readonly=True)
@@ -195,7 +197,7 @@ class Database:
     ) -> Self:
         engine = _engine(location, readonly=False, server_timeout_s=server_timeout_s)
         try:
-            with translated_errors(location):
+            with fork_guard.use(), translated_errors(location):
                 is_session = server_timeout_s >= LOCK_TIMEOUT_S  # a program that is served does not wait for an upgrade
                 ensure_schema(engine, location, UPGRADE_TIMEOUT_S if is_session else server_timeout_s)
                 if isinstance(location, Path):
@@ -208,7 +210,8 @@ class Database:
 
     def close(self) -> None:
         """Close all connections; using the database afterwards opens new ones."""
-        self._engine.dispose()
+        with fork_guard.use():
+            self._engine.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -252,7 +255,7 @@ class Database:
         """
         self.close()
         if isinstance(self._location, Path):
-            with translated_errors(self._location):
+            with fork_guard.use(), translated_errors(self._location):
                 check_integrity(self._engine, self._location)
 
     def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
@@ -276,6 +279,48 @@ class Database:
         with self.reading() as connection:
             return list_studies(connection, kernel)
 
+    def add_run(
+        self,
+        study: TuningKey | int,
+        trials: Iterable[Trial],
+        *,
+        sampler: str,
+        device: DeviceProperties | None = None,
+        phase: Phase = "search",
+        is_ranked: bool = False,
+        created_at: str | None = None,
+        summary: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> int:
+        """Store a run that has ended, with its trials, in one transaction; return the id of its study.
+
+        Parameters
+        ----------
+        study
+            Key of the study, which is created if it does not exist, or its id.
+        device
+            Stored with a new study.
+        phase, is_ranked
+            Phase of the trials, and whether they are the finals' ranking, the winner first. A trial of the finals
+            without a rank is a verdict on its configuration.
+        created_at
+            Date of the trials; None for now.
+        summary, fields
+            As for `end_run` and `start_run`.
+        """
+        moment = created_at or now_text()
+        with self.writing() as connection:
+            study_id = study if isinstance(study, int) else ensure_study(connection, study, device)
+            run_id = insert_run(connection, _run_row(study_id, sampler, **fields))
+            position = {"study_id": study_id, "run_id": run_id, "phase": phase, "created_at": moment}
+            rows = [
+                {**position, "rank": rank if is_ranked else None, **trial_row(trial)}
+                for rank, trial in enumerate(trials, start=1)
+            ]
+            insert_trials(connection, rows)
+            finish_run(connection, run_id, summary or {})
+        return study_id
+
     def start_run(
         self,
         study_id: int,
@@ -288,8 +333,7 @@ class Database:
         gates: Mapping[str, Any] | None = None,
     ) -> int:
         """Record the start of a run, and return its id; settings and gates are stored as JSON."""
-        documents = {"settings": dict(settings or {}), "gates": dict(gates or {})}
-        row = {"study_id": study_id, "sampler": sampler, "seed": seed, "driver": driver, "host": host, **documents}
+        row = _run_row(study_id, sampler, seed=seed, driver=driver, host=host, settings=settings, gates=gates)
         with self.writing() as connection:
             return insert_run(connection, row)
 
@@ -332,6 +376,10 @@ class Database:
         """Return the trials of a study with their positions in the database and times, oldest first."""
         with self.reading() as connection:
             return read_trials(connection, study_id, run_id, phase)
+
+    def standing_trials(self, study_id: int) -> list[StoredTrial]:
+        """Return one trial of each configuration, as it is shown and exported; see `rows.standing_trials`."""
+        return standing_trials(self.stored_trials(study_id))
 
     def trials(self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None) -> list[Trial]:
         """Return the trials of a study, oldest first."""
@@ -404,8 +452,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Begin a transaction that reads."""
-        self._discard_inherited_connections()
-        with translated_errors(self._location), self._engine.connect() as connection:
+        with fork_guard.use(), translated_errors(self._location), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -413,8 +460,7 @@ class Database:
         """Begin a transaction that writes, over a connection of `connect` or another one."""
         if self._readonly:
             raise DatabaseError(f"{self.location} is open for reading only; open it with Database.open to write")
-        self._discard_inherited_connections()
-        with translated_errors(self._location):
+        with fork_guard.use(), translated_errors(self._location):
             if connection is None:
                 with self._writer.begin() as begun:
                     yield begun
@@ -423,15 +469,19 @@ class Database:
                     yield connection
 
     def connect(self) -> Connection:
-        """Open a connection for many transactions that write, one after the other; the caller closes it."""
-        with translated_errors(self._location):
+        """Open a connection for many transactions that write, one after the other; the caller closes it.
+
+        It is closed before each fork of the process: use it inside of `autotile.core.forks.fork_guard` only, and open
+        another one when the guard's generation has changed.
+        """
+        with fork_guard.use(), translated_errors(self._location):
             return self._writer.connect()
 
-    def _discard_inherited_connections(self) -> None:
-        """After a fork, drop the parent's connections unclosed: https://sqlite.org/howtocorrupt.html, section 2.6."""
-        if os.getpid() != self._process:
-            self._engine.dispose(close=False)
-            self._process = os.getpid()
+
+def _check_is_database(path: Path) -> None:
+    """Check the start of a file, unless this process has it open: closing a descriptor would end SQLite's locks."""
+    if not open_connections(path):
+        check_is_database(path)
 
 
 def _engine(location: Location, *, readonly: bool, server_timeout_s: float) -> Engine:
@@ -488,3 +538,17 @@ def open_existing(database: str | Path) -> Database:
         fault = f"there is no database {location}" if missing else f"{location} holds no tuning results and no tables"
         raise DatabaseError(f"{fault}; check its {'path' if isinstance(location, Path) else 'URL'}")
     return opened
+
+
+def _run_row(
+    study_id: int,
+    sampler: str,
+    *,
+    seed: int | None = None,
+    driver: str = "",
+    host: str = "",
+    settings: Mapping[str, Any] | None = None,
+    gates: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    documents = {"settings": dict(settings or {}), "gates": dict(gates or {})}
+    return {"study_id": study_id, "sampler": sampler, "seed": seed, "driver": driver, "host": host, **documents}

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import math
 import os
 import re
 import sqlite3
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotile.core.documents import json_cell, json_text
+from autotile.core.forks import fork_guard
 from autotile.database.paths import (
     EXAMPLE_CREDENTIALS,
     MASK,
     has_wal,
     is_disk_full,
-    is_secret,
     looks_like_url,
-    masked_location,
     masked_message,
     network_file_system,
+    unparsed_text,
 )
 from autotile.errors import DatabaseError, InputError
 from autotile.settings import expand_path
@@ -38,9 +42,16 @@ LOCK_TIMEOUT_S = 30.0
 
 On a server it is also the timeout of connecting and of each statement."""
 
+_MAX_SHOWN_PATH = 60
+"""Characters of a path that a message shows if the path is too long for the file system."""
+
 RESTART_S = 60.0
 """Time for which a session waits for a server that restarts, in seconds."""
 
+_READ_CONNECT_TIMEOUT_S = 3
+"""Timeout of connecting to a server to read, in seconds: somebody waits for the answer."""
+_ANNOUNCED_S = 1.0
+"""Time of connecting after which a command says what it waits for, in seconds."""
 _MIN_CONNECT_TIMEOUT_S = 2
 """The shortest that libpq takes."""
 _IDLE_S = 1.0
@@ -51,6 +62,26 @@ _KEEPALIVES = 3
 _EXPECTED_LOCATION = (
     f"expected the path of an SQLite file, sqlite:///path or postgresql+psycopg://{EXAMPLE_CREDENTIALS}host/name"
 )
+
+_SHOWN_PARAMETERS = frozenset(
+    {"application_name", "channel_binding", "connect_timeout", "dbname", "gssencmode", "host", "hostaddr", "keepalives"}
+    | {"keepalives_count", "keepalives_idle", "keepalives_interval", "load_balance_hosts", "options", "passfile"}
+    | {"port", "require_auth", "service", "sslcert", "sslcrl", "sslkey", "sslmode", "sslnegotiation", "sslrootcert"}
+    | {"target_session_attrs", "tcp_user_timeout", "user"}
+)
+"""Query parameters whose values are shown; any other one could be a misspelt password. Names of libpq:
+https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS."""
+
+_PLAIN_VALUE = re.compile(r"[\w ./:,~+-]*")
+_PLAIN_OPTIONS = re.compile(r"(-c *[\w.]+=[\w.,-]+ *)*")
+"""Value of libpq's ``options`` that sets parameters of the session, such as ``-c search_path=team``."""
+
+_USER = re.compile(r"[\w .@\\+-]*")
+_HOST = re.compile(r"[\w.,:%-]*")
+_NAME = re.compile(r"[\w .$~+-]*")
+"""User, host and name of a database as far as they are plain: other text may be a password in the wrong place."""
+
+_LOG = logging.getLogger(__name__)
 
 WRITE_OPTIONS = {"autotile_write": True}
 """Execution options of an engine whose transactions write."""
@@ -132,7 +163,10 @@ class ServerLocation:
         self._url = url
 
     def __str__(self) -> str:
-        query = {key: MASK if is_secret(key) else value for key, value in self._url.query.items()}
+        query: dict[str, str | tuple[str, ...]] = {}
+        for key, values in self._url.normalized_query.items():
+            shown = tuple(value if _is_shown(key, value) else MASK for value in values)
+            query[key] = shown if len(shown) > 1 else shown[0]
         return self._url.set(query=query).render_as_string().replace(quote_plus(MASK), MASK)
 
     def __repr__(self) -> str:
@@ -140,7 +174,8 @@ class ServerLocation:
 
     def argument(self) -> str:
         """Return the URL without its secrets, for a command line, which takes none."""
-        query = {key: value for key, value in self._url.query.items() if not is_secret(key)}
+        found = self._url.normalized_query.items()
+        query = {key: values for key, values in found if all(_is_shown(key, value) for value in values)}
         return self._url.set(password=None, query=query).render_as_string()
 
     def __eq__(self, other: object) -> bool:
@@ -157,7 +192,7 @@ class ServerLocation:
         """Return a text, such as a driver's error, in which the secrets of this location are masked."""
         values = [self._url.password or ""]
         for key, found in self._url.normalized_query.items():
-            values += found if is_secret(key) else ()
+            values += (value for value in found if not _is_shown(key, value))
         for value in filter(None, values):
             for form in {value: None, quote(value, safe=""): None, quote_plus(value): None}:
                 text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", MASK, text)
@@ -179,20 +214,23 @@ def parse_location(location: str | Path) -> Location:
     text = str(location)
     if not looks_like_url(text):
         return _file_path(location)
-    shown = masked_location(text)
+    malformed = f"{unparsed_text(text)} is not a database URL"
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        raise DatabaseError(f"{shown!r} is not a database URL; {_EXPECTED_LOCATION}") from None
+        raise DatabaseError(f"{malformed}; {_EXPECTED_LOCATION}") from None
     backend = url.get_backend_name()
     if backend == "sqlite":
-        if not url.database or url.host or url.username:
-            raise DatabaseError(f"{shown!r} is not a database URL; {_EXPECTED_LOCATION}")
+        if not url.database or url.host or url.username or url.password or looks_like_url(url.database):
+            raise DatabaseError(f"{malformed}; {_EXPECTED_LOCATION}")
         return _file_path(url.database)
     if backend not in ("postgresql", "postgres"):
         raise DatabaseError(f"a database of the kind {url.drivername!r} is not supported; {_EXPECTED_LOCATION}")
-    if "@" in f"{url.host}{url.database}":
-        raise DatabaseError(f"{shown!r} is not a database URL: an @ in a password is written %40; {_EXPECTED_LOCATION}")
+    if not _is_plain(url, text):
+        raise DatabaseError(
+            f"{malformed}: characters such as @ ; # = in a user, a password or a name are percent-encoded (an @ in a "
+            f"password is %40), and parameters follow ? and are separated by &; {_EXPECTED_LOCATION}"
+        )
     # A password may also be given as a query parameter.
     password = (url.password, *url.normalized_query.get("password", ()))[-1]
     driver = f"postgresql+{url.drivername.partition('+')[2] or 'psycopg'}"
@@ -206,11 +244,38 @@ def parse_location(location: str | Path) -> Location:
     return found
 
 
+def _is_plain(url: URL, text: str) -> bool:
+    """Return whether the parts of a parsed URL can be what they were taken for, and none is a password."""
+    user = url.username or ""
+    return (
+        _USER.fullmatch(user) is not None
+        and ("@" not in user or "%40" in text)
+        and _HOST.fullmatch(url.host or "") is not None
+        and _NAME.fullmatch(unquote(url.database or "")) is not None
+        and all(re.fullmatch(r"[A-Za-z]\w*", key) for key in url.query)
+        and not any(set(";#") & set(value) for key in _SHOWN_PARAMETERS for value in url.normalized_query.get(key, ()))
+    )
+
+
+def _is_shown(key: str, value: str) -> bool:
+    """Return whether the value of a query parameter can be no secret."""
+    plain = _PLAIN_OPTIONS if key == "options" else _PLAIN_VALUE
+    return key in _SHOWN_PARAMETERS and plain.fullmatch(value) is not None and masked_message(value) == value
+
+
 def _file_path(path: str | Path) -> Path:
     try:
-        return expand_path(path, "a database")
+        expanded = expand_path(path, "a database")
+        os.stat(expanded)  # noqa: PTH116 - Path.exists hides a loop of links
     except InputError as error:
         raise DatabaseError(str(error)) from None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            name = str(path) if len(str(path)) <= _MAX_SHOWN_PATH else f"{str(path)[:_MAX_SHOWN_PATH]}..."
+            raise DatabaseError(f"{name!r} is not the path of a database: {error.strerror}; name a file") from None
+    except ValueError:  # of characters that the file system cannot encode
+        raise DatabaseError(f"{str(path)[:_MAX_SHOWN_PATH]!r} is not the path of a database; name a file") from None
+    return expanded
 
 
 def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
@@ -227,7 +292,55 @@ def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
 
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, **_JSON_CODEC)
     event.listen(engine, "begin", _begin)
+    _engines.add(engine)
     return engine
+
+
+class _FileConnection(sqlite3.Connection):
+    """Connection to a file, of the process that opened it."""
+
+    path: Path
+
+    def close(self) -> None:
+        """Close it; it no longer counts."""
+        _connections.discard(self)
+        super().close()
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_connections: weakref.WeakSet[_FileConnection] = weakref.WeakSet()
+_left: list[object] = []
+"""Connections of the parent process, which a child neither uses nor closes: closing one tells the server, or changes
+the log beside a file."""
+
+
+def open_connections(path: Path) -> int:
+    """Return the number of connections of this process to a file."""
+    with suppress(OSError):
+        return sum(connection.path.samefile(path) for connection in list(_connections))
+    return 0
+
+
+def _close_files() -> None:
+    """Close all connections to files, none of which runs a statement; their engines open new ones."""
+    for connection in list(_connections):
+        if not connection.in_transaction:  # of the thread that forks, in the middle of one
+            connection.close()
+    for engine in list(_engines):
+        if engine.dialect.name == "sqlite":
+            engine.dispose()
+
+
+def _leave_to_parent() -> None:
+    """Leave what is still open to the parent process."""
+    _left.extend(_connections)
+    _connections.clear()
+    for engine in list(_engines):
+        _left.append(engine.pool)
+        engine.dispose(close=False)
+
+
+fork_guard.on_fork(_close_files, _leave_to_parent)
 
 
 def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *, readonly: bool = False) -> Engine:
@@ -251,13 +364,16 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
     """
     try:
         url = location.reveal()
-        engine = create_engine(url, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s))
+        engine = create_engine(url, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s, readonly=readonly))
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
         raise DatabaseError(f"{location} needs the Python package {error.name!r}: pip install '{package}'") from None
     except (ArgumentError, TypeError, ValueError) as error:  # a query parameter that the driver does not take
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
     set_up = _session_settings(url, timeout_s, readonly=readonly)
+    _engines.add(engine)
+    if timeout_s >= LOCK_TIMEOUT_S:  # a command, rather than a program that is served
+        event.listen(engine, "do_connect", _connect_announced(location))
 
     @event.listens_for(engine, "checkin")
     def note_use(_: object, record: ConnectionPoolEntry) -> None:
@@ -281,15 +397,34 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
     return engine
 
 
-def _connection_timeouts(url: URL, timeout_s: float) -> dict[str, int]:
+def _connect_announced(location: ServerLocation) -> Callable[..., DBAPIConnection]:
+    """Return a listener that connects, and logs a warning if that takes long."""
+
+    def connect(dialect: Dialect, _: object, arguments: list[Any], parameters: dict[str, Any]) -> DBAPIConnection:
+        timeout_s = parameters.get("connect_timeout")
+        limit = f" for up to {timeout_s} s" if timeout_s else ""
+        # Without a logging configuration, Python prints warnings on standard error.
+        timer = threading.Timer(_ANNOUNCED_S, _LOG.warning, (f"waiting{limit} for the database {location}",))
+        timer.daemon = True
+        timer.start()
+        try:
+            return dialect.connect(*arguments, **parameters)
+        finally:
+            timer.cancel()
+
+    return connect
+
+
+def _connection_timeouts(url: URL, timeout_s: float, *, readonly: bool = False) -> dict[str, int]:
     """Return the parameters of libpq that limit waiting for the network: those of the URL stay.
 
     https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
     """
     if url.get_driver_name() not in ("psycopg", "psycopg2"):
         return {}
+    connect_s = min(timeout_s, _READ_CONNECT_TIMEOUT_S) if readonly else timeout_s
     timeouts = {
-        "connect_timeout": max(_MIN_CONNECT_TIMEOUT_S, math.ceil(timeout_s)),
+        "connect_timeout": max(_MIN_CONNECT_TIMEOUT_S, math.ceil(connect_s)),
         "tcp_user_timeout": math.ceil(1000 * timeout_s),
         "keepalives_idle": max(1, math.ceil(timeout_s / 2)),
         "keepalives_interval": max(1, math.ceil(timeout_s / 2 / _KEEPALIVES)),
@@ -347,18 +482,25 @@ def _masked(text: str, location: Location) -> str:
 
 
 def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Connection:
+    if any(isinstance(one, _FileConnection) and one.path == path for one in _left):
+        raise sqlite3.OperationalError(
+            "this process was forked in the middle of a transaction on the file; open it in a process of its own"
+        )
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?{access}",
         uri=True,
         timeout=LOCK_TIMEOUT_S,
         isolation_level=None,
         check_same_thread=False,
+        factory=_FileConnection,
     )
+    connection.path = path
     try:
         _configure(connection, journal)
     except BaseException:
         connection.close()
         raise
+    _connections.add(connection)
     return connection
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from urllib.parse import quote
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import canonical_json, convert, json_cell
+from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Problem
 from autotile.database.paths import looks_like_url, network_file_system
 from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE, foreign_object
@@ -41,19 +41,6 @@ _BUSY_TIMEOUT_S = 1.0
 
 SERVER_TIMEOUT_S = 2.0
 """Timeout of a database server in serving: a program must not wait for it as a tuning session may."""
-
-
-FORK_LOCK = threading.RLock()
-"""Held while serving uses a database, and during a fork.
-
-SQLite has locks of its own. A child that was forked while another thread held one would wait for it forever.
-"""
-
-os.register_at_fork(
-    before=FORK_LOCK.acquire,
-    after_in_parent=FORK_LOCK.release,
-    after_in_child=FORK_LOCK.release,
-)
 
 
 def _names(columns: Mapping[str, Iterable[str]]) -> str:

@@ -17,7 +17,7 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.learned_store import check_family, check_model, copy_model, replace_family
 from autotile.database.misses import stored_miss
-from autotile.database.rows import Row, StoredTrial, insert_trial, parsed_rows, rows_of, stored_trial, trial_row
+from autotile.database.rows import Row, StoredTrial, parsed_rows, rows_of, stored_trial
 from autotile.database.schema import CEILINGS, FAMILIES, MISSES, MODELS, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.studies import StoredBest, stored_run, stored_study
 
@@ -236,7 +236,7 @@ def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | No
         return MergedStudy(key, served, fastest, ratio, "unresolved")
     if _was_refused(target, study_id, fastest):
         return MergedStudy(key, served, fastest, ratio, "refused")
-    _record_decision(target, study_id, fastest, rank=1)
+    _record_decision(target, study_id, fastest, is_winner=True)
     return MergedStudy(key, fastest, served, ratio, "taken")
 
 
@@ -251,13 +251,13 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
     while found := target.best(study_id=study_id):
         best = found[0]
         if refusals := _refusals(target, study_id, best):
-            _record_decision(target, study_id, refusals[-1].trial, rank=None)
+            _record_decision(target, study_id, refusals[-1].trial, is_winner=False)
         elif (
             newest.confirmed
             and config_key(newest.trial.config) != config_key(best.trial.config)
             and not _refusals(target, study_id, newest)
         ):
-            _record_decision(target, study_id, newest.trial, rank=1, moment=_moment(newest.created_at))
+            _record_decision(target, study_id, newest.trial, is_winner=True, moment=_moment(newest.created_at))
             return newest.trial
         else:
             return best.trial
@@ -286,9 +286,9 @@ def _was_refused(target: Database, study_id: int, trial: Trial) -> bool:
 
 
 def _record_decision(
-    target: Database, study_id: int, trial: Trial, rank: int | None, *, moment: str | None = None
+    target: Database, study_id: int, trial: Trial, *, is_winner: bool, moment: str | None = None
 ) -> None:
-    """Record a run of its own with a copy of the trial: the winner at rank 1, or a refusal without a rank.
+    """Record a run of its own with a copy of the trial, a winner or a refusal.
 
     Parameters
     ----------
@@ -296,11 +296,10 @@ def _record_decision(
         Date of the copy; None for now.
     """
     run = next((run for run in reversed(target.runs(study_id)) if run.driver), None)
-    run_id = target.start_run(study_id, sampler="merge", driver=run.driver if run else "")
-    position = {"study_id": study_id, "run_id": run_id, "phase": "final", "rank": rank}
-    with target.writing() as connection:
-        insert_trial(connection, position | {"created_at": moment or now_text()} | trial_row(trial))
-    target.end_run(run_id)
+    driver = run.driver if run else ""
+    target.add_run(
+        study_id, [trial], sampler="merge", driver=driver, phase="final", is_ranked=is_winner, created_at=moment
+    )
 
 
 def _ratio(a: Trial, b: Trial) -> Interval:

@@ -233,7 +233,5 @@ def study_times(database: Database, kernel: str) -> list[StudyTimes]:
 
 
 def _times(database: Database, study_id: int) -> dict[str, float]:
-    found = database.stored_trials(study_id)
-    found.sort(key=lambda stored: stored.phase == "final")  # times of the finals replace those of the search
-    trials = (stored.trial for stored in found)
+    trials = (stored.trial for stored in database.standing_trials(study_id))
     return {config_key(t.config): t.time_us for t in trials if t.outcome is Outcome.OK and t.time_us is not None}

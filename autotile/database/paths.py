@@ -37,41 +37,80 @@ _SECRET_KEY = re.compile(r"password|passwd|passphrase|secret|^(pwd|dsn|conninfo)
 """Names of connection parameters whose values are or contain secrets, such as libpq's ``password`` and ``sslpassword``:
 https://www.postgresql.org/docs/current/libpq-connect.html, "Parameter Key Words"."""
 
-_PARAMETER = re.compile(r"([\w%-]+)(\s*=\s*)('[^']*'|[^&\s'\"]*)")
-"""A parameter of a URL's query, or of a connection string of libpq."""
+_KEY = re.compile(r"(?<![\w%-])([\w%-]+)\s*=\s*")
+"""Name of a parameter of a URL's query, or of a connection string of libpq, JDBC or ADO."""
+
+_VALUE = re.compile(r"'[^']*'|[^&\s'\"]*")
+"""Value after a name; it extends over what may separate parameters elsewhere, since a password may hold that."""
 
 _SCHEME = re.compile(r"[a-z][\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)", re.IGNORECASE)
 """Start of a URL, also of one that lacks a slash or the colon. A path that starts so can be written with ``./``."""
 
-_CREDENTIALS = re.compile(r"(?![./~])[^@]*:.*@|//.*@", re.DOTALL)
+_CREDENTIALS = re.compile(r"(?![./~]).*:.*@|//.*@", re.DOTALL)
 """Start of a URL without its scheme: user, password and ``@``."""
 
-_URL_IN_TEXT = re.compile(r"[a-z][\w+.-]*(?::/+|//)[^\s:/@]*:[^\s'\"]*|[^\s:/@'\"]+:[^\s'\"]+@", re.IGNORECASE)
+_URL_IN_TEXT = re.compile(r"[a-z][\w+.-]*(?::/+|//)[^\s:/@]*:[^\s'\"]*|[^\s:/@'\"]*:[^\s'\"]+@", re.IGNORECASE)
 """Text inside a message that may be a URL with a password."""
+
+
+_SHOWN_SCHEME = re.compile(
+    r"\s*((jdbc:)?([a-z][\w+.-]*(?=://)|(postgres|sqlite)[\w+]*(?=//|:)))", re.IGNORECASE | re.ASCII
+)
+"""Scheme of a URL that may be malformed; before a single colon or without one, the text could be a user instead."""
+
+_NO_USER = re.compile(r"\s*(jdbc:)?(\w[\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)(?!.*@))", re.IGNORECASE | re.DOTALL)
+"""Start of a URL before the user; what stands before a single colon may be the user itself if an ``@`` follows."""
+
+_PORT = re.compile(r":[0-9]{1,5}(?=[/?,]|$)")
 
 
 def is_secret(key: str) -> bool:
     """Return whether the value of a connection parameter must not be shown; its name may be percent-encoded."""
-    return _SECRET_KEY.search(unquote(key)) is not None
+    return _SECRET_KEY.search(_decoded(key)) is not None
 
 
 def looks_like_url(location: str) -> bool:
     """Return whether a location is a URL or can only be meant as one, so that it must not become a path."""
-    if "://" in location or _SCHEME.match(location) or _CREDENTIALS.match(location):
-        return True
+    return any(_starts_like_url(text) or _has_secret_parameter(text) for text in {location, _decoded(location)})
+
+
+def _starts_like_url(text: str) -> bool:
+    return "://" in text or _SCHEME.match(text) is not None or _CREDENTIALS.match(text) is not None
+
+
+def _has_secret_parameter(text: str) -> bool:
     # Only a query makes an absolute path a URL: a folder may be named "secret=1".
-    text = location.partition("?")[2] if location.startswith(("/", ".", "~")) else location
-    return any(is_secret(found[1]) for found in _PARAMETER.finditer(text))
+    searched = "".join(re.split("[?;#&]", text, maxsplit=1)[1:]) if text.startswith(("/", ".", "~")) else text
+    return any(is_secret(found[1]) for found in _KEY.finditer(searched))
 
 
-_ARGUMENT = re.compile(r"(?:-\w|--[\w-]+=)?(postgres.*)", re.IGNORECASE | re.DOTALL)
-"""Argument of a command line that is the location of a server, or an option with it."""
+def _decoded(text: str) -> str:
+    """Return a text without percent-encoding, which may have been applied twice by mistake."""
+    return unquote(unquote(text))
+
+
+def unparsed_text(location: str) -> str:
+    """Describe a location that is not understood by its scheme and length: any other part may be a password."""
+    scheme = _SHOWN_SCHEME.match(location)
+    return f"'{scheme[1] + ':' if scheme else ''}...' ({len(location):,} characters)"
 
 
 def has_password(argument: str) -> bool:
-    """Return whether an argument of a command line is a server's URL with a password, also with one that is masked."""
-    found = _ARGUMENT.fullmatch(argument)
-    return found is not None and (MASK in found[1] or masked_location(found[1]) != found[1])
+    """Return whether an argument of a command line is a URL that may hold a password, also with one that is masked.
+
+    Where a password is misplaced, the argument cannot be told from one that has none, so a colon after the scheme
+    counts, except before a port.
+    """
+    for text in (argument, argument.partition("=")[2], argument[2:] if argument.startswith("-") else ""):
+        if looks_like_url(text):
+            decoded = _decoded(text)
+            if MASK in decoded or _has_secret_parameter(decoded):
+                return True
+            scheme = _NO_USER.match(decoded)
+            rest = decoded[scheme.end() :] if scheme is not None else decoded
+            if ":" in _PORT.sub("", rest):
+                return True
+    return False
 
 
 _SQLITE = "sqlite:///"
@@ -91,51 +130,67 @@ def absolute_location(location: str) -> str:
     return f"{_SQLITE}{absolute_path(path, 'a database')}" if path not in ("", location) else location
 
 
-def masked_location(location: str) -> str:
-    """Return the text of a malformed URL without anything that may be a password.
+def masked_message(message: str) -> str:
+    """Return a message in which the passwords of what may be URLs are masked; other text is unchanged."""
+    message = _URL_IN_TEXT.sub(_masked_url, message)
+    parts, end = [], 0
+    for found in _KEY.finditer(message):
+        if found.start() >= end and is_secret(found[1]):
+            value = _VALUE.match(message, found.end())
+            parts += [message[end : found.end()], MASK]
+            end = value.end() if value is not None else found.end()
+    return "".join([*parts, message[end:]])
 
-    Where the password ends is uncertain, so all from the first colon after the scheme to the last ``@`` is masked.
-    """
+
+def _masked_url(found: re.Match[str]) -> str:
+    end = found[0].rpartition(":")[2]
+    has_password = "@" in found[0] or (end and not end[0].isdigit())  # digits are a port
+    return _masked_credentials(found[0]) if has_password and EXAMPLE_CREDENTIALS not in found[0] else found[0]
+
+
+def _masked_credentials(location: str) -> str:
+    """Mask all from the first colon after the scheme to the last ``@``: where the password ends is uncertain."""
     scheme = _SCHEME.match(location)
     at = location.rfind("@")
     # "postgres:password@host" starts with a user rather than a scheme.
     start = scheme.end() if scheme is not None and (scheme[0].endswith("/") or at < 0) else 0
     colon = location.find(":", start)
     if 0 <= colon < at:
-        location = f"{location[:colon]}:{MASK}{location[at:]}"
-    elif colon >= start > 0 and at < 0:
-        location = f"{location[:colon]}:{MASK}"
-    return _PARAMETER.sub(_masked_parameter, location)
-
-
-def masked_message(message: str) -> str:
-    """Return a message in which the passwords of what may be URLs are masked; other text is unchanged."""
-    message = _URL_IN_TEXT.sub(_masked_url, message)
-    return _PARAMETER.sub(_masked_parameter, message)
-
-
-def _masked_url(found: re.Match[str]) -> str:
-    end = found[0].rpartition(":")[2]
-    has_password = "@" in found[0] or (end and not end[0].isdigit())  # digits are a port
-    return masked_location(found[0]) if has_password and EXAMPLE_CREDENTIALS not in found[0] else found[0]
-
-
-def _masked_parameter(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}{MASK}" if is_secret(found[1]) else found[0]
+        return f"{location[:colon]}:{MASK}{location[at:]}"
+    return f"{location[:colon]}:{MASK}" if colon >= start > 0 and at < 0 else location
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, follow_link: bool = True) -> Iterator[BinaryIO]:
     """Open a binary stream whose content replaces a file when the block ends without an exception.
 
     A special file, such as ``/dev/stdout``, is written to directly. A database is never replaced: it may hold weeks of
     measurements, and could be named as an output by mistake.
 
+    Parameters
+    ----------
+    follow_link
+        Whether the target of a symbolic link is written. False for a file that autotile names in a folder of the
+        user's, where a link could lead out of the folder.
+
     Raises
     ------
     OSError
-        The file cannot be written, or is a database; it is left unchanged.
+        The file cannot be written, is a database, or is a link that is not followed; it is left unchanged.
     """
+    if not follow_link and path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; remove it", str(path))
+    try:
+        with _replacing(path) as stream:
+            yield stream
+    except OSError as error:
+        if error.filename is None:  # of a read or a write, which know only the descriptor
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        raise
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
             yield stream

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
@@ -243,6 +243,28 @@ def read_trials(connection: Connection, study_id: int, run_id: int | None, phase
     if phase is not None:
         query = query.where(TRIALS.c.phase == phase)
     return parsed_rows(connection, query, stored_trial)
+
+
+def standing_trials(stored: Iterable[StoredTrial]) -> list[StoredTrial]:
+    """Return one trial of each configuration, the one to show, in the order in which they were first tried.
+
+    A study has several rows of a configuration that was in the finals, was tried by several sessions or was measured
+    anew. The newest finals stand, as they compare the times in turn, unless the configuration was tried again since
+    then and either of both failed.
+
+    Parameters
+    ----------
+    stored
+        Trials of one study, oldest first.
+    """
+    found: dict[str, StoredTrial] = {}
+    for one in stored:
+        key = config_key(one.trial.config)
+        before = found.get(key)
+        is_kept = before is not None and before.phase == "final" and one.phase == "search"
+        if not (is_kept and before is not None and before.trial.outcome is one.trial.outcome is Outcome.OK):
+            found[key] = one
+    return list(found.values())
 
 
 def _is_storable(value: object) -> bool:

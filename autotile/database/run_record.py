@@ -16,8 +16,9 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotile.core.device import DeviceProperties
+from autotile.core.forks import fork_guard
 from autotile.core.model import Config, Trial, config_key, config_text
-from autotile.core.text import plural, time_text
+from autotile.core.text import plural, source_text, time_text
 from autotile.database.claims import Claimed, Renewal, StudyClaims, forget_dead
 from autotile.database.database import Database
 from autotile.database.engine import DamagedDatabaseError, LostServerError, across_restarts
@@ -99,6 +100,8 @@ class RunRecord:
             self._newest_id = connection.execute(select(func.max(TRIALS.c.id))).scalar() or 0
         self._claims: StudyClaims | None = None
         self._renewal: Renewal | None = None
+        self._generation = fork_guard.generation
+        """Fork before which the connection was opened."""
         self._connection: Connection | None = None
         """Connection to a file for the trials; None before the first one and after the last. A server may close one
         that is idle, so that each transaction there takes a connection from the pool, which checks it."""
@@ -169,7 +172,7 @@ class RunRecord:
             return [], Claimed((), (), 0)
 
         def take_over() -> tuple[list[str], Claimed]:
-            with self._database.writing(self._held_connection()) as connection:
+            with fork_guard.use(), self._database.writing(self._held_connection()) as connection:
                 keys = claims.inherit(connection)
                 return keys, Claimed((), claims.look(EngineTransaction(connection)), claims.count_others(connection))
 
@@ -185,12 +188,11 @@ class RunRecord:
 
     def _write(self, action: Callable[[Transaction], Result]) -> Result:
         """Run a transaction, again if a server restarts meanwhile; an error rescues the run."""
+        return self._rescuing(lambda: across_restarts(lambda: self._transact(action)))
 
-        def attempt() -> Result:
-            with short_transaction(self._database, self._held_connection()) as transaction:
-                return action(transaction)
-
-        return self._rescuing(lambda: across_restarts(attempt))
+    def _transact(self, action: Callable[[Transaction], Result]) -> Result:
+        with fork_guard.use(), short_transaction(self._database, self._held_connection()) as transaction:
+            return action(transaction)
 
     def _rescuing(self, action: Callable[[], Result]) -> Result:
         try:
@@ -199,8 +201,10 @@ class RunRecord:
             raise self._rescued(error) from error
 
     def _held_connection(self) -> Connection | None:
+        if self._generation != fork_guard.generation:
+            self._release()  # it was closed before the process forked
         if self._connection is None and self._database.path is not None:
-            self._connection = self._database.connect()
+            self._connection, self._generation = self._database.connect(), fork_guard.generation
         return self._connection
 
     def add(self, *trials: Trial, phase: Phase = "search", rank: int | None = None) -> None:
@@ -274,16 +278,18 @@ class RunRecord:
         if self._renewal is not None:
             self._renewal.close()
         if self._claims is not None:
-            with suppress(DatabaseError), short_transaction(self._database, self._connection) as transaction:
-                self._claims.release_all(transaction)
+            with suppress(DatabaseError):
+                self._transact(self._claims.release_all)
         self._claims = self._renewal = None
 
     def _release(self) -> None:
         """Return the connection to the pool, from where it serves the database's other methods."""
-        if self._connection is not None:
-            with suppress(SQLAlchemyError):
-                self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with fork_guard.use(), suppress(SQLAlchemyError):
+                if self._generation != fork_guard.generation:
+                    connection.invalidate()
+                connection.close()
 
     def _read_back(self) -> None:
         """Raise `DatabaseError` unless the file at the path holds the run."""
@@ -337,7 +343,7 @@ class RunRecord:
         if not measured:
             return ""
         best = min(measured, key=lambda one: (one.rank or len(self._entries), one.trial.time_us)).trial
-        return f", the best of them {config_text(best.config)} with {time_text(best.time_us)}"
+        return f", the best of them {config_text(best.config)} with {source_text(time_text(best.time_us), best.source)}"
 
     def _rescue_folders(self) -> list[Path]:
         path = self._database.path

@@ -15,6 +15,7 @@ from sqlalchemy import (
     ScalarSelect,
     Select,
     Table,
+    and_,
     case,
     func,
     literal_column,
@@ -42,7 +43,7 @@ from autotile.database.rows import (
     warn_of,
 )
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
-from autotile.database.winners import CHECK_COLUMNS, WINNER_COLUMNS, Check, Winner
+from autotile.database.winners import CHECK_COLUMNS, UNVERIFIED_SAMPLER, WINNER_COLUMNS, Check, Winner
 from autotile.errors import DataError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
 
@@ -59,7 +60,7 @@ class StudySummary:
     trials: int
     """Configurations that were tried, each counted once."""
     ok: int
-    """Number of configurations that were verified and measured."""
+    """Number of configurations that were verified and measured, and refused neither by finals nor since then."""
     last_at: datetime | None
     """Time at which the newest trial was recorded."""
     best_config: Config | None
@@ -155,24 +156,30 @@ def list_studies(connection: Connection, kernel: str | None) -> list[StudySummar
 def _study_counts() -> Iterator[Label[Any]]:
     """Yield the numbers of runs and of configurations of a study, and the time of its newest trial.
 
-    A run tries no configuration twice. So the trials of a study with one run are counted in the indexes: to compare
+    A configuration is ok if its newest trial is, as in `rows.standing_trials`. A run tries no configuration twice. So
+    the trials of a study with one run are counted in the indexes, if its finals refused none: to compare
     configurations, each row of the table would have to be read.
     """
 
-    def count(*conditions: ColumnElement[bool], distinct: bool = False) -> ScalarSelect[int]:
-        number = func.count(TRIALS.c.config_key.distinct()) if distinct else func.count()
-        return select(number).where(TRIALS.c.study_id == STUDIES.c.id, *conditions).scalar_subquery()
+    def count(*conditions: ColumnElement[bool]) -> ScalarSelect[int]:
+        return select(func.count()).where(TRIALS.c.study_id == STUDIES.c.id, *conditions).scalar_subquery()
 
-    searched, is_ok = TRIALS.c.phase == literal_column("'search'"), TRIALS.c.outcome == "ok"
+    searched = count(TRIALS.c.phase == literal_column("'search'"))
     is_final = TRIALS.c.phase == literal_column("'final'")
+    # the concatenation keeps SQLite from the index of times, in which finals are not apart from the others
+    final_outcome = TRIALS.c.outcome.concat("")
+    own = TRIALS.alias()
+    last_ids = select(func.max(own.c.id)).where(own.c.study_id == STUDIES.c.id).correlate(STUDIES)
+    last_ids = last_ids.group_by(own.c.config_key)
     runs = select(func.count()).where(RUNS.c.study_id == STUDIES.c.id).scalar_subquery()
     newest = select(func.max(TRIALS.c.id)).where(TRIALS.c.run_id == RUNS.c.id).scalar_subquery()
     last = select(func.max(newest)).where(RUNS.c.study_id == STUDIES.c.id).correlate(STUDIES).scalar_subquery()
+    is_simple = and_(runs == 1, searched > 0, count(is_final, final_outcome != "ok") == 0)
+    configurations = select(func.count(TRIALS.c.config_key.distinct())).where(TRIALS.c.study_id == STUDIES.c.id)
     yield runs.label("runs")
-    yield case((runs == 1, count(searched)), else_=count(searched, distinct=True)).label("trials")
-    # the concatenation keeps SQLite from the index of times, in which finals are not apart from the others
-    ok = count(is_ok) - count(is_final, TRIALS.c.outcome.concat("") == "ok")
-    yield case((runs == 1, ok), else_=count(searched, is_ok, distinct=True)).label("ok")
+    yield case((is_simple, searched), else_=configurations.scalar_subquery()).label("trials")
+    ok = count(TRIALS.c.outcome == "ok") - count(is_final, final_outcome == "ok")
+    yield case((is_simple, ok), else_=count(TRIALS.c.outcome == "ok", TRIALS.c.id.in_(last_ids))).label("ok")
     yield select(TRIALS.c.created_at).where(TRIALS.c.id == last).scalar_subquery().label("last_at")
 
 
@@ -212,6 +219,10 @@ def _summary(row: Row, best: _BestTime | None) -> StudySummary:
         best_config=best.config if best is not None else None,
         best_time_us=best.time_us if best is not None else None,
     )
+
+
+CONTEST = "contest"
+"""Sampler of the runs that hold a race of the kernels of an operation with its libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +348,10 @@ _BEST_ROWS = best_query(STUDIES, TRIALS, RUNS)  # a statement of so many columns
 
 
 def _best(connection: Connection, row: Sequence[Any], bad: list[BadRow]) -> StoredBest | None:
-    """Return the best result in a row of `_BEST_ROWS`, or the next best of its study if the row cannot be used."""
+    """Return the best result in a row of `_BEST_ROWS`, or the next best of its study if the row cannot be used.
+
+    It cannot if it is damaged, or of a run of `UNVERIFIED_SAMPLER`.
+    """
     study_row, trial_row, run_row = _rows_of_tables(row, (STUDIES, TRIALS, RUNS))
     try:
         study = stored_study(study_row)
@@ -345,10 +359,12 @@ def _best(connection: Connection, row: Sequence[Any], bad: list[BadRow]) -> Stor
         bad.append(error.row)
         return None
     try:
-        return _stored_best(study, stored_trial(trial_row), stored_run(run_row))
+        run = stored_run(run_row)
+        if run.sampler != UNVERIFIED_SAMPLER:
+            return _stored_best(study, stored_trial(trial_row), run)
     except BadRowError as error:
         bad.append(error.row)
-        return _next_best(connection, study, bad)
+    return _next_best(connection, study, bad)
 
 
 def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRow]) -> StoredBest | None:
@@ -367,7 +383,8 @@ def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRow]) ->
         and refused.get(config_key(one.trial.config), 0) < one.trial_id
     ]
     finals = [one for one in usable if one.phase == "final" and one.rank == 1 and runs[one.run_id].ended_at is not None]
-    best = finals[-1] if finals else min(usable, key=lambda one: (one.trial.cost, one.trial_id), default=None)
+    verified = [one for one in usable if runs[one.run_id].sampler != UNVERIFIED_SAMPLER]
+    best = finals[-1] if finals else min(verified, key=lambda one: (one.trial.cost, one.trial_id), default=None)
     return _stored_best(study, best, runs[best.run_id]) if best is not None else None
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from sqlalchemy import JSON, Connection, TextClause, select, text
 
 from autotile.core.documents import json_text
+from autotile.core.forks import fork_guard
 from autotile.database.database import Database
 from autotile.database.engine import translated_errors
 from autotile.database.rows import StoredTrial, insert_trials, parsed_rows, stored_trial
@@ -121,7 +122,7 @@ def short_transaction(database: Database, held: Connection | None) -> Iterator[T
         with database.writing(held) as connection:
             yield EngineTransaction(connection)
         return
-    with translated_errors(database.path):
+    with fork_guard.use(), translated_errors(database.path):
         driver.execute("BEGIN IMMEDIATE")
         try:
             yield FileTransaction(database, driver)

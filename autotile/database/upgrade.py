@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import math
+import os
+import sqlite3
+import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 from sqlalchemy import (
     Column,
@@ -25,9 +29,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import CreateTable
 
-from autotile.database.engine import LOCK_TIMEOUT_S, WRITE_OPTIONS, DamagedDatabaseError, Location
+from autotile.database.engine import (
+    LOCK_TIMEOUT_S,
+    WRITE_OPTIONS,
+    DamagedDatabaseError,
+    Location,
+    open_connections,
+)
 from autotile.database.migrations import BEST_VIEW
-from autotile.database.paths import file_identity
+from autotile.database.paths import file_identity, has_wal
 from autotile.database.quarantine import find_bad_rows
 from autotile.database.rows import BadRow
 from autotile.database.schema import METADATA, RUNS, STUDIES, TRIALS
@@ -195,24 +205,33 @@ def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        A notice for the user; empty if nothing was done.
+        A notice for the user; empty if nothing was done, as another process has replaced the file, or it is healthy.
 
     Raises
     ------
     DatabaseError
-        The file cannot be renamed.
+        The file cannot be renamed, or is in use.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")
     try:
-        with path.open("rb") as file:
+        # The folder is locked, not the file: closing a descriptor of the file would end SQLite's locks on it.
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
             # If several processes found it damaged, one renames it and the others then see another identity.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if file_identity(path) != seen:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if file_identity(path) != seen or is_healthy(path):
                 return ()
+            if user := _user_of(path):
+                raise DatabaseError(
+                    f"the database {path} is damaged, and {user} uses it; it is left as it is: end that process, then "
+                    "run the same command again, or name another database"
+                )
             for suffix in ("-wal", "-shm", ""):  # the file last: a new one must not find the old log
                 with suppress(FileNotFoundError):
                     path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+        finally:
+            os.close(folder)
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -220,6 +239,36 @@ def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
             f"the database {path} is damaged and cannot be renamed: {error.strerror}; move it away, or name another one"
         ) from None
     return (f"the database {path} was damaged: it is kept as {aside}, and a new one was created",)
+
+
+def is_healthy(path: Path) -> bool:
+    """Return whether SQLite reads all of a file over a new connection and finds no damage."""
+    access = "mode=ro" if has_wal(path) else "immutable=1"  # which makes no files beside it
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?{access}", uri=True)) as connection:
+            return connection.execute("PRAGMA integrity_check(1)").fetchall() == [("ok",)]
+    except sqlite3.Error:
+        return False
+
+
+_LOCK_BYTES = (0x40000000, 512)
+"""Place and length of SQLite's lock bytes (sqlite3.c, PENDING_BYTE): whoever has a file open in WAL mode holds a shared
+lock on some of them, and others do in a transaction."""
+_FLOCK = struct.Struct("hhqqi4x")
+"""``struct flock`` of Linux: type, whence, start, length and process."""
+
+
+def _user_of(path: Path) -> str:
+    """Return who has a database open, for a message; empty if nobody has."""
+    if open_connections(path):
+        return "this process"
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_LOCK_BYTES, 0)
+        kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    finally:
+        os.close(descriptor)
+    return "" if kind == fcntl.F_UNLCK else f"process {process}"
 
 
 def _refuse_foreign(connection: Connection, location: Location) -> None:

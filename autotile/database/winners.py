@@ -29,7 +29,7 @@ RESOURCE_COLUMNS = tuple(field.name for field in fields(Resources))
 WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "studies": (*(field.name for field in fields(TuningKey)), "device"),
     "trials": ("config", *RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2", "created_at"),
-    "runs": ("driver",),
+    "runs": ("driver", "sampler"),
 }
 """Columns that `Winner.from_row` reads, by table; no name occurs twice."""
 
@@ -44,6 +44,11 @@ CHECK_COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule", "telemetry"})
 """Columns of winners, rules and digests that hold JSON."""
+
+
+UNVERIFIED_SAMPLER = "sweep"
+"""Sampler of the runs in which earlier versions measured a family of an operation. Their configurations were verified
+at the measured sizes only, not at ragged ones, so that they are not served; the family measures them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +112,10 @@ class Winner:
         Raises
         ------
         DataError
-            A value does not match the schema.
+            A value does not match the schema, or it is a configuration of a run of `UNVERIFIED_SAMPLER`.
         """
+        if row.get("sampler") == UNVERIFIED_SAMPLER and row["config"]:
+            raise DataError("the configuration was not verified at ragged sizes", field="sampler")
         driver = convert(row["driver"], str)
         if device is not None and driver and driver != device.driver:
             device = replace(device, driver=driver)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import math
 import struct
 import zipfile
 import zlib
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.documents import NotRegularError, open_regular
+from autotile.core.npy_files import parse_npy
 from autotile.database.paths import atomic_write
 from autotile.errors import RecordingError
 
@@ -26,6 +25,8 @@ ARCHIVE_FAULTS = (
     NotImplementedError,  # an unsupported compression
     RuntimeError,  # an encrypted member
     ValueError,
+    OverflowError,  # a position beyond those of a file
+    MemoryError,
     OSError,
 )
 """Exceptions of `zipfile` for a file that cannot be read or is damaged."""
@@ -81,8 +82,8 @@ MAX_BYTES = 256 * 2**20
 """Maximum decompressed size of a file: ten times that of a recording of a million configurations."""
 
 
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write compressed arrays atomically.
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray], *, follow_link: bool = True) -> None:
+    """Write compressed arrays atomically; ``follow_link`` is as for `atomic_write`.
 
     Raises
     ------
@@ -91,7 +92,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as stream:
+        with atomic_write(path, follow_link=follow_link) as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
     except OSError as error:
         raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another path") from None
@@ -155,18 +156,12 @@ class NpzReader:
             The array is missing, damaged or of another dtype or shape.
         """
         try:
-            data = read_member(self._archive, f"{name}.npy", MAX_BYTES)
-            stream = io.BytesIO(data)
-            if np.lib.format.read_magic(stream) != (1, 0):
-                raise ValueError("not version 1.0 of the .npy format")
-            found_shape, fortran_order, found_dtype = np.lib.format.read_array_header_1_0(stream)
+            array = parse_npy(read_member(self._archive, f"{name}.npy", MAX_BYTES))
         except KeyError:
             raise self.damaged(f"it lacks {name!r}") from None
         except ARCHIVE_FAULTS as error:
             raise self.damaged(f"{name!r} cannot be read ({error})") from None
-        fits = len(found_shape) == 1 if shape is None else found_shape == shape
-        if found_dtype != dtype or fortran_order or not fits:
-            raise self.damaged(f"{name!r} is {found_dtype} {found_shape}, expected {dtype} {shape or '(n,)'}")
-        if len(data) - stream.tell() != math.prod(found_shape) * dtype.itemsize:
-            raise self.damaged(f"{name!r} does not have the length that it declares")
-        return np.frombuffer(data, dtype, offset=stream.tell()).reshape(found_shape)
+        fits = array.ndim == 1 if shape is None else array.shape == shape
+        if array.dtype != dtype or not array.flags.c_contiguous or not fits:
+            raise self.damaged(f"{name!r} is {array.dtype} {array.shape}, expected {dtype} {shape or '(n,)'}")
+        return array

@@ -11,6 +11,7 @@ The hashes detect damage and modification, not forgery: a forged bundle can carr
 from __future__ import annotations
 
 import hashlib
+import io
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -257,10 +258,13 @@ def write_bundle(
     manifest["digest"] = manifest_digest(manifest)
     members[MANIFEST] = canonical_json(manifest).encode(errors="surrogatepass")
     _check_sizes(path, members)
+    packed = io.BytesIO()  # a special file, such as /dev/null, has no positions
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in [(MANIFEST, members.pop(MANIFEST)), *sorted(members.items())]:
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
     try:
-        with atomic_write(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in [(MANIFEST, members.pop(MANIFEST)), *sorted(members.items())]:
-                archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+        with atomic_write(path) as stream:
+            stream.write(packed.getvalue())
     except OSError as error:
         raise BundleError(f"cannot write the bundle {path}: {error.strerror}; name another file") from None
     return str(manifest["digest"])

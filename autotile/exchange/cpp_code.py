@@ -345,13 +345,19 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
     return _Writer(symbols).write(expression.node)
 
 
+def _character(character: str) -> str:
+    """Return a character in a C++ string; one that is not printable would end the line, or could not be written."""
+    if character.isprintable():
+        return f"\\{character}" if character in '"\\' else character
+    return "".join(f"\\{byte:03o}" for byte in character.encode(errors="surrogatepass"))
+
+
 def literal(value: Value | float) -> str:
     """Return a C++ literal."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return '"' + "".join(map(_character, value)) + '"'
     if isinstance(value, float):
         return repr(value)
     if value == whole.INT64_MIN:

@@ -9,6 +9,7 @@ from importlib.resources import files
 
 from autotile.core.device import EXPRESSION_NAMES, limits_for
 from autotile.core.model import Config, Resources, Value, config_key
+from autotile.core.text import shown_text
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
 from autotile.exchange.cpp_code import argument_fields, launch_values, literal, map_rules, to_cpp, workspace_code
@@ -69,7 +70,7 @@ class _Family:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the namespace."""
         rule, names = self._rule, self._spec.sizes
-        yield f"/// {rule.family} on {self._gpu}, learned from {len(rule.points)} of its problems."
+        yield f"/// {rule.family} on {shown_text(self._gpu)}, learned from {len(rule.points)} of its problems."
         yield f"namespace family_{self._number} {{"
         yield ""
         yield "inline bool holds(const Sizes& sizes) {"

@@ -19,11 +19,11 @@ from autotile import __version__
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Outcome, Trial, Value, config_key
+from autotile.core.model import Outcome, Trial, Value
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
-from autotile.database.rows import StoredTrial
+from autotile.database.rows import StoredTrial, standing_trials
 from autotile.errors import DataError, InputError
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.problem import MAX_SIZE
@@ -55,7 +55,7 @@ _ERRORS: Mapping[Outcome, str] = {
 def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], trials: Sequence[StoredTrial]) -> None:
     """Write trials as a cache file that ``kernel_tuner.interface.tune_cache`` replays.
 
-    The last trial of each configuration is written, so finals replace the search.
+    One trial of each configuration is written, as `standing_trials` chooses it.
 
     Raises
     ------
@@ -73,10 +73,10 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
         "tune_params": {parameter.name: list(parameter.values) for parameter in parameters},
         "objective": "time",
     }
-    newest = {config_key(one.trial.config): one for one in trials if one.trial.outcome.is_finding}
     entries = [
         f"{encode_json(','.join(str(one.trial.config[name]) for name in names))}: {encode_json(_entry(one))}"
-        for one in newest.values()
+        for one in standing_trials(trials)
+        if one.trial.outcome.is_finding
     ]
     # Kernel Tuner's own layout, since it recognizes a finished file by the last three characters.
     text = encode_json(head, indent="")[:-2] + ',\n"cache": {\n' + ",\n".join(entries) + "}\n}"
@@ -218,11 +218,10 @@ def read_cache(path: Path) -> KernelTunerCache:
 
 def import_into_database(database: Database, cache: KernelTunerCache, key: TuningKey) -> int:
     """Store the results of a cache file as one finished run, and return the id of its study."""
-    study = database.study(key, cache.device)
-    run = database.start_run(study, sampler="kernel_tuner", settings={"imported_from": cache.path.name})
-    database.add_trials(study, run, cache.trials)
-    database.end_run(run, {"trials": len(cache.trials)})
-    return study
+    settings, summary = {"imported_from": cache.path.name}, {"trials": len(cache.trials)}
+    return database.add_run(
+        key, cache.trials, sampler="kernel_tuner", device=cache.device, settings=settings, summary=summary
+    )
 
 
 def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -> None:

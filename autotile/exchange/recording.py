@@ -6,7 +6,6 @@ JSON header; nothing in it is executed, and a damaged file is rejected.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ import numpy as np
 from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, Name, Text, Whole, decode_json, encode_json
+from autotile.core.file_names import file_name
 from autotile.core.frozen import cached_property
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial, Value, config_text
 from autotile.database.keys import TuningKey
@@ -229,8 +229,13 @@ def _code_dtype(parameters: Sequence[Parameter]) -> np.dtype[Any]:
     return np.min_scalar_type(max((len(parameter.values) - 1 for parameter in parameters), default=0)).newbyteorder("<")
 
 
-def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]) -> None:
+def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial], *, follow_link: bool = True) -> None:
     """Write trials as a recording; only the last trial of each configuration is recorded.
+
+    Parameters
+    ----------
+    follow_link
+        As for `autotile.database.paths.atomic_write`.
 
     Raises
     ------
@@ -256,7 +261,8 @@ def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]
     text = encode_json({**header.to_json(), "labels": labels}).encode()
     code_table = np.array(sorted(newest), _code_dtype(header.parameters)).reshape(len(rows), len(header.parameters))
     columns = {name: np.array([row[name] for row in rows], dtype) for name, dtype in _COLUMNS.items()}
-    write_npz(path, {"header": np.frombuffer(text, np.uint8), "codes": code_table, **columns})
+    arrays = {"header": np.frombuffer(text, np.uint8), "codes": code_table, **columns}
+    write_npz(path, arrays, follow_link=follow_link)
 
 
 def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
@@ -405,7 +411,7 @@ def find_recording(
 def recording_name(header: RecordingHeader) -> str:
     """Return the file name of a recording: ``sgemm-nvidia-h200-4096x4096x4096-float32.npz``."""
     words = [header.key.kernel, header.key.gpu_name, "x".join(map(str, header.key.sizes.values())), header.key.dtype]
-    return "-".join(re.sub(r"[^a-z0-9_.]+", "-", word.lower()).strip("-") for word in words) + ".npz"
+    return file_name(*(word.lower() for word in words if word), suffix=".npz")
 
 
 def _open(path: Path) -> RecordingFile:

@@ -186,7 +186,9 @@ def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[
     text = write_header(
         shipment.kernel.spec, dtype, winners, cubins, rules=rules, stem=output.stem, version=__version__
     )
-    _write_files({output: text.encode(), **{output.with_name(name): image for name, image in images.items()}})
+    _write(output, text.encode())
+    for name, image in images.items():
+        _write(output.with_name(name), image, follow_link=False)
     return tuple(sorted(images))
 
 
@@ -206,14 +208,13 @@ def _precedence(winner: Winner) -> tuple[bool, bool, bool, float]:
     return (key.source != "cuda", key.l2_mode != "cold", winner.shipped, age)
 
 
-def _write_files(files: Mapping[Path, bytes]) -> None:
-    for path, data in files.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as stream:
-                stream.write(data)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
+def _write(path: Path, data: bytes, *, follow_link: bool = True) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path, follow_link=follow_link) as stream:
+            stream.write(data)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def _check_architectures(architectures: Sequence[str]) -> None:
@@ -283,7 +284,7 @@ def _select(kernel: Kernel, problems: Sequence[Mapping[str, int] | None], result
     if None in problems:
         return results
     winners = results.winners
-    sizes = [resolve_problem(kernel.spec, given or {}).sizes for given in problems]
+    sizes = [resolve_problem(kernel.spec, given or {}, defaults=True).sizes for given in problems]
     for one in sizes:
         if not any(dict(winner.key.sizes) == dict(one) for winner in winners):
             tuned_for = "; ".join(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners))

@@ -18,6 +18,7 @@ import msgspec
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, Text, decode_json, encode_json, read_regular
+from autotile.core.file_names import file_name
 from autotile.core.model import L2Mode, Problem
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
@@ -122,9 +123,8 @@ def shipped_model(operation: str, dtype: str, gpu_name: str) -> OperationModel |
     InputError
         The file is damaged.
     """
-    gpu = "-".join(gpu_name.lower().split())
     for known in (dtype, *_SAME_SPEED.get(dtype, ())):
-        path = data_folder("tuned") / "models" / f"{gpu}.{operation}.{known}.json"
+        path = data_folder("tuned") / "models" / _model_file(gpu_name, operation, known)
         if path.is_file():
             from autotile.families.operation_model import OperationModel
 
@@ -143,22 +143,34 @@ def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
     Raises
     ------
     InputError
-        A file cannot be written, or a model is damaged.
+        A file cannot be written, a model is damaged, or an earlier version learned it from configurations that were not
+        verified at ragged sizes.
     """
     from autotile.families.operation_model import OperationModel
 
     written = []
     for model in models:
-        gpu = "-".join(model.gpu_name.lower().split())
-        path = folder / f"{gpu}.{model.operation}.{model.dtype}.json"
+        path = folder / _model_file(model.gpu_name, model.operation, model.dtype)
         try:
-            document = OperationModel.from_json(model.document).to_json()
+            learned = OperationModel.from_json(model.document)
         except DataError as error:
             raise InputError(f"the model of {model.operation} in the database is damaged: {error}") from None
-        with atomic_write(path) as stream:
-            stream.write(encode_json(document).encode() + b"\n")
+        if not learned.verified:
+            raise InputError(
+                f"the model of {model.operation} was learned by an earlier version, which verified configurations only "
+                f"at the measured sizes; run `autotile tune {model.operation} --family ...` again"
+            )
+        try:
+            with atomic_write(path, follow_link=False) as stream:
+                stream.write(encode_json(learned.to_json()).encode() + b"\n")
+        except OSError as error:
+            raise InputError(f"cannot write the model to {path}: {error.strerror}") from None
         written.append(path)
     return written
+
+
+def _model_file(gpu_name: str, operation: str, dtype: str) -> str:
+    return file_name(gpu_name.lower(), operation, dtype, separator=".", suffix=".json")
 
 
 def read_winners(path: Path) -> list[Winner]:

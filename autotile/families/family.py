@@ -131,12 +131,12 @@ def parse_family(spec: Sized, words: Iterable[str]) -> Family:
         Specification of the kernel.
     words
         One word for each size: a value, a range ``a..b`` including both ends, or several of them separated by commas.
-        Flags, and sizes whose default is 1, are optional and take their default.
+        Sizes and flags that are not given take their default, but one must be given.
 
     Raises
     ------
     ProblemError
-        A word cannot be parsed; a size is missing, unknown, given twice or out of bounds; or a range is empty.
+        A word cannot be parsed; no size is given, or one is unknown, given twice or out of bounds; or a range is empty.
     """
     given: dict[str, Extent] = {}
     for word in words:
@@ -150,7 +150,7 @@ def parse_family(spec: Sized, words: Iterable[str]) -> Family:
             raise ProblemError(f"{name} is given twice, as {given[name]} and as {text}; join values by commas")
         given[name] = _extent(spec, name, text)
     missing = [name for name in spec.sizes if name not in given and not spec.is_optional(name)]
-    if missing:
+    if missing and not given:
         raise ProblemError(f"the family needs the size {missing[0]}, such as {missing[0]}=1..{spec.sizes[missing[0]]}")
     defaults = {name: Extent(((value, value),)) for name, value in spec.sizes.items()}
     return Family({name: given.get(name, defaults[name]) for name in spec.sizes})

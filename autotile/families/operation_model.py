@@ -111,6 +111,9 @@ class OperationModel:
         Doubt by the name of the kernel or library.
     confidence
         Standard deviations of doubt by which a kernel must be expected to be faster than a library to be preferred.
+    verified
+        Whether each configuration was verified at the ragged sizes, too, before it was timed; those that earlier
+        versions learned were not.
     """
 
     operation: str
@@ -124,6 +127,7 @@ class OperationModel:
     library_errors: Neighbours | None
     doubts: Mapping[str, Doubt]
     confidence: float
+    verified: bool = True
     _ready: dict[tuple[object, ...], _Ready] = field(default_factory=dict, compare=False, repr=False)
 
     def choose(
@@ -240,6 +244,7 @@ class OperationModel:
                 dict(self.doubts),
                 self.confidence,
                 self.library_errors.to_json() if self.library_errors is not None else None,
+                self.verified,
             )
         )
         return {"format": _FORMAT, **document}
@@ -272,6 +277,7 @@ class OperationModel:
             _neighbours(document.library_errors, widths[0]),
             document.doubts,
             document.confidence,
+            document.verified,
         )
 
 
@@ -420,6 +426,7 @@ class _ModelDocument(msgspec.Struct):
     doubts: Annotated[dict[Name, Doubt], Meta(max_length=64)]
     confidence: Annotated[float, Meta(ge=0.0, le=100.0)]
     library_errors: Any = None
+    verified: bool = False
 
     def check(self) -> None:
         """Raise `DataError` if parts do not match each other."""

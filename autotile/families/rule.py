@@ -309,7 +309,14 @@ class FamilyRule:
                 for one in self.configs
             ],
             "tree": self.tree.to_json(),
-            "points": [{**asdict(point), "sizes": dict(point.sizes)} for point in self.points],
+            "points": [
+                {
+                    name: dict(value) if name == "sizes" else value
+                    for name, value in asdict(point).items()
+                    if name != "without" or value is not None  # as rules were written before it was known
+                }
+                for point in self.points
+            ],
         }
 
     @classmethod

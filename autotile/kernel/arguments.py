@@ -404,12 +404,12 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
     scope = scope._replace(buffers=buffers, workspaces=workspaces)
     known: dict[str, Argument] = {**buffers, **workspaces}
     arguments = tuple(known.get(name) or kind_of[name].parse(entry, name, scope) for name, entry in entries.items())
-    _check_reachable(table, arguments)
-    _check_contents(table, arguments, scope.problem)
-    for argument in arguments:
+    for argument in arguments:  # before shapes and contents are computed, where the name would mean both
         if argument.name in sizes and not argument.repeats_size:
             hint = f'use another name, or make it a scalar with value = "{argument.name}"'
             raise table.error(argument.name, f"{argument.name!r} already names a size; {hint}")
+    _check_reachable(table, arguments)
+    _check_contents(table, arguments, scope.problem)
     return arguments
 
 

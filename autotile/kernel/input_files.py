@@ -7,14 +7,14 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from autotile.core.documents import canonical_json
 from autotile.core.dtypes import Array, Dtype
 from autotile.core.frozen import dataclass
-from autotile.errors import InputError
+from autotile.core.npy_files import map_npy
+from autotile.errors import DataError, InputError
 
 MAX_FILE_BYTES = 256 << 30
 """Maximum size of a file, larger than the memory of any GPU."""
@@ -85,20 +85,16 @@ class InputFile:
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
         self._status()
         try:
-            array: Any = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"{self.path}: cannot be read as a .npy file: {error}; write it with numpy.save") from None
-        if not isinstance(array, np.ndarray):
-            array.close()
-            raise InputError(f"{self.path}: an archive of several arrays; write one array with numpy.save")
+            array = map_npy(Path(self.path))
+        except DataError as error:
+            raise InputError(f"{self.path}: cannot be read as a .npy file: {error}") from None
         if array.dtype.kind == "V" and array.dtype.itemsize == np.dtype(dtype.storage).itemsize:
             array = array.view(dtype.storage)  # a type of ml_dtypes, which numpy.save writes without its name
         if array.dtype != np.dtype(dtype.storage):
             hint = f"expected {dtype.storage} for {name} ({dtype.name}); convert it with astype"
             raise InputError(f"{self.path}: the array has the dtype {array.dtype}, {hint}")
         self._check_shape(name, array.shape, shape)
-        mapped: Array = array
-        return mapped
+        return array
 
     def _check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         fits = len(found) == len(shape) and all(f >= s for f, s in zip(found, shape, strict=True))
@@ -127,6 +123,8 @@ class InputFile:
         except OSError as error:
             hint = "the path of an input is relative to the search-space file"
             raise InputError(f"{self.path}: {error.strerror}; {hint}") from None
+        except ValueError as error:
+            raise InputError(f"{self.path!r:.200} is not a path: {error}") from None
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{self.path}: not a regular file")
         if status.st_size > MAX_FILE_BYTES:

@@ -20,6 +20,8 @@ from autotile.errors import DataError, InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
 from autotile.kernel.contents import InputExpression, draw_chunks, fill_integers
 from autotile.kernel.input_files import InputFile
+from autotile.kernel.parser import KERNEL_NAME
+from autotile.kernel.sources import is_file
 from autotile.kernel.spec import KernelSpec
 
 
@@ -167,6 +169,16 @@ def missing_input(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> str
     return ""
 
 
+def ragged_problem(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> dict[str, int] | None:
+    """Return the ragged sizes at which configurations are verified before a problem, with the problem's flags.
+
+    None where that says nothing new, or a file of inputs does not hold enough.
+    """
+    ragged = spec.ragged_sizes(sizes)
+    is_same = ragged == dict(sizes) and all(scalar.check_value is None for scalar in spec.scalars)
+    return None if is_same or missing_input(spec, ragged, dtype) else ragged
+
+
 DOCUMENT = "call.json"
 """File beside the arrays of a call."""
 _MAX_DOCUMENT_BYTES = 1 << 20
@@ -177,7 +189,7 @@ _File = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]{0,200}\.np
 class CapturedCall(msgspec.Struct, forbid_unknown_fields=True):
     """Content of `DOCUMENT`."""
 
-    kernel: Name
+    kernel: Annotated[str, msgspec.Meta(pattern=rf"\A{KERNEL_NAME}\Z", max_length=1000)]
     source: Text
     """Absolute path of the search-space file, or its name if it has none."""
     sizes: dict[Name, Count]
@@ -210,6 +222,11 @@ def read_captured_call(folder: Path) -> CapturedCall:
         raise InputError(f"{path}: {error.strerror}") from None
     except (DataError, ValueError) as error:
         raise InputError(f"{path} is not the document of a captured call: {error}") from None
+
+
+def kernel_of_call(call: CapturedCall) -> str:
+    """Return the kernel of a call as `load_kernel` takes it: the path of its file, else its name."""
+    return call.source if is_file(Path(call.source)) else call.kernel
 
 
 def call_folder(folder: Path) -> Path:

@@ -8,18 +8,19 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
-from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.core.npy_files import load_npy
+from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.python_arguments import ReferenceFunction
 from autotile.kernel.source_text import names_in
-from autotile.kernel.sources import check_source, hash_with_includes, is_file, own_sources, read_text
+from autotile.kernel.sources import check_source, is_file, own_sources, read_text
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import Location
 from autotile.settings import absolute_path, read_settings
@@ -61,8 +62,8 @@ class Inspection(NamedTuple):
             A content cannot be read.
         """
         try:
-            contents = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in self.buffers}
-        except (OSError, ValueError) as error:
+            contents = {name: load_npy(folder / f"{name}.npy") for name in self.buffers}
+        except DataError as error:
             raise InputError(f"cannot read what a kernel wrote from {folder}: {error}") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -82,7 +83,7 @@ class Kernel:
     source_hash
         SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
         indentation are ignored, so that editing a comment does not invalidate measurements. Where a macro names the
-        included file, all text files below the template's folder count.
+        included file, all text files below the template's folder and below the include folders count.
     variant
         Function that makes the source of a configuration, which then has no macros for its parameters; None if the
         source is the template.
@@ -119,7 +120,10 @@ class KernelHolder(Protocol):
         """The kernel."""
 
 
-KernelName: TypeAlias = "str | os.PathLike[str] | KernelHolder | Kernel"
+KernelName: TypeAlias = Annotated[
+    str | os.PathLike[str] | KernelHolder | Kernel,
+    Meta(description="the name of a kernel, the path of its search-space file, or a kernel from autotile.kernel"),
+]
 """A kernel: its name, the path of its search-space file, or an object that holds it."""
 
 
@@ -201,12 +205,19 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
         source = read_text(template, "template")
     folders = _include_folders(spec, template.parent if folder is None else folder)
     named = frozenset().union(*map(names_in, spec.entries))
-    digest, template_names, used = own_sources(template, source, folders, named)
+    texts = _macro_texts(spec)
+    own = own_sources(template, source, folders, named, texts)
+    digest = own.digest
     if (other := _reference_template(spec, template)) is not None:
-        further = hash_with_includes(other, read_text(other, "template"), folders)
+        further = own_sources(other, read_text(other, "template"), folders, macro_texts=texts).digest
         digest = hashlib.sha256((digest + further).encode()).hexdigest()
     return Kernel(
-        spec, source, template, digest, include_folders=folders, template_names=template_names | (named - used)
+        spec,
+        source,
+        template,
+        digest,
+        include_folders=folders,
+        template_names=own.template_names | (named - own.used_names),
     )
 
 
@@ -224,8 +235,15 @@ def reference_source(kernel: Kernel) -> Kernel | None:
     if path is None:
         return kernel
     text = read_text(path, "template")
-    digest, template_names, _ = own_sources(path, text, kernel.include_folders)
-    return replace(kernel, source=text, template_path=path, source_hash=digest, template_names=template_names)
+    texts = _macro_texts(kernel.spec)
+    own = own_sources(path, text, kernel.include_folders, macro_texts=texts)
+    return replace(kernel, source=text, template_path=path, source_hash=own.digest, template_names=own.template_names)
+
+
+def _macro_texts(spec: KernelSpec) -> list[str]:
+    """Return the texts of macros that the search-space file defines, which may name a file that is included."""
+    values = [value for parameter in spec.parameters for value in parameter.values if isinstance(value, str)]
+    return [*values, *(text if isinstance(text, str) else text.text for text in spec.build.defines.values())]
 
 
 def _include_folders(spec: KernelSpec, folder: Path) -> tuple[Path, ...]:
@@ -251,6 +269,21 @@ def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
     """Return the names of the kernels in the kernel folders, sorted."""
     folders = folders if folders is not None else read_settings().kernel_folders
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+
+
+def load_named_kernel(name: str) -> Kernel:
+    """Read a kernel by a name from a database, which leads to no file outside the kernel folders.
+
+    Raises
+    ------
+    UnknownKernelError
+        The name is a path, or no kernel has it.
+    SpecError, InputError
+        As for `load_kernel`.
+    """
+    if is_path(name):
+        raise UnknownKernelError(f"{name!r:.200} is a path, expected the name of a kernel")
+    return load_kernel(name)
 
 
 def is_path(name: str) -> bool:

@@ -8,8 +8,11 @@ expression gives any other.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +24,10 @@ from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel, is_path, load_kernel
 from autotile.kernel.nodes import Kind
-from autotile.kernel.parser import parse_dtypes, parse_flags, parse_sizes
+from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_dtypes, parse_flags, parse_sizes
 from autotile.kernel.problem import checked_size
 from autotile.kernel.sources import is_file, read_text
-from autotile.kernel.table import Table, read_document
+from autotile.kernel.table import Table, describe, read_document
 from autotile.settings import read_settings
 
 LIBRARIES = ("cublas",)
@@ -148,8 +151,10 @@ class Operation:
         """Return the kernel of a name."""
         return next((member for member in self.members if member.name == name), None)
 
-    def resolve(self, sizes: Mapping[str, int], dtype: str | None = None) -> Problem:
-        """Check sizes and dtype, and complete them with the defaults of what is optional.
+    def resolve(self, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False) -> Problem:
+        """Check sizes and dtype, and complete them with the defaults of what is optional; parameters as for a kernel.
+
+        See `autotile.kernel.problem.resolve_problem`.
 
         Raises
         ------
@@ -159,7 +164,8 @@ class Operation:
         expected = " ".join(f"{name}={value}" for name, value in self.sizes.items() if name not in self.conditions)
         if unknown := [name for name in sizes if name not in self.sizes]:
             raise ProblemError(f"{self.name} has no size {unknown[0]!r}; give its sizes like {expected}")
-        if missing := [name for name in self.sizes if name not in sizes and not self.is_optional(name)]:
+        missing = [name for name in self.sizes if name not in sizes and not self.is_optional(name)]
+        if missing and not defaults:
             raise ProblemError(f"{self.name} needs the size {missing[0]}; give its sizes like {expected}")
         binary = (*self.flags, *self.conditions)
         values = {
@@ -170,6 +176,33 @@ class Operation:
         if chosen not in self.dtypes:
             raise ProblemError(f"{self.name} does not support dtype {chosen!r}; it supports {', '.join(self.dtypes)}")
         return Problem(self.name, values, chosen)
+
+    def problem_of(self, kernel: str, sizes: Mapping[str, int], dtype: str) -> Problem | None:
+        """Return the problem that a kernel's sizes are of; None if they do not determine one.
+
+        Conditions have their defaults if the kernel computes the problem with them, else other values with which it
+        does.
+        """
+        member = self.member(kernel)
+        if member is None:
+            return None
+        own = {value if isinstance(value, str) else value.text: name for name, value in member.sizes.items()}
+        known = {name: sizes[own[name]] for name in self.sizes if own.get(name) in sizes}
+        for values in itertools.product(*((self.sizes[name], 1 - self.sizes[name]) for name in self.conditions)):
+            try:
+                problem = self.resolve({**known, **dict(zip(self.conditions, values, strict=True))}, dtype)
+            except ProblemError:
+                return None
+            found = member.sizes_for(problem)
+            if found is not None and found.items() <= sizes.items():
+                return problem
+        return None
+
+    def stated(self, problem: Problem) -> Problem:
+        """Return a problem without what may be left out: flags, conditions and other sizes that have their defaults."""
+        given = problem.sizes.items()
+        kept = {name: size for name, size in given if not self.is_optional(name) or size != self.sizes[name]}
+        return replace(problem, sizes=kept)
 
     def fitting(
         self, problem: Problem, device: DeviceProperties | None = None
@@ -225,6 +258,8 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
     every = {**sizes, **flags, **conditions}
     kinds: dict[str, Kind] = {name: "boolean" if name in {*flags, *conditions} else "number" for name in every}
     name = table.text("name")
+    if re.fullmatch(KERNEL_NAME, name) is None:
+        raise table.error("name", f"expected {NAME_RULE}; got {describe(name)}")
     place = _Place(kinds, every, tuple(conditions), dtypes, folder)
     content = [name, *(f"{size}={value}" for size, value in {**sizes, **flags}.items()), *dtypes]
     return Operation(

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from autotile.core.ceilings import ARITHMETIC, UNITS
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
@@ -58,7 +59,8 @@ _FORMER_HEURISTICS = "pruning"
 
 # Patterns are compiled only when a file has the entries that they check.
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu"
-_KERNEL_NAME = r"[A-Za-z][A-Za-z0-9_\-]*"
+KERNEL_NAME = r"[A-Za-z][A-Za-z0-9_\-]*"
+NAME_RULE = "letters, digits, '_' and '-', starting with a letter"
 _STRING_VALUE = r"(?a)[A-Za-z_.\d](?:[\w.:<>,*& +-]{0,98}[\w.>*&])?"
 
 # Distinct primes, so that no size is a multiple of a tile or of another size; larger if there are fewer sizes.
@@ -134,7 +136,7 @@ def parse_spec(
     steps = parse_steps(document, arguments, launched_kinds)
     metrics = parse_metrics(document.table("metrics", optional=True), shaped.kinds, taken)
     spec = KernelSpec(
-        name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
+        name=_matching(kernel, "name", KERNEL_NAME, NAME_RULE),
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         options=kernel.texts("options", optional=True),
@@ -386,8 +388,8 @@ def parse_dtypes(table: Table) -> tuple[str, ...]:
 
 
 def parse_work(table: Table, problem: ProblemSection) -> Work:
-    """Parse ``[work]``: the minimum operations and bytes of the problem."""
-    table.allow(("flops", "bytes"))
+    """Parse ``[work]``: the minimum operations and bytes of the problem, and the unit that does the operations."""
+    table.allow(("flops", "bytes", "unit", "passes"))
     flops, size_bytes = (
         table.expression(name, problem.kinds, "real").rounded() if name in table.data else None
         for name in ("flops", "bytes")
@@ -395,4 +397,8 @@ def parse_work(table: Table, problem: ProblemSection) -> Work:
     for name, expression in (("flops", flops), ("bytes", size_bytes)):
         if expression is not None:
             problem.check_positive(table, name, [expression])
-    return Work(flops, size_bytes)
+    unit = table.text("unit") if "unit" in table.data else None
+    if unit is not None and unit not in (known := (*UNITS, *ARITHMETIC)):
+        raise table.error("unit", f"{unit[:60]!r} is not an arithmetic unit{nearest(unit, known)} ({listing(known)})")
+    passes = table.whole_number("passes", minimum=1, maximum=1024) if "passes" in table.data else 1
+    return Work(flops, size_bytes, unit, passes)

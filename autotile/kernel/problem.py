@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
+from autotile.core.ceilings import FMA_FP32, arithmetic_peak, peak_text, unit_ceiling
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, dtype_name
 from autotile.core.model import Config, Problem, Value
@@ -350,12 +351,19 @@ class Workrate:
     bytes
         Minimum memory traffic, reads and writes; None if the search-space file does not state it.
     dtype
-        Element type. Only float32 rates are given in percent of the fp32 peak, since other types have other peaks.
+        Element type. Where no unit is stated, only float32 rates are given in percent of a peak, that of fp32.
+    unit
+        Arithmetic unit that does the operations, one of `autotile.core.ceilings.ARITHMETIC`; None if the search-space
+        file does not state it.
+    passes
+        Operations of the unit for each one of `flops`.
     """
 
     flops: int | None
     bytes: int | None
     dtype: str
+    unit: str | None = None
+    passes: int = 1
 
     @classmethod
     def of(cls, spec: KernelSpec, problem: Problem, config: Config | None = None) -> Workrate:
@@ -365,13 +373,15 @@ class Workrate:
         """
         names = {**problem.sizes, **(config or {})}
         flops, size_bytes = (_evaluate(expression, names) for expression in (spec.work.flops, spec.work.bytes))
-        return cls(flops, size_bytes, problem.dtype)
+        unit = unit_ceiling(spec.work.unit, problem.dtype) if spec.work.unit is not None else None
+        return cls(flops, size_bytes, problem.dtype, unit, spec.work.passes)
 
     def text(self, time_us: float | None, device: DeviceProperties | None) -> str:
         """Format the rate that a time gives, relative to a peak: ``28.7 TFLOP/s (42.9 % of fp32 peak)``.
 
-        Operations are compared with the fp32 peak and bytes with the memory bandwidth, as in the roofline model. The
-        larger fraction belongs to the limiter, so that rate is the one given.
+        Operations are compared with the peak of their unit by the figures of the device, fp32 where it is not stated,
+        and bytes with the memory bandwidth, as in the roofline model. The larger fraction belongs to the limiter, so
+        that rate is the one given.
 
         Parameters
         ----------
@@ -384,11 +394,17 @@ class Workrate:
             return NOTHING
         flops_per_s = self.flops / time_us * 1e6 if self.flops is not None else None
         bytes_per_s = self.bytes / time_us * 1e6 if self.bytes is not None else None
-        compute = _fraction(flops_per_s, device.peak_fp32_flops_per_s if device else 0.0)
+        unit = self.unit or FMA_FP32
+        peak_flops_per_s = arithmetic_peak(device, unit) / self.passes if device else 0.0
+        compute = _fraction(flops_per_s, peak_flops_per_s)
         memory = _fraction(bytes_per_s, device.memory_bandwidth_bytes_per_s if device else 0.0)
-        if flops_per_s is not None and (bytes_per_s is None or compute >= memory):
-            peak = "fp32 peak" if compute <= 1.0 else "the CUDA cores' fp32 peak"  # exceeded by tensor cores
-            percentage = f" ({percent_text(compute)} of {peak})" if compute and self.dtype == _FP32 else ""
+        is_unknown = self.unit is not None and not peak_flops_per_s  # the memory may be further from its limit
+        if flops_per_s is not None and (bytes_per_s is None or is_unknown or compute >= memory):
+            peak = peak_text(unit, self.passes)
+            if unit == FMA_FP32:
+                peak = "fp32 peak" if compute <= 1.0 else "the CUDA cores' fp32 peak"  # exceeded by tensor cores
+            is_known = self.unit is not None or self.dtype == _FP32
+            percentage = f" ({percent_text(compute)} of {peak})" if compute and is_known else ""
             return flops_text(flops_per_s) + percentage
         if bytes_per_s is not None:
             percentage = f" ({percent_text(memory)} of bandwidth)" if memory else ""

@@ -28,8 +28,12 @@ _RAW = re.compile(rf'R{_S}"')
 _HEADER_NAME = re.compile(r"include(?:_next)?[^\S\n]*<([^>\n]*)")
 _SEPARATOR_BACKWARDS = re.compile(r"'[\w.]*(?:\n\\|(?<=[\d.])(?![\w.]))")
 """A single quote after a number, in a reversed text: to search for what begins with a quote is four times as fast."""
-_DIRECTIVE = re.compile(r"(?:#|%:)[^\S\n]*(?:include_next|include|import)\b[^\S\n]*([^\n]*)")
-_HAS_INCLUDE = re.compile(r"__has_include(?:_next)?\b[^\S\n]*(?:\([^\S\n]*(\"[^\"\n]*\"?|<[^>\n]*>?|))?")
+_REST = r"\b[^\S\n]*([^\n]*)"
+_DIRECTIVE = re.compile(rf"(?:#|%:)[^\S\n]*(?:include_next|include|import){_REST}")
+_EMBED = re.compile(rf"(?:#|%:)[^\S\n]*embed{_REST}")
+_OPERATOR_OPERAND = r"\b[^\S\n]*(?:\([^\S\n]*(\"[^\"\n]*\"?|<[^>\n]*>?|))?"
+_HAS_INCLUDE = re.compile(rf"__has_include(?:_next)?{_OPERATOR_OPERAND}")
+_HAS_EMBED = re.compile(rf"__has_embed{_OPERATOR_OPERAND}")
 _IS_DEFINED = re.compile(r"(?:\bdefined[\s(]*|\b(?:ifn?def|elifn?def|undef)\s+)\Z")
 _DEFINED_CHARACTERS = 40  # searched for ``defined``
 _OPERAND = re.compile(r'"([^"\n]*)"|<([^>\n]*)>')
@@ -38,10 +42,19 @@ _CONTINUED = re.compile(r"\\\s")
 
 def included_names(code: str) -> Iterator[str | None]:
     """Yield the operands of the directives and of ``__has_include``; None for a macro. Lines are spliced."""
-    for match in _DIRECTIVE.finditer(code):
+    return _named_files(code, _DIRECTIVE, _HAS_INCLUDE)
+
+
+def embedded_names(code: str) -> Iterator[str | None]:
+    """Yield the operands of ``#embed`` and ``__has_embed``, files that are data; otherwise as `included_names`."""
+    return _named_files(code, _EMBED, _HAS_EMBED) if "embed" in code else iter(())
+
+
+def _named_files(code: str, directive: re.Pattern[str], operator: re.Pattern[str]) -> Iterator[str | None]:
+    for match in directive.finditer(code):
         if not code[code.rfind("\n", 0, match.start()) + 1 : match.start()].strip():
             yield _operand(match[1])
-    for match in _HAS_INCLUDE.finditer(code):
+    for match in operator.finditer(code):
         if match[1] is not None:
             yield _operand(match[1])
         elif not _IS_DEFINED.search(code, max(0, match.start() - _DEFINED_CHARACTERS), match.start()):

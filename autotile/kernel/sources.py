@@ -9,7 +9,8 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from autotile.kernel.source_text import (
     SPLICE,
     FunctionParameter,
     check_include,
+    embedded_names,
     global_functions,
     has_trigraphs,
     included_names,
@@ -33,13 +35,21 @@ from autotile.kernel.spec import KernelSpec, Step
 
 _PATH = re.compile(r'[^\s"<>(),;#]+')
 
+_UPWARD = re.compile(rb'[^\s"<>(),;#]*\.\./[^\s"<>(),;#]*')
+_ABSOLUTE = re.compile(rb'[\s"<(,](/[\w.][^\s"<>(),;#]*)')
 _INCLUDE = re.compile(rb'^[^\S\n]*#[^\S\n]*include(?:_next)?[^\S\n]*["<]([^">\n]+)[">]', re.MULTILINE)
+_INCLUDE_WORD = re.compile(rb"(\binclude(?:_next)?\b|\bimport\b|\bembed\b)|__has_(?:include|embed)|%:|\?\?[=/]")
+"""Whatever may belong to the name of a file, in a text without line continuations."""
+_RARE_MARKS = (b"%:", b"??", b"import", b"embed")
 _DIRECTIVE = re.compile(r"^[^\S\n]*#[^\S\n]*(if|endif|define)(?:\w*[^\S\n]+(\w+))?([^\n]*)", re.MULTILINE)
 
 _MAX_FILE_BYTES = 16 << 20
 _FIRST_READ_BYTES = 1 << 16
 _MAX_TREE_BYTES = 64 << 20
 _MAX_TREE_ENTRIES = 2000
+_MAX_LIBRARY_BYTES = 256 << 20
+_MAX_LIBRARY_ENTRIES = 20_000
+"""Limits of a folder of further headers; the largest libraries, such as Boost, have about 15,000 headers."""
 _BINARY_CHECK_BYTES = 8000
 """A file with a NUL in its first bytes is not text; Git decides in the same way (buffer_is_binary)."""
 _NOT_SOURCES = (".toml", "-wal", "-shm", "-journal")
@@ -97,11 +107,14 @@ class OwnSources(NamedTuple):
         Names of the template parameters that they declare, without those in folders of further headers.
     used_names
         Names of those asked for that are identifiers in them.
+    included
+        The files that the template can include, with the links of their folders resolved.
     """
 
     digest: str
     template_names: frozenset[str]
     used_names: frozenset[str]
+    included: frozenset[Path]
 
 
 def hash_with_includes(path: Path, source: str, include_folders: Sequence[Path] = ()) -> str:
@@ -110,7 +123,11 @@ def hash_with_includes(path: Path, source: str, include_folders: Sequence[Path] 
 
 
 def own_sources(
-    path: Path, source: str, include_folders: Sequence[Path] = (), names: frozenset[str] = frozenset()
+    path: Path,
+    source: str,
+    include_folders: Sequence[Path] = (),
+    names: frozenset[str] = frozenset(),
+    macro_texts: Iterable[str] = (),
 ) -> OwnSources:
     """Read the author's files; the toolkit's headers are identified by the NVRTC version.
 
@@ -120,14 +137,18 @@ def own_sources(
         Path and text of the template.
     include_folders
         Further folders of the author's headers, such as those of a library. What is included from them is hashed as it
-        is, and names that macros stand for are not followed there.
+        is. Where a macro names an included file, all their text files are.
     names
         Identifiers to look for.
+    macro_texts
+        Texts of macros outside of the files, which may name an included file.
     """
-    sources = _Sources(path, include_folders, names)
+    sources = _Sources(path, include_folders, names, macro_texts)
     sources.add(path, path.name, source)
     digest = sources.hexdigest()
-    return OwnSources(digest, frozenset(sources.template_names), frozenset(sources.used_names))
+    return OwnSources(
+        digest, frozenset(sources.template_names), frozenset(sources.used_names), frozenset(sources.included)
+    )
 
 
 def included_files(path: Path, source: str, include_folders: Sequence[Path] = ()) -> frozenset[Path]:
@@ -138,10 +159,28 @@ def included_files(path: Path, source: str, include_folders: Sequence[Path] = ()
     path, source, include_folders
         As for `own_sources`.
     """
-    sources = _Sources(path, include_folders)
-    sources.add(path, path.name, source)
-    sources.hexdigest()
-    return frozenset(sources.included)
+    return own_sources(path, source, include_folders).included
+
+
+_PRE_INCLUDE = ("--pre-include=", "-include=")
+
+
+def sources_with_options(
+    path: Path, source: str, include_folders: Sequence[Path], options: Sequence[str]
+) -> OwnSources:
+    """Read the author's files of a source whose compiler options may name further folders and headers.
+
+    Parameters
+    ----------
+    path, source, include_folders
+        As for `own_sources`.
+    options
+        Options, of which ``-I`` names a folder, and ``--pre-include=`` a header that is included first.
+    """
+    folders = [Path(option[2:]) for option in options if option.startswith("-I")]
+    first = [option.partition("=")[2] for option in options if option.startswith(_PRE_INCLUDE)]
+    lines = "".join(f'#include "{name}"\n' for name in first)
+    return own_sources(path, lines + source, (*folders, *include_folders))
 
 
 class _Sources:
@@ -152,7 +191,11 @@ class _Sources:
     """
 
     def __init__(
-        self, template: Path, include_folders: Sequence[Path] = (), names: frozenset[str] = frozenset()
+        self,
+        template: Path,
+        include_folders: Sequence[Path] = (),
+        names: frozenset[str] = frozenset(),
+        macro_texts: Iterable[str] = (),
     ) -> None:
         self._folder = template.parent
         self._template = template
@@ -160,12 +203,15 @@ class _Sources:
         self._digest = hashlib.sha256()
         self._seen: set[Path] = set()
         self._waiting: list[tuple[Path, str, str]] = []
-        self._read: list[tuple[Path, str]] = []
+        self._read = [(template, text) for text in macro_texts]
         self._has_macro = False
         self._trees: set[Path] = set()
         self._resolved: dict[Path, Path] = {}
         self._libraries = tuple(folder.resolve() for folder in include_folders)
         self._headers: list[Path] = []
+        self._read_headers: list[Path] = []
+        self._embedded: set[Path] = set()
+        self._has_embed_macro = False
         self.template_names: set[str] = set()
         self._names = names
         self.used_names: set[str] = set()
@@ -186,6 +232,7 @@ class _Sources:
         while self._waiting or self._headers:
             if self._headers:
                 self._add_header(self._headers.pop())
+                self._add_macro_operands()
                 continue
             path, label, text = self._waiting.pop()
             stripped = strip_comments(text)
@@ -205,14 +252,15 @@ class _Sources:
                     self._add_tree(path.parent)
                 else:
                     self._add_included(path, name, text)
-            if self._has_macro and not self._waiting and not self._headers:
-                self._add_macro_operands()
+            self._add_embedded(path, embedded_names(spliced), text)
+            self._add_macro_operands()
         return self._digest.hexdigest()
 
     def _add_included(self, path: Path, name: str, text: str | None = None) -> bool:
         """Add the files that a file of the given path includes by a name; return whether there are any.
 
-        With the text of a directive's file, one that must not be included is an error; without, it is left out.
+        With the text of a directive's file, one that must not be included is an error. Without, it counts as a header:
+        nothing keeps the compiler from opening what a macro or a library's header names.
         """
         is_found = False
         for folder in dict.fromkeys((path.parent, self._folder, *self._include_folders)):  # before the toolkit's
@@ -226,12 +274,12 @@ class _Sources:
                 self._resolved[parent] = parent.resolve()
             included = self._resolved[parent] / included.name  # not resolved itself: the compiler looks beside a link
             if included not in self._seen:
-                if not self._is_permitted(included):
-                    if text is not None:
-                        self._check(included, path, name, text)
+                is_permitted = self._is_permitted(included)
+                if not is_permitted and text is not None:
+                    self._check(included, path, name, text)
                     continue
                 self._seen.add(included)
-                if any(included.is_relative_to(library) for library in self._libraries):
+                if not is_permitted or any(included.is_relative_to(library) for library in self._libraries):
                     self._headers.append(included)
                 else:
                     self.add(included, included.name, _text(read_bytes(included, "included file")))
@@ -241,11 +289,30 @@ class _Sources:
 
     def _add_header(self, path: Path) -> None:
         """Add a file below one of the further folders, and the files that it includes."""
-        status = path.stat()
-        digest, names = _header(path, status.st_mtime_ns, status.st_size)
-        self._digest.update(f"{path.name}\0{digest}".encode(errors="surrogateescape"))
-        for name in names:
+        header = _header(path, *_version(path))
+        self._digest.update(f"{path.name}\0{header.digest}".encode(errors="surrogateescape"))
+        for name in header.names:
             self._add_included(path, name)
+        self._add_embedded(path, iter(header.embedded))
+        self._has_macro |= header.has_macro
+        self._read_headers.append(path)
+
+    def _add_embedded(self, path: Path, names: Iterator[str | None], text: str | None = None) -> None:
+        """Add files that a file of the given path embeds, whose every byte counts."""
+        for name in names:
+            if name is None:
+                self._has_macro = self._has_embed_macro = True
+                continue
+            for folder in dict.fromkeys((path.parent, self._folder, *self._include_folders)):
+                data = folder / name
+                if not is_file(data) or data in self._embedded:
+                    continue
+                if text is not None:
+                    self._check(data, path, name, text)
+                self._embedded.add(data)
+                self.included.add(data.parent.resolve() / data.name)
+                digest = hashlib.sha256(read_bytes(data, "embedded file")).hexdigest()
+                self._digest.update(f"embed\0{data.name}\0{digest}".encode(errors="surrogateescape"))
 
     def _is_permitted(self, included: Path) -> bool:
         """Return whether a file, the links of whose folder are resolved, may be included."""
@@ -259,8 +326,16 @@ class _Sources:
         check_include(included, self._permitted, name, f"{path}:{line}")
 
     def _add_macro_operands(self) -> None:
-        """Add what a macro can name: the template's folder, and the paths in the code that lead elsewhere."""
+        """Add what a macro can name, once all else is read.
+
+        These are the files of the template's folder and of the folders of further headers, and the paths in the code
+        that lead elsewhere.
+        """
+        if not self._has_macro or self._waiting or self._headers:
+            return
         self._add_tree(self._folder)
+        for folder in self._libraries:
+            self._add_library(folder)
         while self._read:
             path, code = self._read.pop()
             if path.name.endswith(_NOT_CODE):
@@ -272,6 +347,28 @@ class _Sources:
                 if not self._add_included(path, word) and is_upward:  # the rest of the name may be pasted to it
                     for named in (path.parent / word, self._folder / word):
                         self._add_tree(named if os.path.isdir(named) else named.parent)  # noqa: PTH112 - never raises
+        while self._read_headers:
+            path = self._read_headers.pop()
+            for name in _raw_file(path, *_version(path)).outward:
+                self._add_included(path, name)
+
+    def _add_library(self, folder: Path) -> None:
+        """Add all text files below a folder of further headers."""
+        if any(_is_below(folder, tree) for tree in self._trees):
+            return
+        self._trees.add(folder)
+        total_bytes = 0
+        for path in _tree(folder, _MAX_LIBRARY_ENTRIES):
+            if _is_binary(path) and not self._has_embed_macro:
+                continue
+            version = _version(path)
+            total_bytes += version[1]
+            if total_bytes > _MAX_LIBRARY_BYTES:
+                raise _too_large(folder, f"{_MAX_LIBRARY_BYTES >> 20} MiB of text")
+            self.included.add(path)
+            self._read_headers.append(path)
+            digest = _raw_file(path, *version).digest
+            self._digest.update(f"{path.relative_to(folder)}\0{digest}".encode(errors="surrogateescape"))
 
     def _add_tree(self, folder: Path) -> None:
         """Add all text files below a folder."""
@@ -282,8 +379,10 @@ class _Sources:
             return
         self._trees.add(folder)
         total_bytes = 0
-        for path in _tree(folder):
+        for path in _tree(folder, _MAX_TREE_ENTRIES):
             if _is_binary(path):
+                if self._has_embed_macro:
+                    self._add_embedded(folder / "any", iter([path.relative_to(folder).as_posix()]))
                 continue
             content = read_bytes(path, "file")
             total_bytes += len(content)
@@ -293,19 +392,89 @@ class _Sources:
             self.add(path, path.relative_to(folder).as_posix(), _text(content))
 
 
+class _Header(NamedTuple):
+    """What counts of a header in a folder of further headers."""
+
+    digest: str
+    names: tuple[str, ...]
+    """Names that it includes."""
+    embedded: tuple[str | None, ...] = ()
+    """Names that it embeds, None for a macro."""
+    has_macro: bool = False
+    """Whether a macro names an included file."""
+
+
+class _RawFile(NamedTuple):
+    """What counts of a file that a macro may name."""
+
+    digest: str
+    outward: tuple[str, ...]
+    """Paths in it that may lead out of the folders of headers."""
+
+
+_RECENT_NS = 2_000_000_000
+"""Resolution of the times of changes on the coarsest file systems."""
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    """Return the time of a file's last change, its size and a number, with which it is read once only.
+
+    A file that was changed just now may be changed again within the resolution of its time, so it is read each time.
+    """
+    status = path.stat()
+    now = time.time_ns()
+    return status.st_mtime_ns, status.st_size, now if now - status.st_mtime_ns < _RECENT_NS else 0
+
+
 @lru_cache(maxsize=4096)
-def _header(path: Path, _mtime_ns: int, _size: int) -> tuple[str, tuple[str, ...]]:
-    """Return the hash of a header, and the names that it includes; it is read again when its status changes."""
+def _header(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> _Header:
+    """Read a header; it is read again when its status changes.
+
+    Nearly all directives are literal. Only where a word is left over that may belong to another one is the text read as
+    the compiler reads it, which takes many times as long.
+    """
     content = read_bytes(path, "included file")
-    names = (name.decode(errors="surrogateescape") for name in _INCLUDE.findall(content))
-    return hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(names))
+    digest = hashlib.sha256(content).hexdigest()
+    found = _INCLUDE.findall(content)
+    names = dict.fromkeys(name.decode(errors="surrogateescape") for name in found)
+    spliced = content.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
+    words = spliced.count(b"include") - sum(name.count(b"include") for name in found)
+    if words != len(found) or any(mark in spliced for mark in _RARE_MARKS):  # else the search takes the longest
+        words = sum(_may_name(match, spliced) for match in _INCLUDE_WORD.finditer(spliced))
+    if words == len(found):
+        return _Header(digest, tuple(names))
+    text = _text(content)
+    codes = [strip_comments(text).replace(SPLICE, "")]
+    if has_trigraphs(text):
+        codes.append(strip_comments(text.replace("??=", "#").replace("??/", "\\")).replace(SPLICE, ""))
+    further = [name for code in codes for name in included_names(code)]
+    names |= dict.fromkeys(name for name in further if name is not None)
+    embedded = dict.fromkeys(name for code in codes for name in embedded_names(code))
+    return _Header(digest, tuple(names), tuple(embedded), None in further)
+
+
+def _may_name(match: re.Match[bytes], spliced: bytes) -> bool:
+    """Return whether a word may belong to a directive or an operator, rather than to the prose of a comment."""
+    start = spliced.rfind(b"\n", 0, match.start()) + 1
+    before = spliced[start : match.start()]
+    if b"*/" in before:
+        return True
+    return not before.lstrip().startswith(b"//") and (match[1] is None or b"#" in before)
+
+
+@lru_cache(maxsize=_MAX_LIBRARY_ENTRIES)
+def _raw_file(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> _RawFile:
+    """Read a file that a macro may name; it is read again when its status changes."""
+    content = read_bytes(path, "file")
+    words = {*_ABSOLUTE.findall(content), *(_UPWARD.findall(content) if b"../" in content else ())}
+    return _RawFile(hashlib.sha256(content).hexdigest(), tuple(os.fsdecode(word) for word in sorted(words)))
 
 
 def _text(content: bytes) -> str:
     return content.decode(errors="surrogateescape").replace("\r\n", "\n")  # a lone \\r does not end a line in NVRTC
 
 
-def _tree(folder: Path) -> list[Path]:
+def _tree(folder: Path, max_entries: int) -> list[Path]:
     """Return the regular files below a folder, sorted; hidden ones, such as ``.git``, are left out."""
     found: list[Path] = []
     entries, visited = 0, set()
@@ -317,8 +486,8 @@ def _tree(folder: Path) -> list[Path]:
         visited.add(real)
         folders[:] = sorted(name for name in folders if not _is_hidden(name))
         entries += len(folders) + len(names)
-        if entries > _MAX_TREE_ENTRIES:
-            raise _too_large(folder, f"{_MAX_TREE_ENTRIES} files")
+        if entries > max_entries:
+            raise _too_large(folder, f"{max_entries} files")
         files = (Path(base, name) for name in names if not _is_hidden(name) and not name.endswith(_NOT_SOURCES))
         found += [path for path in files if is_file(path)]
     return sorted(found)
@@ -342,7 +511,8 @@ def _is_below(folder: Path, tree: Path) -> bool:
 def _too_large(folder: Path, limit: str) -> InputError:
     return InputError(
         f"a macro names a file that the template includes, so that all files below {folder} count as its source, and "
-        f"there are more than {limit}; name the file in the #include, or keep the kernel in a folder of its own"
+        f"there are more than {limit}; name the file in the #include, or keep the kernel, or the headers, in a folder "
+        "of their own"
     )
 
 

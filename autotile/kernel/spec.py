@@ -115,10 +115,14 @@ class Limits:
 
 
 class Work(NamedTuple):
-    """Minimum operations and bytes of the problem, for TFLOP/s and GB/s."""
+    """Minimum operations and bytes of the problem, for TFLOP/s and GB/s, and the arithmetic unit that does them."""
 
     flops: Expression | None
     bytes: Expression | None
+    unit: str | None = None
+    """One of `autotile.core.ceilings.UNITS` or `ARITHMETIC`; None if it is not stated."""
+    passes: int = 1
+    """Operations of the unit for each one of `flops`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,26 @@ def host_array(value: Any) -> NDArray[Any] | None:
     return None
 
 
+def is_on_gpu(value: Any) -> bool:
+    """Return whether a value is an array of CuPy, or a CUDA tensor of PyTorch, on which a kernel works in place."""
+    library = type(value).__module__.partition(".")[0]
+    return (library == "cupy" and hasattr(value, "get")) or (library == "torch" and bool(value.is_cuda))
+
+
+def write_to_gpu(target: Any, content: NDArray[Any]) -> None:
+    """Copy a content to an array for which `is_on_gpu` is true, of the same shape and type."""
+    if type(target).__module__.partition(".")[0] == "torch":
+        import torch
+
+        target.copy_(torch.from_numpy(content))
+        return
+    import cupy
+
+    with target.device:
+        target[...] = cupy.asarray(content)
+        cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
+
+
 def element_type(array: NDArray[Any]) -> str:
     """Return the name of the element type that a buffer of an array has; bytes for types that autotile lacks."""
     name = dtype_name(array.dtype)

@@ -97,7 +97,7 @@ def tune_kernel(
     observation = Observation(observers)
     codec = ParameterCodec(tune_params)
     _warn_of_device_parameters(codec)
-    chosen = choose_strategy(strategy, strategy_options, len(codec))
+    chosen = choose_strategy(strategy, strategy_options, len(codec), names)
     launch = KernelTunerLaunch(
         problem_size, (grid_div_x, grid_div_y, grid_div_z), block_names(block_size_names, codec.values), smem_args
     )
@@ -191,7 +191,7 @@ def run_kernel(
 ) -> list[Any]:
     """Run one configuration of a kernel once, given as Kernel Tuner's function of this name takes it.
 
-    The kernel runs in a process of its own.
+    The kernel runs in a process of its own. Arrays of CuPy and CUDA tensors of PyTorch hold what it wrote afterwards.
 
     Returns
     -------

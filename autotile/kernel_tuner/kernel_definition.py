@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autotile.core.documents import toml_text
 from autotile.core.model import Config, Outcome, config_text
+from autotile.core.npy_files import load_npy
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
@@ -24,7 +25,17 @@ from autotile.kernel.library import Inspection, Kernel, Variant, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.source_text import GlobalFunction, global_functions
-from autotile.kernel_tuner.files import element_type, host_array, restored_form, save_array, session_folder, stored_form
+from autotile.kernel.sources import included_files, read_bytes, sources_with_options
+from autotile.kernel_tuner.files import (
+    element_type,
+    host_array,
+    is_on_gpu,
+    restored_form,
+    save_array,
+    session_folder,
+    stored_form,
+    write_to_gpu,
+)
 from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
 from autotile.kernel_tuner.restrictions import restriction_rules
@@ -32,7 +43,7 @@ from autotile.settings import read_settings
 from autotile.space.limits import check_config
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Entry, Time, Workload
 
 _RELATIVE_TOLERANCE = 1e-5
 """Relative tolerance of `numpy.allclose`, by which Kernel Tuner compares."""
@@ -111,7 +122,7 @@ class KernelTunerKernel:
         kernel = make_kernel(spec, template, source)
         return replace(
             kernel,
-            source_hash=self._fingerprint(kernel.source_hash),
+            source_hash=self._fingerprint(kernel),
             variant=self._variant,
             inspection=self._inspection(names),
         )
@@ -184,7 +195,9 @@ class KernelTunerKernel:
         return functions
 
     def _variant(self, config: Config) -> Variant:
-        params = dict(self.codec.decode(dict(config)))
+        return self._variant_of(dict(self.codec.decode(dict(config))))
+
+    def _variant_of(self, params: Mapping[str, Any]) -> Variant:
         return Variant(self.source.variant(self.macros, params), self.source.compiler_options(params))
 
     def _argument_names(self, source: str) -> list[str]:
@@ -280,12 +293,12 @@ class KernelTunerKernel:
     def _sample(self, draw: random.Random) -> dict[str, Any]:
         return {name: draw.choice(values) for name, values in self.codec.values.items()}
 
-    def _fingerprint(self, source_hash: str) -> str:
+    def _fingerprint(self, kernel: Kernel) -> str:
         """Return a hash of what the source and the launch of sampled configurations are.
 
         Both may be functions, which cannot be compared.
         """
-        draw, digest = random.Random(1), hashlib.sha256(source_hash.encode())
+        draw, digest = random.Random(1), hashlib.sha256(kernel.source_hash.encode())
         encoded = {name: values for name, values in self.codec.values.items() if not self.codec.is_plain[name]}
         digest.update(repr(encoded).encode())
         for _ in range(_SAMPLES):
@@ -296,7 +309,27 @@ class KernelTunerKernel:
             except Exception as error:  # a configuration that the restrictions may exclude
                 launch, made = ((0, 0, 0), (0, 0, 0), 0), (type(error).__name__, ())
             digest.update(repr((launch, made)).encode(errors="surrogatepass"))
+        for header in sorted(self._further_headers(kernel)):
+            digest.update(header.name.encode(errors="surrogateescape") + read_bytes(header, "included file"))
         return digest.hexdigest()
+
+    def _further_headers(self, kernel: Kernel) -> frozenset[Path]:
+        """Return the author's headers besides those that the hash of a kernel's source covers.
+
+        They are in folders that ``compiler_options`` names, or included by the source of some configurations only.
+        """
+        counts = (
+            map(len, self.codec.values.values()) if self.source.is_generated or callable(self.source.options) else ()
+        )
+        further: frozenset[Path] = frozenset()
+        for number in range(max(counts, default=1)):  # each value of each parameter
+            params = {name: values[number % len(values)] for name, values in self.codec.values.items()}
+            try:
+                source, options = self._variant_of(params)
+            except Exception:  # a configuration that the restrictions may exclude
+                continue
+            further |= sources_with_options(kernel.template_path, source, kernel.include_folders, options).included
+        return further - included_files(kernel.template_path, kernel.source, kernel.include_folders)
 
 
 def _scalar_table(index: int, argument: Any) -> dict[str, Any]:
@@ -320,6 +353,8 @@ _RUN_DEADLINE_S = 300.0
 
 def run_once(described: KernelTunerKernel, device_index: int) -> list[Any]:
     """Launch the only configuration of a kernel once, in a process of its own.
+
+    Arguments that are arrays on a GPU get what the kernel wrote, as if it had been launched on them.
 
     Returns
     -------
@@ -365,12 +400,12 @@ def run_once(described: KernelTunerKernel, device_index: int) -> list[Any]:
         candidate = Candidate(config, str(compiled.cubin.path), compiled.cubin.symbols, computed)
         gpu = Gpu(workload, _RUN_DEADLINE_S)
         try:
-            evaluation = gpu.evaluate(candidate, None)
+            (evaluation,) = gpu.time(Time((Entry(candidate),)))
         finally:
             gpu.close()
         if evaluation.outcome is not Outcome.OK or not evaluation.captured:
             raise InputError(f"{described.name} failed with {config_text(config)}: {evaluation.reason}")
-        contents = {name: np.load(Path(evaluation.captured) / f"{name}.npy", allow_pickle=False) for name in names}
+        contents = {name: load_npy(Path(evaluation.captured) / f"{name}.npy") for name in names}
     return _returned(described, [argument.name for argument in kernel.spec.arguments], contents)
 
 
@@ -380,4 +415,6 @@ def _returned(described: KernelTunerKernel, names: list[str], contents: Mapping[
     for index, array in described.arrays.items():
         stored = contents.get(names[index])
         returned[index] = array.copy() if stored is None else restored_form(stored, array)
+        if is_on_gpu(described.arguments[index]) and returned[index].tobytes() != array.tobytes():
+            write_to_gpu(described.arguments[index], returned[index])  # unchanged, it may be another argument, too
     return returned

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.kernel_tuner.files import host_array
+from autotile.kernel_tuner.files import is_on_gpu
 from autotile.kernel_tuner.installed import installed_module
 from autotile.kernel_tuner.interface import run_kernel
 
@@ -15,7 +15,9 @@ from autotile.kernel_tuner.interface import run_kernel
 class PythonKernel:
     """A kernel that is called with arrays and returns those that it writes.
 
-    Each call starts a process, which is slow; `autotile.get_best_kernel` launches in this one.
+    Arrays of CuPy and CUDA tensors of PyTorch are used in place: they hold what the kernel wrote afterwards, and are
+    not among the returned arrays. Each call starts a process, which is slow; `autotile.get_best_kernel` launches in
+    this one.
 
     Parameters
     ----------
@@ -25,7 +27,7 @@ class PythonKernel:
     inputs
         Whether each argument of a call is used; otherwise that of ``arguments`` is. None for all.
     outputs
-        Whether each array is returned; None for all.
+        Whether each other array is returned; None for all.
     platform, verbose
         Accepted, without effect.
     results_file
@@ -72,10 +74,14 @@ class PythonKernel:
         chosen = [
             new if is_input else old for new, old, is_input in zip(args, self._arguments, self._inputs, strict=True)
         ]
-        self._arguments = run_kernel(**self._call, arguments=chosen, params=self.params, **self._options)
-        returned = zip(self._arguments, self._outputs, strict=True)
-        arrays = (host_array(argument) for argument, is_output in returned if is_output)
-        return [array for array in arrays if array is not None]
+        done = run_kernel(**self._call, arguments=chosen, params=self.params, **self._options)
+        self._arguments = [old if is_on_gpu(old) else new for old, new in zip(chosen, done, strict=True)]
+        returned = zip(args, done, self._outputs, strict=True)
+        return [
+            array
+            for given, array, is_output in returned
+            if is_output and isinstance(array, np.ndarray) and not is_on_gpu(given)
+        ]
 
     def __call__(self, *args: Any) -> list[np.ndarray[Any, Any]]:
         """Launch with the given arguments; see `run_kernel`."""

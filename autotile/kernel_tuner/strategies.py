@@ -147,7 +147,7 @@ def run_strategy(
     max_fevals = min(strategy_options.get("max_fevals") or len(configs), len(configs))
     options = interface.Options(
         {
-            "strategy": strategy,
+            "strategy": strategy.name if isinstance(strategy, Strategy) else strategy,
             "strategy_options": interface.Options(strategy_options),
             "budget": util.TuningBudget(strategy_options.get("time_limit"), max_fevals),
             "max_fevals": max_fevals,

@@ -9,8 +9,9 @@ from typing import Any
 
 from autotile.core.model import Outcome, Trial, config_key, config_text
 from autotile.core.objectives import ENERGY, ERROR, REGISTERS, TIME
-from autotile.core.text import NOTHING, interval_text, percent_text, plural
+from autotile.core.text import NOTHING, interval_text, percent_text, plural, source_text
 from autotile.report.failures import FailureGroup
+from autotile.report.roofline import Roof, Roofline
 from autotile.report.study_data import Finalist, StudyData
 from autotile.report.theme import (
     ACCENT,
@@ -402,9 +403,10 @@ def roofline_chart(studies: Sequence[StudyData]) -> Chart:
         return Chart("roofline", title, None, f"There is no roofline: {missing}.")
     go = load_plotly()
     intensities = [flops / size for _, _, flops, size, _ in points]
-    ridge = [roof.rate / roofline.memory.rate for roof in roofline.compute]
+    roofs = _arithmetic_roofs(studies)
+    ridge = [roof.rate / roofline.memory.rate for roof in roofs]
     low, high = min([*intensities, *ridge]) / 4, max([*intensities, *ridge]) * 4
-    traces = list(_roofs(go, studies[0], low, high))
+    traces = list(_roofs(go, roofline, roofs, low, high, top=max(ridge, default=max(intensities))))
     for name, symbol, color in (
         ("others", "circle-open", MUTED),
         ("default", "diamond", INK),
@@ -456,22 +458,29 @@ def _roofline_points(study: StudyData, *, alone: bool) -> Iterable[tuple[str, Tr
     for name, trial in named:
         work = study.work_of(trial)
         if trial is not None and trial.time_us and work.flops and work.bytes:
-            text = config_text(trial.config) if alone else str(study.problem)
+            text = config_text(trial.config) if alone else source_text(str(study.problem), study.key.source)
             yield name, trial, work.flops, work.bytes, text
 
 
-def _roofs(go: Any, study: StudyData, low: float, high: float) -> Iterable[Any]:
-    roofline = study.roofline
+def _arithmetic_roofs(studies: Sequence[StudyData]) -> list[Roof]:
+    """Return the rates that bound the kernels of some studies, slowest first."""
+    found = (roof for study in studies for roof in study.roofline.of(study.work_of(study.winner)) or ())
+    return sorted(dict.fromkeys(found), key=lambda roof: roof.rate)
+
+
+def _roofs(
+    go: Any, roofline: Roofline, compute: Sequence[Roof], low: float, high: float, *, top: float
+) -> Iterable[Any]:
+    """Yield the line of the memory, up to the operations per byte ``top``, and that of each arithmetic unit."""
     memory = roofline.memory
     assert memory is not None
-    top = max((roof.rate for roof in roofline.compute), default=memory.rate * high)
-    ends = [low, min(high, top / memory.rate)]
+    ends = [low, top]
     line = {"color": INK, "width": 1.5}
     if not roofline.is_measured:
         line["dash"] = "dash"
     flops = [end * memory.rate / 1e12 for end in ends]
     yield go.Scatter(x=ends, y=flops, mode="lines", line=line, name=label(memory.text), hoverinfo="name")
-    for place, roof in enumerate(roofline.compute):
+    for place, roof in enumerate(compute):
         start = max(low, roof.rate / memory.rate)
         dash = {"color": (INK, MUTED, FAINT)[place % 3], "width": 1.5, "dash": line.get("dash", "solid")}
         rates = [roof.rate / 1e12] * 2

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
+from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of
 from autotile.core.text import NOTHING, Displayed, plural, source_text, time_text
@@ -208,6 +209,7 @@ class Comparison(Displayed):
         return ("kernel", "problem", "device", "A", "B", "B against A"), rows
 
 
+@checked
 def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare the best results of two databases: two machines, two versions of kernels, or two compilers.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autotile.core.model import config_text
-from autotile.core.text import NOTHING, percent_text, plural, time_text
+from autotile.core.text import NOTHING, percent_text, plural, source_text, time_text
 from autotile.database.keys import key_text
 from autotile.report.comparison import (
     ComparedProblem,
@@ -216,7 +216,7 @@ def _only_table(only: Sequence[UnmatchedStudy]) -> Markup:
         (
             one.key.kernel,
             key_text(one.key),
-            one.key.gpu_name,
+            source_text(one.key.gpu_name, one.key.source),
             with_units(time_text(one.best.trial.time_us if one.best is not None else None)),
             "no configuration works in the other" if one.fails else "",
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from autotile.core.model import config_text
-from autotile.core.text import NOTHING, interval_text, percent_text, plural, sizes_text, time_text
+from autotile.core.text import NOTHING, interval_text, percent_text, plural, sizes_text, source_text
 from autotile.database.winners import StoredRule
 from autotile.families.rule import FamilyRule, Leaf, RulePoint, Tree
 from autotile.report.report_data import OperationData
@@ -175,7 +175,7 @@ def _node(row: float, column: int, text: str, config: str) -> dict[str, object]:
 
 def operation_chart(operation: OperationData) -> Chart:
     """Return the times of the kernels and libraries that compute a problem of an operation."""
-    title, found = f"{operation.problem}: kernels and libraries", operation.contenders
+    title, found = f"{operation.title}: kernels and libraries", operation.contenders
     timed = [one for one in found if one.trial.measurement is not None]
     times = [one.trial.measurement for one in timed if one.trial.measurement is not None]
     if not timed:
@@ -207,7 +207,7 @@ def operation_chart(operation: OperationData) -> Chart:
         (
             one.name,
             "library" if one.is_library else "kernel",
-            bare_time(one.trial),
+            source_text(bare_time(one.trial), one.source),
             interval_text(measured.low_us, measured.high_us),
             f"{measured.time_us / fastest:.4f}",
             config_text(one.trial.config) or NOTHING,
@@ -216,5 +216,5 @@ def operation_chart(operation: OperationData) -> Chart:
     )
     micro = "\N{MICRO SIGN}s"
     headings = ("name", "", f"time, {micro}", f"95 % interval, {micro}", "time / fastest", "configuration")
-    summary = f"{timed[0].name} is the fastest with {with_units(time_text(timed[0].trial.time_us))}."
+    summary = f"{timed[0].name} is the fastest with {with_units(timed[0].time_text)}."
     return Chart("operation", title, made, summary, ChartTable(headings, rows))

@@ -22,20 +22,23 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from autotile.core.documents import Moment, Whole, convert, encode_json
-from autotile.core.model import config_text
+from autotile.core.model import Trial, config_text
+from autotile.core.pace import MIN_PACE_STEPS, Pace
 from autotile.core.text import duration_text, outcomes_text, sizes_text, source_text, time_text
 from autotile.database.database import Database, location_text
 from autotile.database.rows import parsed_rows
 from autotile.database.schema import RUNS, STUDIES, TRIALS
-from autotile.database.studies import StoredStudy, stored_study
+from autotile.database.studies import StoredRun, StoredStudy, stored_run, stored_study
 from autotile.errors import AutotileError, DataError, DataWarning
 from autotile.report.study_data import StudyData
-from autotile.report.study_reading import StudyReader
+from autotile.report.study_reading import StudyReader, run_settings
 from autotile.report.theme import Chart, with_units
 
 MAX_SESSIONS = 16
 """Sessions of a database that are listed, the newest first; a session of a family or an operation tunes one problem
 after the other."""
+_PACED = 200
+"""Newest trials of a session whose moments give its pace."""
 _LATEST = 15
 """Trials that are listed of a session, the newest first."""
 _TIMED_PARAMETERS = 2
@@ -51,6 +54,55 @@ _WAITING_S = 2.0
 _DRAW_SHARE = 0.25
 """Share of the time that may be spent on drawing a session that runs."""
 _SERVER_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchProgress:
+    """How far the search of a running session is.
+
+    Attributes
+    ----------
+    tried, target
+        Number of configurations that were tried, those of earlier sessions included, and the number at which the search
+        ends; None if only the time ends it.
+    started_at, budget_s
+        Moment of the start, and wall time of the search in seconds; None if only the trials end it.
+    last_at, pace_s
+        Moment of the newest trial, and the expected time from one to the next; None before there is a basis for it.
+    """
+
+    tried: int
+    target: int | None
+    started_at: datetime
+    budget_s: float | None
+    last_at: datetime
+    pace_s: float | None
+
+    def share(self, now: datetime) -> float:
+        """Return the share that is done, by trials or by time."""
+        shares = [] if self.target is None else [self.tried / max(self.target, 1)]
+        if self.budget_s:
+            shares.append((now - self.started_at).total_seconds() / self.budget_s)
+        return min(max(shares, default=0.0), 1.0)
+
+    def left_s(self, now: datetime) -> float | None:
+        """Return the seconds until the search ends; None if there is no basis for an estimate."""
+        found = []
+        if self.target is not None and self.pace_s is not None:
+            waited_s = (now - self.last_at).total_seconds()
+            found.append(self.pace_s * max(self.target - self.tried, 0) - min(waited_s, self.pace_s))
+        if self.budget_s is not None:
+            found.append(self.budget_s - (now - self.started_at).total_seconds())
+        return max(0.0, min(found)) if found else None
+
+    def to_json(self, now: datetime) -> dict[str, Any]:
+        """Return what a page shows."""
+        share, left_s = self.share(now), self.left_s(now)
+        of = f" of {self.target:,}" if self.target is not None else ""
+        left = "the search ends, then the finals" if share >= 1.0 else ""
+        if share < 1.0 and left_s is not None:
+            left = f"about {duration_text(left_s)} left"
+        return {"share": share, "text": f"{self.tried:,}{of} configurations tried", "left": left}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +125,8 @@ class LiveSession:
         Id of the newest trial, of the search or of finals; 0 if there is none.
     started_at, last_at, ended_at
         Moments of the start, of the newest trial, and of the end; ``ended_at`` is None while it runs.
+    progress
+        How far its search is; None if it has ended, or has no limit that is known.
     """
 
     name: str
@@ -86,6 +140,7 @@ class LiveSession:
     started_at: datetime
     last_at: datetime
     ended_at: datetime | None
+    progress: SearchProgress | None = None
 
     @property
     def version(self) -> str:
@@ -112,6 +167,7 @@ class LiveSession:
             "state": self.state(now),
             "trials": self.trials,
             "elapsed": duration_text(max((last - self.started_at).total_seconds(), 0.0)),
+            "progress": self.progress.to_json(now) if self.progress is not None else None,
             "silent": duration_text(max((now - self.last_at).total_seconds(), 0.0)),
         }
 
@@ -268,8 +324,15 @@ class DatabaseFollower:
         )
         counts = {row[0]: row[1:] for row in connection.execute(counted.group_by(TRIALS.c.run_id))}
         self._read_studies(connection, {row["study_id"] for row in found})
-        sessions = (self._session(row, *counts.get(row["id"], (0, 0, None))) for row in found)
-        return tuple(session for session in sessions if session is not None)
+        read = (self._session(row, *counts.get(row["id"], (0, 0, None))) for row in found)
+        sessions = [session for session in read if session is not None]
+        ids = [session.run_id for session in sessions if session.ended_at is None]
+        runs = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
+        running = {run.run_id: run for run in runs}
+        return tuple(
+            replace(one, progress=_progress(connection, running[one.run_id], one)) if one.run_id in running else one
+            for one in sessions
+        )
 
     def _read_studies(self, connection: Connection, ids: Collection[int]) -> None:
         if missing := set(ids) - self._studies.keys():
@@ -307,6 +370,27 @@ class DatabaseFollower:
             newest_at,
             found["ended_at"],
         )
+
+
+def _progress(connection: Connection, run: StoredRun, session: LiveSession) -> SearchProgress | None:
+    """Return how far the search of a running session is; None if no limit of it is known."""
+    settings = run_settings(run.settings)
+    if settings.trial_target is None and settings.budget_s is None:
+        return None
+    target, valid = settings.trial_target, run.gates.get("limits")
+    if target is not None and valid is not None:
+        target = min(target, valid)
+    searched = TRIALS.c.run_id == session.run_id if settings.fresh else TRIALS.c.study_id == session.study.study_id
+    counted = select(func.count(TRIALS.c.config_key.distinct())).where(searched, TRIALS.c.phase == "search")
+    tried = int(connection.execute(counted).scalar_one())
+    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.run_id, TRIALS.c.phase == "search")
+    moments = connection.execute(newest.order_by(TRIALS.c.id.desc()).limit(_PACED)).scalars()
+    pace = Pace()
+    with suppress(DataError):
+        for moment in sorted(convert(list(moments), list[Moment])):
+            pace.add((moment - session.started_at).total_seconds())
+    pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
+    return SearchProgress(tried, target, session.started_at, settings.budget_s, session.last_at, pace_s)
 
 
 _numbers = count(1)
@@ -412,9 +496,9 @@ def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
     winner, default, speedup = study.winner, study.default, study.speedup
     if winner is not None:
         label = "best so far" if study.is_running else "winner"
-        yield label, f"{with_units(time_text(winner.time_us))}: {config_text(winner.config)}"
+        yield label, f"{_shown_time(winner)}: {config_text(winner.config)}"
     if default is not None and default.time_us is not None:
-        yield "default", with_units(time_text(default.time_us))
+        yield "default", _shown_time(default)
     if speedup is not None:
         yield "speed-up", f"{speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
     outcomes = Counter(one.trial.outcome for one in study.newest)
@@ -425,6 +509,12 @@ def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
         yield "trials by GPU", ", ".join(f"{gpu}: {found:,}" for gpu, found in sorted(gpus.items()))
 
 
+def _shown_time(trial: Trial) -> str:
+    """Return the time of a trial, marked if it was replayed; a dash if there is none."""
+    text = with_units(time_text(trial.time_us))
+    return text if trial.time_us is None else source_text(text, trial.source)
+
+
 def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
     """Return the newest trials, the last one first: number, outcome, time, configuration, reason."""
     trials = (*study.trials, *study.final_trials)[-_LATEST:]
@@ -433,7 +523,7 @@ def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
         (
             f"{number:,}" + (" finals" if one.phase == "final" else ""),
             str(one.trial.outcome),
-            with_units(time_text(one.trial.time_us)),
+            _shown_time(one.trial),
             config_text(one.trial.config),
             one.trial.reason.partition("\n")[0],
         )

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
 from autotile.database.database import database_location
 from autotile.errors import InputError, ToolchainError
@@ -30,7 +31,6 @@ LOOPBACK = "127.0.0.1"
 _HOSTS = (LOOPBACK, "localhost")
 _TOKEN_BYTES = 24
 _SHUTDOWN_S = 2
-_MAX_CONNECTIONS = 64
 _TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
 """Browsers in the terminal that the module `webbrowser` chooses where there is no graphical one."""
 
@@ -86,6 +86,8 @@ class Guard:
             refusal = PlainTextResponse("wrong address; use the one that `autotile watch` printed\n", status_code=403)
             await refusal(scope, receive, send_with_headers)
             return
+        if (connection := scope.get("autotile.connection")) is not None:
+            connection.is_known = True
         await self._app({**scope, "path": f"/{path}", "raw_path": None}, receive, send_with_headers)
 
 
@@ -172,6 +174,8 @@ def _assets() -> Mapping[str, tuple[str, Callable[[], str]]]:
     return {
         "theme.css": ("text/css", _theme),
         "watch.css": ("text/css", lambda: _asset("watch.css")),
+        "parallel.css": ("text/css", lambda: _asset("parallel.css")),
+        "parallel.js": ("text/javascript", lambda: _asset("parallel.js")),
         "watch.js": ("text/javascript", lambda: _asset("watch.js")),
         "plotly.js": ("text/javascript", _plotly),
         "palette": ("application/json", lambda: encode_json([dict(LIGHT), dict(DARK)])),
@@ -242,15 +246,17 @@ class LiveServer:
         """Serve until SIGINT, SIGTERM or `stop`."""
         import uvicorn
 
+        from autotile.report.live_connections import LiveConnection
+
         settings = uvicorn.Config(
             self._application,
+            http=LiveConnection,
             access_log=False,
             log_level="error",
             server_header=False,
             lifespan="off",
             ws="none",
             proxy_headers=False,
-            limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         with ExitStack() as stack:
@@ -277,6 +283,7 @@ def _listen(port: int) -> socket.socket:
         ) from None
 
 
+@checked
 def watch(*databases: str | Path, kernels: Iterable[str | Path] = (), port: int = 0, open_browser: bool = True) -> None:
     """Serve a page that follows running sessions, until Ctrl-C; its address is printed.
 

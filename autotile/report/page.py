@@ -188,7 +188,8 @@ class Page:
         ToolchainError
             The page has charts, and Plotly is not installed.
         """
-        style, script = _asset("report.css"), _asset("report.js")
+        style = _asset("report.css") + _asset("parallel.css")
+        script = _asset("parallel.js") + _asset("report.js")
         plotly = _plotly_script() if self._figures else ""
         placeholders = [*_plotly_styles(plotly), "plotly.js-style-global"] if plotly else []
         scripts = [text for text in (plotly, script) if text]

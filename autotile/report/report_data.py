@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Problem, Trial
-from autotile.core.text import plural, sizes_text, source_text
+from autotile.core.statistics import Interval, ratio_of
+from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
 from autotile.database.database import Database
-from autotile.database.keys import key_text
+from autotile.database.keys import TuningKey, key_text
 from autotile.database.learned_store import FamilyStore
-from autotile.database.studies import StudySummary, rows_of_kernel
+from autotile.database.studies import CONTEST, StoredBest, StudySummary, rows_of_kernel
 from autotile.database.winners import StoredRule
-from autotile.errors import InputError, ProblemError
+from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName
-from autotile.kernel.operation import Operation
-from autotile.report.study_data import StudyData
+from autotile.kernel.operation import Member, Operation
+from autotile.kernel.problem import Workrate, resolve_problem, unsupported_reason
+from autotile.report.study_data import StudyData, cost_ratio
 from autotile.report.study_reading import read_study
+from autotile.space.search_space import feasible_space
 
 _MAX_STUDIES = 100
 _MAX_TRIALS = 60_000
@@ -26,21 +31,65 @@ _MAX_TRIALS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class ContenderData:
-    """A kernel or a library that computes a problem of an operation, with its best trial."""
+    """A kernel or a library that computes a problem of an operation, with its best trial.
+
+    Attributes
+    ----------
+    name, is_library
+        Name of the kernel or library, and whether it is a library.
+    trial
+        Its best trial.
+    study_id, tried
+        Its study, and the number of configurations that were tried.
+    source
+        ``cuda`` or ``replayed``.
+    ratio
+        Its time over that of the fastest; None where an interval is missing.
+    rate
+        Rate at which it computes the problem, such as ``781 TFLOP/s``.
+    """
 
     name: str
     is_library: bool
     trial: Trial
     study_id: int
+    tried: int = 0
+    source: str = "cuda"
+    ratio: Interval | None = None
+    rate: str = NOTHING
+
+    @property
+    def time_text(self) -> str:
+        """Time with its unit, marked if it was replayed."""
+        return source_text(time_text(self.trial.time_us), self.source)
 
 
 @dataclass(frozen=True, slots=True)
 class OperationData:
-    """A problem of an operation, and what computes it, fastest first."""
+    """A problem of an operation, and what computes it.
+
+    Attributes
+    ----------
+    problem
+        The problem, without what may be left out.
+    gpu_name
+        Name of the GPU.
+    contenders
+        Kernels and libraries with a time, fastest first.
+    others
+        Kernels of the operation without one, each with the reason.
+    """
 
     problem: Problem
     gpu_name: str
     contenders: tuple[ContenderData, ...]
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Problem and device, marked if all times were replayed."""
+        replayed = all(one.source == "replayed" for one in self.contenders)
+        return f"{self.problem} on {source_text(self.gpu_name, 'replayed' if replayed else '')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +114,8 @@ class ReportData:
         Problems of operations with several contenders.
     notices
         Remarks for the reader, one line each.
+    path
+        Path by which the user named the kernel or operation; empty for a name.
     """
 
     title: str
@@ -75,6 +126,7 @@ class ReportData:
     families: tuple[StoredRule, ...] = ()
     operations: tuple[OperationData, ...] = ()
     notices: tuple[str, ...] = ()
+    path: str = ""
 
 
 def report_of_study(study: StudyData) -> ReportData:
@@ -142,21 +194,21 @@ def read_operation_report(
     listed = [study for study in database.studies() if _matches(study, {}, dtype, gpu_name)]
     problems = _problems(operation, sizes, dtype, listed)
     tried: dict[int, StudySummary] = {}
-    found = []
+    found: list[OperationData] = []
     for problem in problems:
         for gpu in dict.fromkeys(study.key.gpu_name for study in listed):
             here = [study for study in listed if study.key.gpu_name == gpu and study.best_config is not None]
             one, used = _operation_data(database, operation, problem, gpu, here)
-            if len(one.contenders):
+            if one.contenders:
                 found.append(one)
                 tried |= {study.study_id: study for study in used if study.trials}
     if not found:
-        members = {member.kernel for member in operation.members}
+        members = {member.name for member in operation.members}
         own = [study for study in listed if study.key.kernel in members and study.trials]
         if not own or sizes:
             raise InputError(_nothing(database.location, operation.name, sizes, own, []))
         tried = {study.study_id: study for study in own}
-    title = " ".join(filter(None, [operation.name, sizes_text(sizes)]))
+    title = found[0].title if len(found) == 1 else " ".join(filter(None, [operation.name, sizes_text(sizes)]))
     return _report(database, title, list(tried.values()), operations=tuple(found))
 
 
@@ -178,7 +230,7 @@ def _report(
     notices = (f"{plural(len(others), 'older study', 'older studies')} are listed without charts",) if others else ()
     studies = tuple(read_study(database, study) for study in tried if study.study_id in kept)
     return ReportData(
-        title=study_title(studies[0]) if len(studies) == 1 and not others else title,
+        title=study_title(studies[0]) if len(studies) == 1 and not others and not operations else title,
         location=database.location,
         made_at=datetime.now(UTC),
         studies=studies,
@@ -239,51 +291,108 @@ _SHOWN = 3
 def _problems(
     operation: Operation, sizes: Mapping[str, int], dtype: str | None, listed: Sequence[StudySummary]
 ) -> list[Problem]:
-    """Return the problem that is asked for, of each element type, or those that libraries were raced at."""
+    """Return the problem that is asked for, of each element type, or those of the stored studies."""
     needed = [name for name in operation.sizes if not operation.is_optional(name)]
     if sizes and all(name in sizes for name in needed):
         return [operation.resolve(sizes, each) for each in ((dtype,) if dtype else operation.dtypes)]
     if unknown := [name for name in sizes if name not in operation.sizes]:
         raise ProblemError(f"{operation.name} has no size {unknown[0]!r}; its sizes are {', '.join(operation.sizes)}")
-    raced = [
-        study.key
-        for study in listed
-        if study.key.kernel.startswith(f"{operation.name}:") and _matches(study, sizes, dtype, None)
-    ]
-    found = {}
-    for key in raced:
-        try:
-            problem = operation.resolve(key.sizes, key.dtype)
-        except ProblemError:  # of another version of the operation
-            continue
-        found[str(problem)] = problem
+    found: dict[str, Problem] = {}
+    for study in listed:
+        problem = _problem_of(operation, study.key)
+        if problem is not None and all(problem.sizes[name] == size for name, size in sizes.items()):
+            found.setdefault(str(operation.stated(problem)), problem)
     return list(found.values())
+
+
+def _problem_of(operation: Operation, key: TuningKey) -> Problem | None:
+    """Return the problem of an operation that a study of a kernel or a library is of; None if it is of none."""
+    if not key.kernel.startswith(f"{operation.name}:"):
+        return operation.problem_of(key.kernel, key.sizes, key.dtype)
+    try:
+        return operation.resolve(key.sizes, key.dtype)
+    except ProblemError:  # of another version of the operation
+        return None
 
 
 def _operation_data(
     database: Database, operation: Operation, problem: Problem, gpu_name: str, studies: Sequence[StudySummary]
 ) -> tuple[OperationData, list[StudySummary]]:
-    wanted = {member.kernel: sizes for member, sizes in operation.fitting(problem)}
-    kernels = [
-        study
-        for study in studies
-        if study.key.dtype == problem.dtype and dict(study.key.sizes) == wanted.get(study.key.kernel)
-    ]
+    """Return what computes a problem on a GPU, and the studies of its kernels, fastest first."""
+    kernels = {member.name: member.load() for member, _ in operation.fitting(problem)}
+    wanted = {member.name: {**kernels[member.name].spec.sizes, **own} for member, own in operation.fitting(problem)}
     shared = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
-    libraries = [
-        study
-        for study in studies
-        if study.key.kernel.startswith(f"{operation.name}:")
-        and study.key.dtype == problem.dtype
-        and dict(study.key.sizes) == shared
-    ]
-    best = {
-        one.study_id: one.trial for study in (*kernels, *libraries) for one in database.best(study_id=study.study_id)
+    for study in studies:
+        if study.key.kernel.startswith(f"{operation.name}:"):
+            wanted[study.key.kernel] = shared
+    newest = {
+        (study.key.kernel, study.key.source): study
+        for study in sorted(studies, key=lambda one: (one.last_at is not None, one.last_at))
+        if study.key.dtype == problem.dtype and dict(study.key.sizes) == wanted.get(study.key.kernel)
     }
-    contenders = [
-        ContenderData(study.key.kernel.removeprefix(f"{operation.name}:"), study in libraries, trial, study.study_id)
-        for study in (*kernels, *libraries)
-        if (trial := best.get(study.study_id)) is not None
-    ]
-    ordered = sorted(contenders, key=lambda one: one.trial.time_us or float("inf"))
-    return OperationData(problem, gpu_name, tuple(ordered)), kernels
+    timed = [(study, best) for study in newest.values() for best in database.best(study_id=study.study_id)]
+    timed.sort(key=lambda pair: pair[1].trial.time_us or math.inf)
+    work = next(((kernels[study.key.kernel], best) for study, best in timed if study.key.kernel in kernels), None)
+    contenders = []
+    for study, best in timed:
+        name = study.key.kernel.removeprefix(f"{operation.name}:")
+        rate = NOTHING
+        if work is not None and best.device is not None and best.trial.time_us is not None:
+            own = resolve_problem(work[0].spec, wanted[work[0].name], problem.dtype)
+            rate = Workrate.of(work[0].spec, own, work[1].trial.config).text(best.trial.time_us, best.device)
+        contenders.append(
+            ContenderData(
+                name,
+                study.key.kernel not in kernels,
+                best.trial,
+                study.study_id,
+                study.trials,
+                study.key.source,
+                _ratio(timed[0][1], best),
+                rate,
+            )
+        )
+    device = next((best.device for _, best in timed if best.device is not None), None)
+    known = {one.name for one in contenders}
+    others = [(member.name, _why_not(member, problem, device)) for member in operation.members]
+    return (
+        OperationData(
+            operation.stated(problem),
+            gpu_name,
+            tuple(contenders),
+            tuple(one for one in others if one[0] not in known),
+        ),
+        [study for study, _ in timed if study.key.kernel in kernels],
+    )
+
+
+def _ratio(fastest: StoredBest, other: StoredBest) -> Interval | None:
+    """Return the time of a contender over that of the fastest: in pairs of the race in which both took part."""
+    if fastest.run.sampler == other.run.sampler == CONTEST:
+        return cost_ratio(fastest.trial, other.trial)
+    first, second = fastest.trial.measurement, other.trial.measurement
+    if first is None or second is None or first.low_us <= 0.0:
+        return None
+    if fastest is other:
+        return Interval(1.0, 1.0, 1.0)
+    return ratio_of(*(Interval(one.time_us, one.low_us, one.high_us) for one in (first, second)))
+
+
+def _why_not(member: Member, problem: Problem, device: DeviceProperties | None) -> str:
+    """Return why nothing is stored of a kernel: it does not compute the problem, or it was not tuned for it."""
+    sizes = member.sizes_for(problem, device)
+    if sizes is None:
+        by_type = f"it computes {', '.join(member.dtypes)}" if problem.dtype not in member.dtypes else ""
+        when = f"it is used if {member.when.text}" if member.when is not None else "it does not compute the problem"
+        return f"not applicable: {by_type or when}"
+    spec = member.load().spec
+    if device is not None:
+        if reason := unsupported_reason(spec, device):
+            return f"not applicable: {reason}"
+        try:
+            feasible_space(spec, resolve_problem(spec, sizes, problem.dtype).sizes, device, problem.dtype)
+        except EmptySpaceError as error:
+            return f"not applicable: {error.cause}"
+        except InputError as error:
+            return f"not applicable: {error}"
+    return "not tuned"

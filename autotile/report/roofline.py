@@ -5,7 +5,9 @@ S. Williams, A. Waterman and D. Patterson, Roofline: an insightful visual perfor
 
 from __future__ import annotations
 
-from autotile.core.ceilings import DeviceCeilings
+from collections.abc import Mapping
+
+from autotile.core.ceilings import ARITHMETIC, DeviceCeilings, datasheet_ceilings, unit_text
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.text import bandwidth_text, flops_text, moment_text, percent_text
@@ -38,7 +40,9 @@ class Roofline:
     memory
         Bandwidth of device memory; None if unknown.
     compute
-        Rates of the arithmetic units, slowest first; empty if unknown.
+        Rates of the arithmetic units of the element type, slowest first; empty if unknown.
+    units
+        Rates of all arithmetic units that are known, by their names.
     is_measured
         Whether they were measured on the GPU; otherwise they are of its datasheet.
     origin
@@ -47,20 +51,35 @@ class Roofline:
 
     memory: Roof | None
     compute: tuple[Roof, ...]
+    units: Mapping[str, Roof]
     is_measured: bool
     origin: str
 
+    def of(self, work: Workrate) -> tuple[Roof, ...] | None:
+        """Return the rates that bound the operations of a kernel, slowest first; None if those of its unit are unknown.
+
+        A kernel that states no unit may use any of its element type.
+        """
+        if work.unit is None:
+            return self.compute
+        unit = self.units.get(work.unit)
+        if unit is None:
+            return None
+        label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
+        return (Roof(label, unit.rate / work.passes, False),)
+
     def bound(self, work: Workrate, time_us: float | None) -> Bound | None:
         """Return the ceiling that binds a run, and the share of it that is reached; None if that is not known."""
-        if time_us is None:
+        roofs = self.of(work)
+        if time_us is None or (roofs is None and work.flops):
             return None
         found = []
         if self.memory is not None and work.bytes:
             found.append(Bound(self.memory, work.bytes / time_us * 1e6))
-        if self.compute and work.flops:
+        if roofs and work.flops:
             rate = work.flops / time_us * 1e6
-            reached = [roof for roof in self.compute if rate <= _EXCEEDED * roof.rate]
-            found.append(Bound((reached or self.compute)[0 if reached else -1], rate))
+            reached = [roof for roof in roofs if rate <= _EXCEEDED * roof.rate]
+            found.append(Bound((reached or roofs)[0 if reached else -1], rate))
         return max(found, key=lambda bound: bound.share, default=None)
 
 
@@ -85,22 +104,24 @@ class Bound:
 
 def roofline_of(dtype: str, device: DeviceProperties | None, measured: DeviceCeilings | None) -> Roofline:
     """Return the roofline of an element type on a device, measured where it was measured."""
-    if measured is not None:
-        memory = measured.memory
-        units = sorted(measured.compute(dtype), key=lambda ceiling: ceiling.value)
-        return Roofline(
-            Roof(memory.label, memory.value, True) if memory is not None else None,
-            tuple(Roof(one.label, one.value, False) for one in units),
-            True,
-            f"measured on {measured.gpu_name} on {moment_text(measured.measured_at)}",
-        )
     hint = "not measured on this GPU; `autotile measure-device` measures the ceilings"
-    if device is None:
-        return Roofline(None, (), False, hint)
-    memory_rate, peak = device.memory_bandwidth_bytes_per_s, device.peak_fp32_flops_per_s
+    if measured is None and device is None:
+        return Roofline(None, (), {}, False, hint)
+    if measured is not None:
+        suffix, origin = "", f"measured on {measured.gpu_name} on {moment_text(measured.measured_at)}"
+        ceilings = measured
+    else:
+        assert device is not None
+        suffix, origin = " (datasheet)", f"figures of the datasheet, {hint}"
+        ceilings = datasheet_ceilings(device)
+    memory = ceilings.memory
+    memory_label = "DRAM" if measured is None else memory.label if memory is not None else ""
+    roofs = {one.name: Roof(f"{one.label}{suffix}", one.value, False) for one in ceilings.ceilings}
+    compute = sorted((roofs[one.name] for one in ceilings.compute(dtype)), key=lambda roof: roof.rate)
     return Roofline(
-        Roof("DRAM (datasheet)", memory_rate, True) if memory_rate else None,
-        (Roof("fp32 FMA (datasheet)", peak, False),) if dtype == "float32" and peak else (),
-        False,
-        f"figures of the datasheet, {hint}",
+        Roof(f"{memory_label}{suffix}", memory.value, True) if memory is not None else None,
+        tuple(compute),
+        {name: roof for name, roof in roofs.items() if name in ARITHMETIC},
+        measured is not None,
+        origin,
     )

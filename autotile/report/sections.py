@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.documents import encode_json
-from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Trial, config_key, config_text
-from autotile.core.text import NOTHING, duration_text, moment_text, percent_text, plural, sizes_text, time_text
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Problem, Trial, config_key, config_text
+from autotile.core.statistics import is_tie
+from autotile.core.text import (
+    NOTHING,
+    duration_text,
+    interval_text,
+    moment_text,
+    percent_text,
+    plural,
+    source_text,
+    time_text,
+)
 from autotile.database.database import open_existing
 from autotile.database.keys import key_text
 from autotile.database.winners import StoredRule
@@ -34,6 +45,7 @@ from autotile.report.parameter_charts import (
     time_by_parameter_chart,
 )
 from autotile.report.report_data import (
+    ContenderData,
     OperationData,
     ReportData,
     read_operation_report,
@@ -42,7 +54,7 @@ from autotile.report.report_data import (
 )
 from autotile.report.session_charts import best_so_far_chart, drift_chart
 from autotile.report.theme import Chart, measured_text, with_units
-from autotile.settings import expand_path
+from autotile.settings import user_path
 
 if TYPE_CHECKING:
     from autotile.report.study_data import StudyData
@@ -62,11 +74,10 @@ def report_page(data: ReportData) -> str:
         Plotly is not installed.
     """
     page = Page(data.title, f"From {data.location}, read {moment_text(data.made_at)}.")
-    parts: list[Markup] = []
-    alone = len(data.studies) == 1
+    alone = len(data.studies) == 1 and not data.operations
+    parts = [_operation(page, number, one, data) for number, one in enumerate(data.operations, start=1)]
     if not alone or data.others:
         parts.append(_overview(page, data))
-    parts += [_operation(page, number, one) for number, one in enumerate(data.operations, start=1)]
     parts += [_family(page, number, one) for number, one in enumerate(data.families, start=1)]
     for number, study in enumerate(data.studies, start=1):
         if page.size_bytes > _MAX_BYTES:
@@ -75,7 +86,10 @@ def report_page(data: ReportData) -> str:
                 tag("p", f"{left} more would make the page too large; name one with its sizes.", class_="note")
             )
             break
-        sections = study_sections(page, study, "" if alone else f"s{number}-", linked=alone)
+        prefix = "" if alone else f"s{number}-"
+        of_operation = bool(data.operations)
+        path = "" if of_operation else data.path
+        sections = study_sections(page, study, prefix, linked=alone, of_operation=of_operation, path=path)
         parts.append(joined(sections) if alone else _folded(study, number, sections))
     page.body.extend(parts)
     return page.html()
@@ -98,7 +112,7 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
     ToolchainError
         Plotly is not installed.
     """
-    path = expand_path(output, "a report")
+    path = user_path(output, "a report")
     path = path / "report.html" if path.is_dir() else path
     database, kernel, sizes, dtype, gpu_name = content
     if "***" in database:  # the password of a server
@@ -113,7 +127,15 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
     return path
 
 
-def study_sections(page: Page, study: StudyData, prefix: str = "", *, linked: bool = True) -> list[Markup]:
+def study_sections(
+    page: Page,
+    study: StudyData,
+    prefix: str = "",
+    *,
+    linked: bool = True,
+    of_operation: bool = False,
+    path: str = "",
+) -> list[Markup]:
     """Return the sections of one study in the order of a report.
 
     Parameters
@@ -124,6 +146,10 @@ def study_sections(page: Page, study: StudyData, prefix: str = "", *, linked: bo
         Text before all anchors, which makes them unique on the page.
     linked
         Whether the navigation of the page leads to them.
+    of_operation
+        Whether the study is of a kernel of an operation, which has an answer of its own.
+    path
+        Path by which the user named the kernel; empty for a name.
     """
 
     def section(anchor: str, heading: str, link: str, *content: Markup | None) -> Markup:
@@ -136,7 +162,13 @@ def study_sections(page: Page, study: StudyData, prefix: str = "", *, linked: bo
     order = effects.order(study.parameters)[:_MAX_PARAMETERS]
     trials = f"{prefix}{_TABLE}-table"
     found = [
-        section("answer", "The answer", "Answer", answer(study)),
+        section(
+            "answer",
+            "The kernel" if of_operation else "The answer",
+            "Answer",
+            answer(study),
+            _serving_of(study, "Serve this kernel alone" if of_operation else "Serve it", path),
+        ),
         section("finals", "Finals", "Finals", chart(finals_chart(study))),
         section("limits", "What limits the best", "Limits", chart(limits_chart(study), wide=True)),
         section(
@@ -178,7 +210,7 @@ def study_sections(page: Page, study: StudyData, prefix: str = "", *, linked: bo
 
 
 def answer(study: StudyData) -> Markup:
-    """Return the winner, its speed-up, how it was found and verified, and the line of code that serves it."""
+    """Return the winner, its speed-up, and how it was found and verified."""
     winner, default, speedup = study.winner, study.default, study.speedup
     if winner is None:
         state = "is running" if study.is_running else "has ended"
@@ -190,14 +222,36 @@ def answer(study: StudyData) -> Markup:
         headline = f"{speedup.value:.3f}\N{MULTIPLICATION SIGN} faster than the default"
         detail = f"95 % interval {speedup.low:.3f}\N{MULTIPLICATION SIGN} to {speedup.high:.3f}\N{MULTIPLICATION SIGN}"
     else:
-        headline, detail = with_units(time_text(winner.time_us)), "the default was not timed"
+        headline = with_units(source_text(time_text(winner.time_us), winner.source))
+        detail = "the default was not timed"
     facts = [(name, content) for name, content in _answer_facts(study, winner, default) if content]
     return joined(
         tag("p", tag("strong", headline), " ", tag("span", detail), class_="headline"),
-        tag("dl", [(tag("dt", name), tag("dd", content)) for name, content in facts], class_="facts"),
-        tag("h3", "Serve it"),
-        tag("pre", tag("code", serving_line(study)), tabindex=0, class_="code"),
+        _facts_list(facts),
     )
+
+
+def _facts_list(facts: Iterable[tuple[str, str | Markup]]) -> Markup:
+    return tag("dl", [(tag("dt", name), tag("dd", content)) for name, content in facts], class_="facts")
+
+
+def _serving_of(study: StudyData, heading: str, path: str) -> Markup | None:
+    """Return the line of code that serves the winner of a study; a remark where it is not served."""
+    if study.winner is None:
+        return None
+    if not study.study_id:
+        sizes = [f"{name}={value}" for name, value in study.key.sizes.items()]
+        words = ["autotile", "tune", path or study.key.kernel, *sizes, "--dtype", study.key.dtype]
+        command = tag("code", shlex.join([*words, "--replay", study.location]))
+        return tag("p", "A recording is not served; ", command, " stores its winner.", class_="note")
+    if not study.key.template_hash:
+        return tag("p", "Imported results are not served.", class_="note")
+    return _serving(study.key.problem, heading, path)
+
+
+def _serving(problem: Problem, heading: str, path: str = "") -> Markup:
+    line = tag("pre", tag("code", serving_line(problem, path)), tabindex=0, class_="code")
+    return joined(tag("h3", heading), line)
 
 
 def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Iterable[tuple[str, str | Markup]]:
@@ -270,12 +324,12 @@ def verification_text(study: StudyData, winner: Trial) -> str:
     return "; ".join(found)
 
 
-def serving_line(study: StudyData) -> str:
-    """Return the line of Python that serves the problem."""
-    sizes = [f"{name}={value}" for name, value in study.key.sizes.items()]
-    if not all(name.isidentifier() for name in study.key.sizes):
-        sizes = [encode_json(dict(study.key.sizes))]
-    words = [encode_json(study.key.kernel), *sizes, f"dtype={encode_json(study.key.dtype)}"]
+def serving_line(problem: Problem, path: str = "") -> str:
+    """Return the line of Python that serves a problem of a kernel or an operation, which a path may name."""
+    sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
+    if not all(name.isidentifier() for name in problem.sizes):
+        sizes = [encode_json(dict(problem.sizes))]
+    words = [encode_json(path or problem.kernel), *sizes, f"dtype={encode_json(problem.dtype)}"]
     return f"kernel = autotile.get_best_kernel({', '.join(words)})"
 
 
@@ -302,7 +356,7 @@ _TABLE = "trials"
 
 
 def trial_table(study: StudyData) -> DataTable:
-    """Return all trials of the search as a table of data."""
+    """Return the trials of the search as a table of data, the newest of each configuration."""
     parameters = study.parameters
     micro = "\N{MICRO SIGN}s"
     figures = (
@@ -317,6 +371,7 @@ def trial_table(study: StudyData) -> DataTable:
         Column("after", "s", True),
     )
     own = [Column(name) for name in parameters]
+    newest = {one.trial_id for one in study.newest}
     rows = [
         [
             *_trial_cells(place, one.trial, after_s),
@@ -324,6 +379,7 @@ def trial_table(study: StudyData) -> DataTable:
             one.trial.reason[:300],
         ]
         for place, (one, after_s) in enumerate(zip(study.trials, study.elapsed_s, strict=True), start=1)
+        if one.trial_id in newest
     ]
     return DataTable(_TABLE, (*figures, *own, Column("reason")), rows)
 
@@ -406,7 +462,7 @@ def _overview(page: Page, data: ReportData) -> Markup:
             (
                 tag("a", study.key.kernel, href=f"#s{number}"),
                 key_text(study.key),
-                study.key.gpu_name,
+                source_text(study.key.gpu_name, study.key.source),
                 f"{len(study.newest):,}",
                 with_units(time_text(winner.time_us)) if winner is not None else NOTHING,
                 f"{speedup.value:.3f}\N{MULTIPLICATION SIGN}" if speedup is not None else NOTHING,
@@ -419,7 +475,7 @@ def _overview(page: Page, data: ReportData) -> Markup:
             (
                 tag("span", other.key.kernel),
                 key_text(other.key),
-                other.key.gpu_name,
+                source_text(other.key.gpu_name, other.key.source),
                 f"{other.trials:,}",
                 best,
                 NOTHING,
@@ -454,7 +510,8 @@ def _family(page: Page, number: int, stored: StoredRule) -> Markup:
     configs = [(f"#{index}", tag("code", config_text(one.config))) for index, one in enumerate(rule.configs)]
     return page.section(
         f"family{number}",
-        f"Family {stored.key.kernel} {rule.family} {stored.key.dtype} on {stored.key.gpu_name}",
+        f"Family {stored.key.kernel} {rule.family} {stored.key.dtype} on "
+        f"{source_text(stored.key.gpu_name, stored.key.source)}",
         page.chart(family_loss_chart(stored), prefix),
         page.chart(rule_tree_chart(stored), prefix, wide=True),
         tag("details", tag("summary", "The rule in words"), tag("ul", lines, class_="tree")),
@@ -463,9 +520,80 @@ def _family(page: Page, number: int, stored: StoredRule) -> Markup:
     )
 
 
-def _operation(page: Page, number: int, operation: OperationData) -> Markup:
-    sizes = sizes_text(operation.problem.sizes)
-    heading = f"{operation.problem.kernel} {sizes} {operation.problem.dtype} on {operation.gpu_name}"
+def _operation(page: Page, number: int, operation: OperationData, data: ReportData) -> Markup:
+    """Return the answer for a problem of an operation: what won and by how much, the race, and the line to serve it."""
+    alone = len(data.operations) == 1
+    anchor = "answer" if alone else f"operation{number}"
+    heading, link = ("The answer", "Answer") if alone else (operation.title, f"{operation.problem.kernel} {number}")
     return page.section(
-        f"operation{number}", heading, page.chart(operation_chart(operation), f"o{number}-"), link="Operation"
+        anchor,
+        heading,
+        _operation_headline(operation),
+        _facts_list(_operation_facts(operation)),
+        _race_table(operation, data),
+        _serving(operation.problem, f"Serve {operation.contenders[0].name}", data.path),
+        page.chart(operation_chart(operation), f"o{number}-"),
+        link=link,
     )
+
+
+def _operation_headline(operation: OperationData) -> Markup:
+    """Return what is the fastest, and how it compares with the best library, or with the best kernel."""
+    winner = operation.contenders[0]
+    rival = next((one for one in operation.contenders if one.is_library != winner.is_library), None)
+    if rival is None or rival.ratio is None:
+        text = f"{winner.name} is the fastest"
+        known = "no kernel was timed" if winner.is_library else "no library was timed"
+        detail = f"{with_units(winner.time_text)}; {known}"
+    else:
+        times, ratio = "\N{MULTIPLICATION SIGN}", rival.ratio
+        interval = f"95 % interval {ratio.low:.3f}{times} to {ratio.high:.3f}{times}"
+        if is_tie(ratio):
+            text = f"{winner.name} and {rival.name} cannot be told apart"
+            detail = f"{ratio.value:.3f}{times}, {interval}"
+        else:
+            text, detail = f"{winner.name} is {ratio.value:.3f}{times} faster than {rival.name}", interval
+    return tag("p", tag("strong", text), " ", tag("span", detail), class_="headline")
+
+
+def _operation_facts(operation: OperationData) -> Iterable[tuple[str, str | Markup]]:
+    winner = operation.contenders[0]
+    for label, one in (("Winner", winner), *(("Library", one) for one in operation.contenders if one.is_library)):
+        if label == "Library" and one is winner:
+            continue
+        config = joined(" ", tag("code", config_text(one.trial.config))) if one.trial.config else None
+        measured = measured_text(one.trial) or NOTHING
+        yield label, joined(one.name, config, tag("br"), measured, f", {one.rate}" if one.rate != NOTHING else "")
+    if not any(one.is_library for one in operation.contenders):
+        yield "Library", "none was timed"
+    ties = [one.name for one in operation.contenders[1:] if one.ratio is not None and is_tie(one.ratio)]
+    yield "Ties", f"{', '.join(ties)} cannot be told apart from the winner" if ties else "none"
+    yield "Device", operation.title.removeprefix(f"{operation.problem} on ")
+
+
+def _race_table(operation: OperationData, data: ReportData) -> Markup:
+    """Return a row for each kernel and library, the fastest first; names lead to the sections of the kernels."""
+    places = {study.study_id: f"#s{number}" for number, study in enumerate(data.studies, start=1)}
+
+    def row(one: ContenderData) -> tuple[str | Markup, ...]:
+        place = places.get(one.study_id)
+        measured = one.trial.measurement
+        return (
+            tag("a", one.name, href=place) if place and not one.is_library else one.name,
+            "library" if one.is_library else "kernel",
+            with_units(one.time_text),
+            interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+            f"{one.ratio.value:.3f}\N{MULTIPLICATION SIGN}" if one.ratio is not None else NOTHING,
+            one.rate,
+            NOTHING if one.is_library else f"{one.tried:,}",
+            tag("code", config_text(one.trial.config)) if one.trial.config else NOTHING,
+        )
+
+    rows = [row(one) for one in operation.contenders]
+    micro = "\N{MICRO SIGN}s"
+    headings = ("", "", "time", f"95 % interval, {micro}", "over the winner", "rate", "tried", "configuration")
+    raced = static_table(headings, rows, caption="Kernels and libraries, the fastest first")
+    if not operation.others:
+        return raced
+    others = static_table(("kernel", "why it has no time"), operation.others)
+    return joined(raced, tag("details", tag("summary", f"{plural(len(operation.others), 'other kernel')}"), others))

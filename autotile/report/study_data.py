@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from autotile.core.ceilings import DeviceCeilings
+from autotile.core.ceilings import ARITHMETIC, DeviceCeilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Finite, Name, NonNegative, Text
 from autotile.core.frozen import cached_property, dataclass
@@ -20,7 +20,7 @@ from autotile.database.keys import TuningKey, space_hash
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StoredRun
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, is_path, load_kernel
+from autotile.kernel.library import Kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
 from autotile.report.failures import FailureGroup, group_failures
 from autotile.report.roofline import Bound, Roofline, roofline_of
@@ -70,6 +70,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     resumed: Annotated[int, Meta(ge=0)] = 0
     interrupted: bool = False
     flops: Annotated[int, Meta(ge=0)] | None = None
+    unit: Name | None = None
+    passes: Annotated[int, Meta(ge=1, le=1024)] = 1
     bytes: Annotated[int, Meta(ge=0)] | None = None
 
 
@@ -82,8 +84,9 @@ class RunSettings(msgspec.Struct, frozen=True):
     verify_sizes: tuple[Any, ...] = ()
     sanitize: bool = False
     finals: int = 0
-    trials: int | None = None
+    trial_target: Annotated[int, Meta(ge=0)] | None = None
     budget_s: NonNegative | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,10 +377,8 @@ class StudyData:
     @cached_property
     def kernel(self) -> Kernel | None:
         """The kernel that was tuned, if it is installed in the version that was tuned."""
-        if is_path(self.key.kernel):  # a name from a database leads to no file
-            return None
         try:
-            loaded = load_kernel(self.key.kernel)
+            loaded = load_named_kernel(self.key.kernel)
         except (InputError, OSError):
             return None
         return loaded if space_hash(loaded.spec) == self.key.space_hash else None
@@ -387,7 +388,9 @@ class StudyData:
         config = trial.config if trial is not None else None
         if self.kernel is not None:
             return Workrate.of(self.kernel.spec, self.problem, config)
-        return Workrate(self.summary.flops, self.summary.bytes, self.key.dtype)
+        found = self.summary
+        unit = found.unit if found.unit in ARITHMETIC else None
+        return Workrate(found.flops, found.bytes, self.key.dtype, unit, found.passes)
 
     @cached_property
     def roofline(self) -> Roofline:

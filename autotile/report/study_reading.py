@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -57,21 +58,31 @@ class StudyReader:
         DatabaseError
             The database cannot be read.
         """
-        study, database = self._study, self._database
+        study, database = study_without_trials(self._database, self._study), self._database
         newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > self._last)
         with database.reading() as connection:
             self._trials += parsed_rows(connection, newer.order_by(TRIALS.c.id), stored_trial)
         self._last = max((one.trial_id for one in self._trials), default=0)
-        return StudyData(
-            key=study.key,
-            device=study.device,
-            location=database.location,
-            runs=tuple(map(run_data, database.runs(study.study_id))),
-            trials=tuple(one for one in self._trials if one.phase == "search"),
-            final_trials=tuple(one for one in self._trials if one.phase == "final"),
-            ceilings=ceilings_for(database, study.key.gpu_name),
-            study_id=study.study_id,
+        finals = tuple(one for one in self._trials if one.phase == "final")  # all that `clean` leaves of a study
+        return replace(
+            study,
+            trials=tuple(one for one in self._trials if one.phase == "search") or finals,
+            final_trials=finals,
         )
+
+
+def study_without_trials(database: Database, study: StudySummary | StoredStudy) -> StudyData:
+    """Return what is known of a study besides its trials: its device, its runs and the ceilings of the GPU."""
+    return StudyData(
+        key=study.key,
+        device=study.device,
+        location=database.location,
+        runs=tuple(map(run_data, database.runs(study.study_id))),
+        trials=(),
+        final_trials=(),
+        ceilings=ceilings_for(database, study.key.gpu_name),
+        study_id=study.study_id,
+    )
 
 
 def study_of_recording(recording: Recording, location: str) -> StudyData:
@@ -104,7 +115,13 @@ def _recorded_trial(recording: Recording, row: int) -> Trial:
 
 def run_data(run: StoredRun) -> RunData:
     """Return a run with the parts of its settings and its summary that match their schemas."""
-    return RunData(run, _lenient(run.settings, RunSettings), _lenient(run.summary, RunSummary))
+    return RunData(run, run_settings(run.settings), _lenient(run.summary, RunSummary))
+
+
+def run_settings(settings: Mapping[str, Any]) -> RunSettings:
+    """Return the parts of a run's stored settings that match their schemas."""
+    found: RunSettings = _lenient(settings, RunSettings)
+    return found
 
 
 def ceilings_for(database: Database, gpu_name: str) -> DeviceCeilings | None:

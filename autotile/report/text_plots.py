@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.model import Outcome, Value, config_text
-from autotile.core.text import Displayed, duration_text, outcomes_text, percent_text, shown_text, time_text
+from autotile.core.text import Displayed, duration_text, outcomes_text, percent_text, shown_text, source_text, time_text
 from autotile.errors import ToolchainError
 from autotile.report.parameter_charts import study_effects, timed_trials, values_of
 from autotile.report.report_data import study_title
@@ -136,7 +136,7 @@ class StudyPlot(Displayed):
         yield study_title(self.study)
         yield f"{len(self.study.newest):,} tried: {outcomes_text(outcomes)}{running}"
         if (winner := self.study.winner) is not None:
-            yield f"best {time_text(winner.time_us)}, {config_text(winner.config)}"
+            yield f"best {source_text(time_text(winner.time_us), winner.source)}, {config_text(winner.config)}"
 
     def _progress_lines(self, width: int) -> list[str]:
         scores, best, positions = self.scores, self.best_so_far, self.positions

@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.model import Trial
-from autotile.core.text import interval_text, time_text
+from autotile.core.text import interval_text, source_text, time_text
 from autotile.errors import InputError, ToolchainError
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ def measured_text(trial: Trial) -> str:
     measured = trial.measurement
     if measured is None:
         return ""
-    return with_units(f"{time_text(trial.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)")
+    text = with_units(f"{time_text(trial.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)")
+    return source_text(text, trial.source)
 
 
 def themed(made: go.Figure, *, dark: bool = False) -> go.Figure:

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from autotile.core.model import Trial, Value
 from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import Floats
-from autotile.search.row_sampler import Rows, positions
+
+Rows = NDArray[np.int64]
+
+
+def positions(values: Sequence[Value]) -> NDArray[np.int64] | None:
+    """Return the position of each value in ascending order; None unless all values are numbers."""
+    if any(isinstance(value, bool | str) for value in values):
+        return None
+    return np.argsort(np.argsort(np.array(values))).astype(np.int64)
 
 
 def features_of(compiled: Trial, sm_count: int) -> Floats | None:

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotile.search.embedding import Embedding
+from autotile.search.embedding import Embedding, Rows
 from autotile.search.gaussian_process import Floats, one_blas_thread
 from autotile.search.history import History, Result, result_of
 from autotile.search.ranking import Ranking, Selection
-from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
+from autotile.search.row_sampler import RankingSampler, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
 from autotile.search.surrogate import STARTUP, Refits, Surrogate
 from autotile.search.transfer import EstimatedSpeeds, ExpectedSpeeds, MisleadingSource, TransferPrior

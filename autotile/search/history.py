@@ -12,8 +12,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtri
 
+from autotile.search.embedding import Rows
 from autotile.search.gaussian_process import Floats
-from autotile.search.row_sampler import Rows
 
 _FAILED_QUANTILE = 0.8
 """Quantile of the losses of successful trials that is the loss of a failed one: bad, but not so bad that its neighbours

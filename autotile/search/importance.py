@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.model import Value
+from autotile.search.embedding import Rows, positions
 from autotile.search.gaussian_process import Floats, one_blas_thread
-from autotile.search.row_sampler import Rows, positions
 from autotile.space.search_space import SearchSpace
 
 Codes = NDArray[np.integer]

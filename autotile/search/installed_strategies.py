@@ -18,7 +18,8 @@ from optuna.trial import FrozenTrial
 
 from autotile.errors import InputError, WorkerError, WorkerTimeoutError
 from autotile.kernel.spec import Parameter
-from autotile.search.row_sampler import RowSampler, positions
+from autotile.search.embedding import positions
+from autotile.search.row_sampler import RowSampler
 from autotile.space.search_space import SearchSpace
 from autotile.workers.child import Child
 

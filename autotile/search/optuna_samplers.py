@@ -15,7 +15,8 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotile.kernel.spec import Parameter
-from autotile.search.row_sampler import Candidates, RowSampler, positions
+from autotile.search.embedding import positions
+from autotile.search.row_sampler import Candidates, RowSampler
 from autotile.search.study import quiet_optuna
 from autotile.space.search_space import SearchSpace
 

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotile.core.model import Value
 from autotile.errors import InputError
+from autotile.search.embedding import Rows, positions
 from autotile.search.gaussian_process import one_blas_thread
 from autotile.search.study import distributions_of
 from autotile.space.enumeration import rank
@@ -24,8 +25,6 @@ from autotile.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from autotile.search.transfer import MisleadingSource
-
-Rows = NDArray[np.int64]
 
 _DISTANCE_TOLERANCE = 1e-5
 """Rounding error of a distance, a sum of float32 fractions between 0 and 1."""
@@ -107,13 +106,6 @@ class Candidates:
         for index, code in enumerate(codes):
             distance += self._distances[index][code][self.space.codes[:, index]]
         return int(rng.choice(np.flatnonzero(distance <= distance.min() + _DISTANCE_TOLERANCE)))
-
-
-def positions(values: Sequence[Value]) -> NDArray[np.int64] | None:
-    """Return the position of each value in ascending order; None unless all values are numbers."""
-    if any(isinstance(value, bool | str) for value in values):
-        return None
-    return np.argsort(np.argsort(np.array(values))).astype(np.int64)
 
 
 def _distances(values: Sequence[Value]) -> NDArray[np.float32]:

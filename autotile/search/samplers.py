@@ -458,13 +458,17 @@ def _check_strategy(name: str) -> None:
         raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (after {STRATEGY_PREFIX!r}: {after})")
 
 
-def _strategy_names() -> list[str]:
-    """Return the names of the samplers that run a strategy; empty if Kernel Tuner is not installed."""
+def strategy_names() -> tuple[str, ...]:
+    """Return the names of Kernel Tuner's strategies, supported or not; empty if it is not installed."""
     found = find_spec(_KERNEL_TUNER.module)
     if found is None or found.origin is None:
-        return []
-    strategies = _strategies_in(Path(found.origin).with_name("interface.py"))
-    return [STRATEGY_PREFIX + strategy for strategy in strategies if strategy not in _UNSUPPORTED_STRATEGIES]
+        return ()
+    return _strategies_in(Path(found.origin).with_name("interface.py"))
+
+
+def _strategy_names() -> list[str]:
+    """Return the names of the samplers that run a strategy; empty if Kernel Tuner is not installed."""
+    return [STRATEGY_PREFIX + strategy for strategy in strategy_names() if strategy not in _UNSUPPORTED_STRATEGIES]
 
 
 @cache

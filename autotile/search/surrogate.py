@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.study import StudyDirection
 
-from autotile.search.embedding import CompiledPoints
+from autotile.search.embedding import CompiledPoints, Rows
 from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparameters, Posterior
 from autotile.search.history import History, losses, standardized
 from autotile.search.hyperparameters import fit, informative
-from autotile.search.row_sampler import Rows
 from autotile.search.transfer import ExpectedSpeeds
 
 _MAX_FITTED = 128

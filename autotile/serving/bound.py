@@ -15,7 +15,7 @@ from autotile.core.text import source_text
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.packing import problem_scalars
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import ToolchainError
+from autotile.errors import InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Contender, Tier
@@ -47,6 +47,12 @@ def _serve_again(request: Request) -> BoundKernel:
 
     named = request._asdict()
     return get_best_kernel(named.pop("name"), **named.pop("sizes"), **named)
+
+
+def expect_served(kernel: object, taken_by: str) -> None:
+    """Raise if something is no served kernel."""
+    if not isinstance(kernel, BoundKernel):
+        raise InputError(f"{taken_by} takes a kernel from get_best_kernel, and got {type(kernel).__name__}")
 
 
 class BoundKernel:
@@ -108,15 +114,10 @@ class BoundKernel:
         packed: PackedCubin | None = None,
     ) -> None:
         self._hold(kernel, problem, device, device_index, choice)
-        self._packed = packed
+        self._packed: PackedCubin | None = packed
         self._planned: _Planned | None = None
         if choice.tier != "model":  # a model has checked the configuration, which is planned when it is needed
             self._planned = self._plans()
-        self._cubin: CachedCubin | None = None
-        self._launcher: Launcher | CapturingLauncher | None = None
-        self._retired: list[object] = []
-        """Launchers of earlier choices: their code may still run, or be part of a graph that the caller captured."""
-        self._lock = threading.Lock()
 
     def _hold(
         self, kernel: Kernel, problem: Problem, device: DeviceProperties, device_index: int | None, choice: Choice
@@ -137,6 +138,13 @@ class BoundKernel:
         self._report: Callable[[int], int] | None = None
         outputs = [i for i, b in enumerate(kernel.spec.buffers) if b.access != "in"]
         self._only_output = outputs[0] if len(outputs) == 1 else None
+        self._packed = None
+        self._planned = None
+        self._cubin: CachedCubin | None = None
+        self._launcher: Launcher | CapturingLauncher | None = None
+        self._retired: list[object] = []
+        """Launchers of earlier choices: their code may still run, or be part of a graph that the caller captured."""
+        self._lock = threading.Lock()
 
     def _plans(self) -> _Planned:
         spec, problem, config = self.definition.spec, self.problem, self.choice.config
@@ -158,6 +166,11 @@ class BoundKernel:
     def is_library(self) -> bool:
         """Whether it is a library, served for a problem of an operation."""
         return False
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether it launches a kernel itself, so that another one can take its launcher over."""
+        return True
 
     @property
     def can_launch(self) -> bool:
@@ -409,12 +422,21 @@ class BoundKernel:
         Parameters
         ----------
         other
-            A kernel for the same arrays and device. It is not used any further. Nothing changes if it is a library, or
-            if this one is loaded and the other is not.
+            A kernel for the same arrays and device. It is not used any further. Nothing changes if it is a library, if
+            it is raced at its first call, or if this one is loaded and the other is not.
+
+        Raises
+        ------
+        InputError
+            It is no served kernel.
         """
-        if other.is_library:
+        expect_served(other, "adopt")
+        if other is self:
+            return True
+        if not other._is_plain:
             return False
-        with self._lock, other._lock:
+        first, second = sorted((self, other), key=id)  # in one order, whoever adopts whom
+        with first._lock, second._lock:
             if other.definition is not self.definition or other.choice.config != self.choice.config:
                 if self._launcher is not None:
                     if other._launcher is None:

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Config, Problem, config_key
 from autotile.cuda.function import PackedCubin
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.fast_access import (
-    FORK_LOCK,
     SERVER_TIMEOUT_S,
     file_signature,
     read_checks_fast,
@@ -184,7 +184,8 @@ class Candidates:
 def model_of(location: str, operation: str, dtype: str, gpu_name: str) -> OperationModel | None:
     """Return the model of times of an operation on a GPU: the user's own, else the one that ships; None without one.
 
-    A model that cannot be read counts as none.
+    A model that cannot be read counts as none, and so does one of the user's that an earlier version learned, whose
+    configurations were not verified at ragged sizes.
     """
     own = read_model_fast(location, operation, dtype, gpu_name)
     if own is None and looks_like_url(location):
@@ -193,7 +194,8 @@ def model_of(location: str, operation: str, dtype: str, gpu_name: str) -> Operat
         from autotile.families.operation_model import OperationModel
 
         with suppress(DataError):
-            return OperationModel.from_json(own)
+            if (model := OperationModel.from_json(own)).verified:
+                return model
     return shipped_model(operation, dtype, gpu_name)
 
 

@@ -10,18 +10,28 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
 from autotile.errors import InputError
 from autotile.kernel.inputs import DOCUMENT, document_of
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:
+    from autotile.core.model import Problem
+    from autotile.kernel.library import Kernel
     from autotile.serving.bound import BoundKernel
     from autotile.serving.launching import Launcher
+
+
+class Called(NamedTuple):
+    """A kernel of which a call is written."""
+
+    definition: Kernel
+    problem: Problem
 
 
 class CaptureFolder:
@@ -46,7 +56,9 @@ class CaptureFolder:
         """Whether no further call is written."""
         return self._calls_left <= 0
 
-    def write(self, kernel: BoundKernel, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
+    def write(
+        self, kernel: BoundKernel | Called, views: Mapping[str, Any], scalars: Mapping[str, object]
+    ) -> Path | None:
         """Write a call, and return its folder; None if it does not fit in the limits.
 
         The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete.
@@ -140,6 +152,7 @@ def configured_folder() -> CaptureFolder | None:
     return _folders.setdefault(key, CaptureFolder(*key))
 
 
+@checked
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
 ) -> CapturedKernel:
@@ -162,12 +175,15 @@ def capture(
     Raises
     ------
     InputError
-        There is no folder.
+        There is no folder, or ``kernel`` is no served kernel.
 
     Examples
     --------
     >>> capture(kernel, "calls")(x, y)  # doctest: +SKIP
     """
+    from autotile.serving.bound import expect_served
+
+    expect_served(kernel, "capture")
     chosen = absolute_path(folder, "a folder of captured calls") if folder is not None else read_settings().capture
     if chosen is None:
         raise InputError("no folder is given for captured calls; give folder, or set AUTOTILE_CAPTURE")

@@ -52,6 +52,8 @@ class Contender:
         One standard deviation of the logarithm of an expected time: 0.08 is 8 %. None for a measured time.
     is_library
         Whether it is a library.
+    source
+        ``replayed`` for a measured time from a recording; ``cuda`` otherwise.
     """
 
     kernel: str
@@ -59,6 +61,7 @@ class Contender:
     time_us: float | None
     doubt: float | None = None
     is_library: bool = False
+    source: str = "cuda"
 
     def to_json(self) -> dict[str, Any]:
         """Return every field as a JSON object."""
@@ -68,6 +71,7 @@ class Contender:
             "time_us": self.time_us,
             "doubt": self.doubt,
             "library": self.is_library,
+            "source": self.source,
         }
 
 

@@ -122,7 +122,7 @@ def time_text(contender: Contender) -> str:
     if contender.time_us is None:
         return "not known"
     if contender.doubt is None:
-        return f"{_digits(contender.time_us)} us measured"
+        return f"{_digits(contender.time_us)} us {'replayed' if contender.source == 'replayed' else 'measured'}"
     return f"{_digits(contender.time_us)} us expected (+-{100 * contender.doubt:.0f} %)"
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
 from autotile.cuda.driver import device_count, live_device
@@ -199,6 +200,8 @@ class Dispatcher:
         if served is not None:
             return served
         check_numerics(numerics)
+        check_value("library", library, bool)
+        check_value("race", race, bool)
         location = self.location(database)
         of_operation = isinstance(name, str) and self._is_operation(name)
         kernel = self.find_best_kernel(
@@ -279,6 +282,7 @@ class Dispatcher:
         numerics: Numerics | None = None,
         race: bool = False,
         like: Choice | None = None,
+        defaults: bool = False,
     ) -> BoundKernel:
         """Return what `get_best_kernel` would serve, without keeping it and without counting a miss.
 
@@ -290,6 +294,8 @@ class Dispatcher:
             As for `get_best_kernel`.
         like
             Choice whose bits must be kept; None if any may be computed.
+        defaults
+            Whether to take missing sizes from the file, as for a user who asks; a program must give them.
 
         Raises
         ------
@@ -298,13 +304,14 @@ class Dispatcher:
         """
         if isinstance(name, str | os.PathLike) and self._is_operation(str(name)):
             options: dict[str, Any] = {"bundle": bundle, "library": library, "numerics": numerics, "race": race}
+            options["defaults"] = defaults
             return self.find_for_operation(str(name), dtype, device, location, sizes, **options)
         path = bundle_path(bundle) or self._bundle
         if path is not None:
             held = held_kernel(name)
-            return self._find_bundled(path, held.name if held else str(name), dtype, device, sizes)
+            return self._find_bundled(path, held.name if held else str(name), dtype, device, sizes, defaults=defaults)
         kernel = load_kernel(name)
-        problem = resolve_problem(kernel.spec, sizes, dtype)
+        problem = resolve_problem(kernel.spec, sizes, dtype, defaults=defaults)
         candidates = Candidates(location, problem)
         index, properties = self._device(device, candidates.winners)
         version = nvrtc_of(candidates.winners)
@@ -337,6 +344,7 @@ class Dispatcher:
         numerics: Numerics | None = None,
         race: bool = False,
         anew: bool = False,
+        defaults: bool = False,
     ) -> BoundKernel:
         """Return what `serve_operation` would serve, without keeping it and without counting a miss.
 
@@ -348,13 +356,15 @@ class Dispatcher:
             As for `find_best_kernel`.
         race, anew
             As for `get_best_kernel`, and whether the database has changed.
+        defaults
+            As for `find_best_kernel`.
         """
         from autotile.serving.operations import OperationTable, serve_bundled
 
         operation = self._operations.get(name)
         if operation is None:
             operation = self._operations[name] = load_operation(name)
-        problem = operation.resolve(sizes, dtype)
+        problem = operation.resolve(sizes, dtype, defaults=defaults)
         if bundle or self._bundle:
             return serve_bundled(
                 operation,
@@ -439,14 +449,21 @@ class Dispatcher:
         return self._database or served_database()
 
     def _find_bundled(
-        self, path: str, name: str, dtype: str | None, device: int | str | None, sizes: Mapping[str, int]
+        self,
+        path: str,
+        name: str,
+        dtype: str | None,
+        device: int | str | None,
+        sizes: Mapping[str, int],
+        *,
+        defaults: bool,
     ) -> BoundKernel:
         from autotile.exchange.bundle import Bundle
         from autotile.serving.candidates import choose_bundled
 
         bundle = self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
         bundled = bundle.kernel(name)
-        problem = resolve_problem(bundled.kernel.spec, sizes, dtype)
+        problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
         index, properties = self._device(device, lambda: list(bundled.winners))
         choice, cubin = choose_bundled(bundle, bundled, problem, properties)
         return BoundKernel(bundled.kernel, problem, properties, index, choice, packed=cubin)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Problem
@@ -18,9 +19,12 @@ from autotile.kernel.operation import LIBRARIES, Operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.arrays import ArraySpec, accepted_pointers, library_of, on_stream
 from autotile.serving.arrays import Library as ArrayLibrary
-from autotile.serving.bound import BoundKernel
+from autotile.serving.bound import BoundKernel, expect_served
 from autotile.serving.call_arrays import CallArrays, CheckedArrays
 from autotile.serving.choice import Choice
+
+if TYPE_CHECKING:
+    from autotile.serving.capture import CaptureFolder
 
 _SIZES = {"M", "N", "K"}
 _NAMES = _SIZES | {"BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"}
@@ -49,6 +53,7 @@ _added: dict[str, dict[str, Library]] = {}
 """Libraries that the program has added, by operation and name."""
 
 
+@checked
 def add_library(operation: str, name: str, callable: Callable[..., object], *, version: str = "") -> None:
     """Add a library that computes an operation, to be compared with its kernels and called where it is faster.
 
@@ -161,6 +166,10 @@ class BoundLibrary(BoundKernel):
         return True
 
     @property
+    def _is_plain(self) -> bool:
+        return False
+
+    @property
     def is_loaded(self) -> bool:
         """Whether it can be called at once."""
         return self.can_launch
@@ -170,10 +179,22 @@ class BoundLibrary(BoundKernel):
 
     def adopt(self, other: BoundKernel) -> bool:
         """Take over the choice of the same library, such as a new measurement; return whether it is the same."""
+        expect_served(other, "adopt")
         if not other.is_library or other.kernel != self.kernel:
             return False
-        self.choice = other.choice
+        self.choice, self.find_contenders = other.choice, other.find_contenders
         return True
+
+    def call_captured(
+        self, folder: CaptureFolder, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]
+    ) -> Any:
+        """Write the arguments of a call to a folder, and compute; they are inputs of the kernel that declares them."""
+        from autotile.serving.capture import Called
+
+        with load_cupy().cuda.Device(self._launch_device()), on_stream(arrays, stream):
+            checked = self._arrays.check(arrays)
+            folder.write(Called(self.definition, self._own_problem), checked.views, scalars)
+        return self(*checked.arrays, stream=stream, **scalars)
 
     @property
     def geometry(self) -> NoReturn:
@@ -190,9 +211,13 @@ class BoundLibrary(BoundKernel):
         """What the arrays must be; computed at the first call rather than within a look-up."""
         if self._checked is None:
             spec, index = self.definition.spec, self._device_index
-            problem = resolve_problem(spec, self._sizes, self.problem.dtype)
-            self._checked = CallArrays(spec, problem, spec.default, -1 if index is None else index)
+            self._checked = CallArrays(spec, self._own_problem, spec.default, -1 if index is None else index)
         return self._checked
+
+    @property
+    def _own_problem(self) -> Problem:
+        """The problem by the names of the kernel that declares the arrays."""
+        return resolve_problem(self.definition.spec, self._sizes, self.problem.dtype)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -226,6 +251,7 @@ class BoundLibrary(BoundKernel):
         """Return a function that computes on these arrays, as `BoundKernel.bind` does."""
         with load_cupy().cuda.Device(self._launch_device()):
             self._arrays.check(arrays)
+        self._check_scalars(scalars)
 
         def launch() -> None:
             self(*arrays, **scalars)

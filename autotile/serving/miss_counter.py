@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.database.fast_access import FORK_LOCK, SERVER_TIMEOUT_S, Miss, add_misses_fast
+from autotile.core.forks import FORK_LOCK
+from autotile.database.fast_access import SERVER_TIMEOUT_S, Miss, add_misses_fast
 from autotile.database.paths import looks_like_url
 from autotile.settings import expand_path
 

@@ -274,7 +274,7 @@ class OperationTable:
         )
         if choice is None or choice.measurement is None or choice.tier == "transferred":
             return None
-        contender = Contender(name, choice.config, choice.measurement.time_us)
+        contender = Contender(name, choice.config, choice.measurement.time_us, source=choice.source)
         return _Way(contender, lambda shown: self._bind(table.kernel, problem, choice, shown))
 
     def _expected(
@@ -355,7 +355,8 @@ class OperationTable:
                 tuned_sizes=winner.key.sizes,
                 shipped=winner.shipped,
             )
-        return _Way(Contender(library.name, {}, time_us, is_library=True), self._binder(library, problem, fits, choice))
+        contender = Contender(library.name, {}, time_us, is_library=True, source=choice.source or "cuda")
+        return _Way(contender, self._binder(library, problem, fits, choice))
 
     def _binder(
         self, library: Library, problem: Problem, fits: Mapping[str, Sizes], choice: Choice

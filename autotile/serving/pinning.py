@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
 from autotile.database.paths import atomic_write
@@ -31,7 +32,7 @@ from autotile.serving.pinned_choices import (
     request_of,
     write_choices,
 )
-from autotile.settings import Numerics, absolute_path, read_settings
+from autotile.settings import Numerics, absolute_path, read_settings, user_path
 from autotile.space.limits import check_config
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ class Pins:
 
     def pin(self, path: str | Path, *, strict: bool = False) -> None:
         """Freeze what is served to a file, or serve what the file says; see `autotile.pin`."""
-        whole = absolute_path(path, "a file of pinned choices")
+        whole = absolute_path(user_path(path, "a file of pinned choices"), "a file of pinned choices")
         if whole.exists():
             pin = Pin(str(whole), read_choices(whole), strict=strict)
             self.put_in_force(pin, self.checked(pin))
@@ -438,6 +439,7 @@ def _exchanged(choice: Choice, request: Requested, numerics: Numerics | None) ->
     return exchanged(choice, request) if is_same else choice
 
 
+@checked
 def pin(path: str | Path, *, strict: bool = False) -> None:
     """Freeze what is served to a file, or serve what the file says.
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import LaunchGeometry, Measurement, Outcome, Resources, Trial
@@ -23,10 +23,13 @@ from autotile.errors import AutotileError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.operation import Operation
 from autotile.serving.arrays import as_bits, as_cupy, new_array, on_stream
-from autotile.serving.bound import BoundKernel
+from autotile.serving.bound import BoundKernel, expect_served
 from autotile.serving.call_arrays import CallArrays
 from autotile.serving.choice import Contender
 from autotile.serving.libraries import BoundLibrary
+
+if TYPE_CHECKING:
+    from autotile.serving.capture import CaptureFolder
 
 BUDGET_US = 20_000.0
 """GPU time of a race."""
@@ -69,7 +72,7 @@ class RacedKernel(BoundKernel):
     def __init__(self, contenders: Sequence[BoundKernel], operation: Operation, location: str) -> None:
         self._winner = first = contenders[0]
         self._hold(first.definition, first.problem, first.device, first._device_index, first.choice)
-        self.kernel = first.kernel
+        self.kernel, self.find_contenders = first.kernel, first.find_contenders
         self._waiting: Sequence[BoundKernel] = contenders
         self._operation = operation
         self._location = location
@@ -81,6 +84,10 @@ class RacedKernel(BoundKernel):
     def is_library(self) -> bool:
         """Whether a library is served."""
         return self._winner.is_library
+
+    @property
+    def _is_plain(self) -> bool:
+        return False
 
     @property
     def geometry(self) -> LaunchGeometry:
@@ -113,10 +120,19 @@ class RacedKernel(BoundKernel):
 
     def adopt(self, other: BoundKernel) -> bool:
         """Serve another kernel from the next call on, as a result that was stored meanwhile says."""
-        self._former.append(self._winner)
-        self._waiting, self._winner = (), other
-        self.choice, self.kernel = other.choice, other.kernel
+        expect_served(other, "adopt")
+        if other is self:
+            return True
+        self._waiting = other._waiting if isinstance(other, RacedKernel) else ()
+        self._serve(other._winner if isinstance(other, RacedKernel) else other)
+        self.find_contenders = other.find_contenders
         return True
+
+    def _serve(self, winner: BoundKernel) -> None:
+        if winner is not self._winner:
+            self._former.append(self._winner)
+        self._winner, self.choice, self.kernel = winner, winner.choice, winner.kernel
+        self.definition, self.problem = winner.definition, winner.problem
 
     def __repr__(self) -> str:
         return repr(self._winner)
@@ -133,6 +149,15 @@ class RacedKernel(BoundKernel):
         if self._waiting:
             self._race(arrays, None, scalars)
         return self._winner.bind(*arrays, **scalars)
+
+    def call_captured(
+        self, folder: CaptureFolder, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]
+    ) -> Any:
+        """Write the arguments of a call to a folder, and launch; the first call that can be raced on is."""
+        if self._waiting:
+            self._race(arrays, stream, scalars)
+        self._count_call()
+        return self._winner.call_captured(folder, arrays, stream, scalars)
 
     def _race(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> None:
         """Race unless the arrays or the stream do not allow it, in which case the next call tries again."""
@@ -157,7 +182,7 @@ class RacedKernel(BoundKernel):
         winner.kernel.choice = replace(
             winner.kernel.choice, tier="exact", measurement=winner.measurement, contenders=shown, source="cuda"
         )
-        self._winner, self.choice, self.kernel = winner.kernel, winner.kernel.choice, winner.kernel.kernel
+        self._serve(winner.kernel)
         with suppress(AutotileError):  # the program goes on without a database
             store_race(raced, self._operation, self._location)
 
@@ -351,8 +376,7 @@ def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> N
     with Database.open(location) as database:
         for key, ranked in by_key.values():
             device = ranked[0].kernel.device
-            run = database.start_run(study := database.study(key, device), sampler="race", driver=device.driver or "")
-            for rank, one in enumerate(ranked, 1):
-                trial = Trial(one.kernel.config, Outcome.OK, "", "finals", measurement=one.measurement)
-                database.add_trial(study, run, trial, phase="final", rank=rank)
-            database.end_run(run)
+            trials = [Trial(one.kernel.config, Outcome.OK, "", "finals", measurement=one.measurement) for one in ranked]
+            database.add_run(
+                key, trials, sampler="race", device=device, driver=device.driver or "", phase="final", is_ranked=True
+            )

@@ -21,8 +21,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from autotile.core.forks import FORK_LOCK
 from autotile.database.fast_access import (
-    FORK_LOCK,
     SERVER_TIMEOUT_S,
     Changes,
     file_signature,

@@ -122,14 +122,16 @@ def device_index(device: object) -> int:
     Raises
     ------
     DeviceError
-        It is no whole number.
+        It is no whole number, or too large.
     """
+    index: int | None
     try:
-        return operator.index(device)  # type: ignore[arg-type]
+        index = operator.index(device)  # type: ignore[arg-type]
     except TypeError:
-        raise DeviceError(
-            f"the device is {device!r}, expected a CUDA index such as 0, or a name such as 'h200'"
-        ) from None
+        index = None
+    if index is None or abs(index) >= 2**31:  # what a CUDA index fits in
+        raise DeviceError(f"the device is {device!r:.80}, expected a CUDA index such as 0, or a name such as 'h200'")
+    return index
 
 
 def whole_size(size: Any) -> Any:

@@ -30,15 +30,13 @@ from autotile.tuning.scoring import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompileFarm, compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Evaluation, KernelSource, RaceTimes, Workload
+from autotile.workers.jobs import SECOND_SEED, Candidate, Check, Entry, KernelSource, Race, Reading, Workload
 from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 
 if TYPE_CHECKING:
     from autotile.tuning.problem_queue import Lane
 
-SECOND_SEED = 1
-"""Seed of the second set of inputs, with which finalists are verified."""
 _PROFILE = "h200"
 """Device profile for the checks without a GPU; the built-in recordings are of this GPU."""
 _SANITIZER_S = 120.0
@@ -53,14 +51,14 @@ class Finished:
     ----------
     candidate
         As it was submitted.
-    evaluation
+    reading
         Its outcome; of several GPUs, with times on the scale of the one that holds the finals.
     gpu
         UUID of the GPU; empty if it is not known.
     """
 
     candidate: Candidate
-    evaluation: Evaluation
+    reading: Reading
     gpu: str = ""
 
 
@@ -140,33 +138,24 @@ class Backend(Protocol):
     def withdraw(self) -> None:
         """Forget the candidates that were submitted and have no result; their evaluations are never returned."""
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
-        """Return interleaved times and the verdict on timed launches of each candidate; None where no race is possible.
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+        """Race entries on one GPU; None where no race is possible.
 
         Parameters
         ----------
-        candidates, rounds, seed, expected_s
+        job, expected_s
             As for `autotile.workers.gpu.Gpu.race`.
         """
 
-    def draw_second_inputs(self, seed: int) -> None:
-        """Draw a second set of inputs, with which `verify` alternates.
+    def check(self, job: Check) -> Reading:
+        """Verify one candidate repeatedly, without measuring it.
 
         Raises
         ------
-        InputError, ToolchainError
-            As for `autotile.workers.gpu.Gpu.draw_second_inputs`.
-        """
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
-        """Verify one candidate repeatedly, without measuring it.
-
-        Parameters
-        ----------
-        candidate, repeats, limit_s
-            As for `autotile.workers.gpu.Gpu.verify`.
+        InputError
+            A second set of inputs was asked for, and cannot be drawn.
+        ToolchainError, WorkerError
+            The worker died.
         """
 
     def spare(self) -> Backend | None:
@@ -263,34 +252,28 @@ class LiveBackend:
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Send the candidate to the worker, which runs it when it has finished those before."""
         self._submitted.append(candidate)
-        self._gpu.submit(candidate, best_us)
+        self._gpu.submit(Entry(candidate, limit_us=best_us))
 
     def result(self) -> Finished:
         """Wait for the worker; a crash or a hang is an outcome."""
-        evaluation = self._gpu.result()
-        return Finished(self._submitted.popleft(), evaluation, self.uuid)
+        reading = self._gpu.result()
+        return Finished(self._submitted.popleft(), reading, self.uuid)
 
     def withdraw(self) -> None:
         """Forget the candidates without a result; a worker that runs one is ended."""
         self._submitted.clear()
         self._gpu.withdraw()
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
-        """Time the candidates interleaved; None if the worker died."""
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+        """Race entries; None if the worker died."""
         try:
-            return self._gpu.race(candidates, rounds, seed, expected_s=expected_s)
+            return self._gpu.race(job, expected_s=expected_s)
         except WorkerError:
             return None
 
-    def draw_second_inputs(self, seed: int) -> None:
-        """Draw a second set of inputs in the worker."""
-        self._gpu.draw_second_inputs(seed)
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
-        """Run the candidate up to ``repeats`` times; a crash or a hang is an outcome."""
-        return self._gpu.verify(candidate, repeats, limit_s)
+    def check(self, job: Check) -> Reading:
+        """Verify the candidate repeatedly; a crash or a hang is an outcome."""
+        return self._gpu.check(job)[0]
 
     def spare(self) -> None:
         """Return None: there is no other GPU."""

@@ -23,7 +23,7 @@ from autotile.tuning.finals import FinalistChecks, hold_race
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import CompiledCandidate, Pipeline
 from autotile.workers.compile_pool import CompilePool
-from autotile.workers.protocol import Candidate, RaceTimes
+from autotile.workers.jobs import Candidate, Reading
 
 CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
 
@@ -190,7 +190,7 @@ class Judge:
             return Judged(self._backend.device, candidate, winner, None, 0, ())
         checks = FinalistChecks(self._backend, [ours], hurried=False)
         checks.sanitize()
-        raced: dict[int, RaceTimes] | None = None
+        raced: dict[int, Reading] | None = None
         notices: list[str] = []
         if winner.outcome is Outcome.OK and theirs is not None:
             raced = hold_race(self._backend, [(candidate, ours), (winner, theirs)], [0, 1], self._seed, hurried=False)
@@ -226,10 +226,10 @@ def _candidate(pipeline: Pipeline, compiled: CompiledCandidate) -> Candidate | N
     return pipeline.candidate(compiled.trial, compiled.cubin) if compiled.cubin is not None else None
 
 
-def _with_times(trial: Trial, raced: dict[int, RaceTimes] | None, index: int) -> Trial:
+def _with_times(trial: Trial, raced: dict[int, Reading] | None, index: int) -> Trial:
     if raced is None or trial.measurement is None:
         return trial
-    times_us = raced[index].times_us
+    times_us = raced[index].rounds_us
     time = median_interval(times_us)
     measurement = replace(
         trial.measurement, time_us=time.value, low_us=time.low, high_us=time.high, samples_us=times_us
@@ -237,10 +237,10 @@ def _with_times(trial: Trial, raced: dict[int, RaceTimes] | None, index: int) ->
     return replace(trial, stage="finals", measurement=measurement)
 
 
-def _speedup(raced: dict[int, RaceTimes]) -> Interval:
+def _speedup(raced: dict[int, Reading]) -> Interval:
     """Return the time of the winner over that of the candidate; the slower one may have left the race earlier."""
-    rounds = min(len(raced[0].times_us), len(raced[1].times_us))
-    return widen_by_session_spread(paired_ratio(raced[0].times_us[:rounds], raced[1].times_us[:rounds]))
+    rounds = min(len(raced[0].rounds_us), len(raced[1].rounds_us))
+    return widen_by_session_spread(paired_ratio(raced[0].rounds_us[:rounds], raced[1].rounds_us[:rounds]))
 
 
 class GivenCandidates:

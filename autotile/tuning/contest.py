@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Gpu
-from autotile.workers.protocol import Candidate, LibraryCall, RaceTimes, Workload
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Race, Reading, Workload
 
 if TYPE_CHECKING:
     from autotile.tuning.cluster.gpus import RemoteGpu
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _RACE_S = 3.0
 _MIN_ROUNDS, _MAX_ROUNDS = 15, 60
 """GPU time and rounds of the race, as in `autotile.tuning.finals`."""
+_CHECKS = 4
+"""Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,9 @@ def hold_contest(
                 stack.callback(folder.close)
             workload = workload_of(one.kernel, one.problem, settings, options)
             workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
+        backend: Backend
         if lane.cluster is not None:
-            remote = _remote_gpu(lane, finalists[0], workloads[0], options)
-            backend: Backend = stack.enter_context(closing(remote))
+            backend = stack.enter_context(closing(_remote_gpu(lane, finalists[0], workloads[0], options)))
         else:
             gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
             backend = LiveBackend(gpu, device)
@@ -138,22 +140,28 @@ def hold_contest(
         round_us = sum(one.trial.time_us or 0.0 for one in finalists) * (1 + len(libraries) / len(finalists))
         rounds = int(np.clip(_RACE_S * 1e6 / max(round_us, 1.0), _MIN_ROUNDS, _MAX_ROUNDS))
         expected_s = 1e-6 * rounds * round_us
-        entries = list(zip(workloads, candidates, strict=True))
+        raced_kernels = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
         calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
-        versions = [""] * len(libraries)
-        if lane.cluster is not None:
-            raced, versions = remote.contest(entries, calls, rounds, options.seed, expected_s=expected_s)
-        elif any(library.call is not None for library in libraries):
+        raced_libraries = [Entry(library=call, workload=workloads[0]) for call in calls]
+        job = Race((*raced_kernels, *raced_libraries), rounds, options.seed, checks=_CHECKS)
+        own = {library.name: library.call for library in libraries if library.call is not None}
+        if own and lane.cluster is None:
             gpu.close()
             if idle := worker_pool.acquire_idle(GPU_WORKER, str(options.device_index)):
                 idle.close()  # frees its memory
-            raced = _race_here(entries, libraries, problem, rounds, options)
+            raced = _race_here(job, own, options)
+        elif lane.cluster is None:
+            raced = gpu.race(job, expected_s=expected_s)
         else:
-            raced = gpu.contest(entries, calls, rounds, options.seed, expected_s=expected_s)
+            found = backend.race(job, expected_s)
+            if found is None or len(found) != len(job.entries):
+                raise WorkerError(f"the reply of {backend.uuid} holds no times")
+            raced = found
     known = [*(one.trial for one in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
-    found = [_raced(trial, row, options) for trial, row in zip(known, raced, strict=True)]
-    timed = zip(found[len(finalists) :], versions, strict=True)
-    return [*found[: len(finalists)], *(replace(one, version=version) for one, version in timed)]
+    return [
+        _raced(trial, reading, options, is_elsewhere=lane.cluster is not None)
+        for trial, reading in zip(known, raced, strict=True)
+    ]
 
 
 def _remote_gpu(lane: Lane, first: Finalist, workload: Workload, options: TuneOptions) -> RemoteGpu:
@@ -171,37 +179,26 @@ def _compiled(one: Finalist, backend: Backend, pool: CompilePool) -> Candidate:
     return compiled[0][1]
 
 
-def _race_here(
-    entries: Sequence[tuple[Workload, Candidate]],
-    libraries: Sequence[OperationLibrary],
-    problem: Problem,
-    rounds: int,
-    options: TuneOptions,
-) -> list[RaceTimes]:
+def _race_here(job: Race, own: Mapping[str, Callable[..., Any]], options: TuneOptions) -> list[Reading]:
     """Hold the race in this process."""
     from autotile.cuda.toolchain import load_cupy
-    from autotile.workers.library_race import built_in_library, hold_contest, own_library
-    from autotile.workers.workbench import Workbench
+    from autotile.workers.bench import Bench
 
     cuda = load_cupy().cuda
+    readings: list[Reading] = []
     try:
         with cuda.Device(options.device_index):
-            pairs = [(Workbench(workload), candidate) for workload, candidate in entries]
-            calls = [
-                built_in_library(LibraryCall(one.name, problem.sizes, problem.dtype), options.device_index)
-                if one.call is None
-                else own_library(one.call)
-                for one in libraries
-            ]
-            return hold_contest(pairs, calls, rounds, options.seed)
+            Bench(own).run(job, lambda _: None, readings)
     except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
         raise WorkerError(f"the race failed: {error}") from None
+    return readings
 
 
-def _raced(trial: Trial, row: RaceTimes, options: TuneOptions) -> RacedTrial:
-    if row.outcome is not Outcome.OK:
-        fault = replace(trial, outcome=row.outcome, reason=row.reason, stage="finals", measurement=None)
+def _raced(trial: Trial, reading: Reading, options: TuneOptions, *, is_elsewhere: bool) -> RacedTrial:
+    if reading.outcome is not Outcome.OK:
+        fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
         return RacedTrial(fault, ())
-    timed = with_times(trial, row.times_us)
+    timed = with_times(trial, reading.rounds_us)
     assert timed.measurement is not None
-    return RacedTrial(replace(timed, measurement=replace(timed.measurement, l2=options.l2)), row.times_us)
+    version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if is_elsewhere else ""
+    return RacedTrial(replace(timed, measurement=replace(timed.measurement, l2=options.l2)), reading.rounds_us, version)

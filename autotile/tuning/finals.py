@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotile.core.model import OUTPUT_DIGEST, Config, Measurement, Outcome, Trial, config_key
+from autotile.core.model import OUTPUT_DIGEST, Config, Measurement, Outcome, Trial, Value, config_key
 from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
 from autotile.core.text import plural
 from autotile.errors import InputError, ToolchainError
-from autotile.tuning.backend import SECOND_SEED, Backend
+from autotile.tuning.backend import Backend
 from autotile.tuning.scoring import Scorer
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.jobs import INPUTS_STAGE, SECOND_SEED, Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import ToolResult
 
 _RACE_S = 3.0
@@ -101,10 +102,15 @@ def run_finals(
     seed: int,
     hurried: bool = False,
     scorer: Scorer | None = None,
+    observe: Callable[[float], None] = lambda _: None,
 ) -> Finals:
     """Race the finalists, verify them, and name the winner: the best that is correct, or the incumbent if they tie.
 
     In replay no race is possible, and the recorded medians and their intervals are compared instead.
+
+    Where a finalist fails, those that are most like it are verified next, as they may share the fault. Faulty finalists
+    together may cost ten seconds; after that, the others are verified, those least like them first, up to the next
+    failure. What was not verified is neither ranked nor refused.
 
     Parameters
     ----------
@@ -120,25 +126,27 @@ def run_finals(
         Whether the user has interrupted the session: the minimum number of rounds that gives an interval.
     scorer
         Computes what the session minimises; None for the time.
+    observe
+        Called after each verification with the expected time of those that are left, in seconds.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
-    checks = FinalistChecks(backend, candidates, hurried=hurried)
+    checks = FinalistChecks(backend, candidates, hurried=hurried, observe=observe)
     checks.sanitize()
     left = list(range(len(finalists)))
-    raced = hold_race(backend, racing, left, seed, hurried=hurried)
+    start = time.perf_counter()
+    raced = hold_race(backend, racing, left, seed, hurried=hurried, scorer=scorer)
     if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
-        left = [i for i in left if checks.passes(i)]
+        checks.lose(time.perf_counter() - start)
+        left = checks.all_that_pass(left)
         if 1 < len(left) < len(finalists):
-            raced = hold_race(backend, racing, left, seed, hurried=hurried)
+            raced = hold_race(backend, racing, left, seed, hurried=hurried, scorer=scorer)
     for i, result in (raced or {}).items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
     race = _Race(finalists, raced, scorer)
     while left:
         order, tied = race.rank(left, incumbent)
-        failed = next(
-            (i for i in _by_weight(order, tied) if not checks.passes(i, wins=i == order[0], ties=i in tied)), None
-        )
+        failed = checks.first_that_fails(order, tied)
         if failed is None:
             ties = [i for i in tied if checks.is_verified_like(i, order[0])]
             checks.note_unverified(len(tied) - len(ties))
@@ -154,25 +162,30 @@ def run_finals(
 
 
 def hold_race(
-    backend: Backend, racing: Sequence[tuple[Trial, Candidate]], left: Sequence[int], seed: int, *, hurried: bool
-) -> dict[int, RaceTimes] | None:
+    backend: Backend,
+    racing: Sequence[tuple[Trial, Candidate]],
+    left: Sequence[int],
+    seed: int,
+    *,
+    hurried: bool,
+    scorer: Scorer | None = None,
+) -> dict[int, Reading] | None:
     """Race those finalists that are left; None where there is nothing to race, or no race is possible."""
     if len(left) < 2:
         return None
     round_us = sum(_time_us(racing[i][0]) for i in left)
     rounds = _MIN_ROUNDS if hurried else race_rounds(round_us)
-    raced = backend.race([racing[i][1] for i in left], rounds, seed, 1e-6 * rounds * round_us)
+    entries = tuple(
+        Entry(candidate, weight=scorer.weight(trial) if scorer is not None else 1.0)
+        for trial, candidate in (racing[i] for i in left)
+    )
+    raced = backend.race(Race(entries, rounds, seed), 1e-6 * rounds * round_us)
     return None if raced is None else dict(zip(left, raced, strict=True))
 
 
 def race_rounds(round_us: float) -> int:
     """Return the number of rounds of a race, given the time of one in microseconds."""
     return int(np.clip(_RACE_S * 1e6 / round_us, _MIN_ROUNDS, _MAX_ROUNDS))
-
-
-def _by_weight(order: Sequence[int], tied: Sequence[int]) -> list[int]:
-    """Return the winner, then its ties, then the others."""
-    return list(dict.fromkeys([order[0], *tied, *order]))
 
 
 _REPEATS = 75
@@ -186,6 +199,9 @@ _HURRIED_CHECKS_S = 0.5
 """Time of the repeated verification of all finalists but the winner, in seconds; as long as the race."""
 _MIN_CHECK_S = 0.1
 """Time for one of them after that, so that each is verified repeatedly."""
+_FAULTS_S = 10.0
+"""Time that faulty finalists may cost together, in seconds: what they run until they fail, a race that they break, and
+new workers."""
 
 
 class FinalistChecks:
@@ -201,6 +217,8 @@ class FinalistChecks:
         Finalists, to which the methods refer by their indices.
     hurried
         Whether the user has interrupted the session: fewer repeats, and no sanitizer.
+    observe
+        As for `run_finals`.
 
     Attributes
     ----------
@@ -210,14 +228,28 @@ class FinalistChecks:
         Tools of compute-sanitizer that found nothing, for each finalist that they ran.
     """
 
-    def __init__(self, backend: Backend, candidates: Sequence[Candidate], *, hurried: bool) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        candidates: Sequence[Candidate],
+        *,
+        hurried: bool,
+        observe: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._backend = backend
         self._candidates = candidates
         self._hurried = hurried
+        self._observe = observe
+        self._lost_s = 0.0
+        self._right_s, self._wrong_s = list[float](), list[float]()
+        """Time of a repeat of each finalist that passed, and of each one that failed, in seconds."""
+        self._given_up: set[int] = set()
+        """Finalists that were left out unverified."""
+        self._gives_up = False
         self._repeats = _HURRIED_REPEATS if hurried else _REPEATS
         self._left_s = _HURRIED_CHECKS_S if hurried else _CHECKS_S
-        self._evaluations: dict[int, Evaluation] = {}
-        self._has_inputs = False
+        self._readings: dict[int, Reading] = {}
+        self._second_seed = SECOND_SEED
         self.notices: list[str] = []
         self.sanitized: dict[int, tuple[str, ...]] = {}
 
@@ -238,9 +270,9 @@ class FinalistChecks:
 
     def refuse(self, index: int, outcome: Outcome, reason: str, stage: str) -> None:
         """Record a fault that another check found, unless there is one already."""
-        known = self._evaluations.get(index)
+        known = self._readings.get(index)
         if known is None or known.outcome is Outcome.OK:
-            self._evaluations[index] = Evaluation(outcome, reason, stage)
+            self._readings[index] = Reading(outcome, reason, stage)
 
     def passes(self, index: int, *, wins: bool = False, ties: bool = True) -> bool:
         """Verify a finalist repeatedly, unless it was; return whether it is correct.
@@ -248,23 +280,101 @@ class FinalistChecks:
         The winner gets all repeats that its deadline permits; those that tie with it share a limited time; and the
         others get a few, after which their times are not reported as a tie.
         """
-        known = self._evaluations.get(index)
+        known = self._readings.get(index)
         repeats = self._repeats if wins or ties else min(self._repeats, _FEW_REPEATS)
         more = known is not None and known.outcome is Outcome.OK and _repeats(known) < repeats
         if known is None or (more and (wins or self._left_s > 0)):
-            self._draw_inputs()
             limit_s = None if wins else max(self._left_s, _MIN_CHECK_S)
             start = time.perf_counter()
-            known = self._evaluations[index] = self._backend.verify(self._candidates[index], repeats, limit_s)
-            self._left_s -= 0.0 if wins else time.perf_counter() - start
+            known = self._readings[index] = self._checked(self._candidates[index], repeats, limit_s)
+            elapsed_s = time.perf_counter() - start
+            is_right = known.outcome is Outcome.OK
+            self._left_s -= 0.0 if wins or not is_right else elapsed_s
+            self.lose(max(0.0, elapsed_s - known.seconds.get("verify", elapsed_s)) if is_right else elapsed_s)
+            if is_right:
+                self._right_s.append(elapsed_s / max(1.0, float(known.telemetry.get("repeats", 1))))
+            else:
+                self._wrong_s.append(elapsed_s)
+            self._observe(self.remaining_s)
         return known.outcome is Outcome.OK
+
+    def lose(self, seconds: float) -> None:
+        """Count time that faulty finalists have cost."""
+        self._lost_s += seconds
+
+    @property
+    def remaining_s(self) -> float:
+        """Expected time until every finalist is verified, in seconds: as many as so far are faulty."""
+        left = len(self._candidates) - len(self._readings.keys() | self._given_up)
+        right_s = left * _FEW_REPEATS * sum(self._right_s) / max(1, len(self._right_s))
+        if not left or not self._wrong_s:
+            return right_s
+        each_s = sum(self._wrong_s) / len(self._wrong_s)
+        faulty = left * len(self._wrong_s) / (len(self._right_s) + len(self._wrong_s))
+        return right_s + min(faulty * each_s, max(0.0, _FAULTS_S - self._lost_s) + each_s)
+
+    def all_that_pass(self, indices: Sequence[int]) -> list[int]:
+        """Verify finalists, and return those that pass, in the given order."""
+        left = list(indices)
+        while (failed := self.first_that_fails(left, left)) is not None:
+            left.remove(failed)
+        return left
+
+    def first_that_fails(self, order: Sequence[int], tied: Sequence[int]) -> int | None:
+        """Verify finalists until one fails or is given up unverified, and return that one; None if all of them pass.
+
+        Those that share values with faulty ones come first, the most alike before the others; then the winner, its
+        ties, and the others. Once the faulty ones have cost too much, it is the other way round, and the next failure
+        ends the verification as soon as one finalist has passed.
+
+        Parameters
+        ----------
+        order
+            Finalists, the winner first.
+        tied
+            Those that tie with it.
+        """
+        by_weight = list(dict.fromkeys([*order[:1], *tied, *order]))
+        while unverified := [i for i in by_weight if i not in self._readings]:
+            suspicion = {i: self._suspicion(i) for i in unverified}
+            is_over = self._lost_s > _FAULTS_S
+            if not is_over and not any(suspicion.values()):
+                break
+            chosen = (min if is_over else max)(unverified, key=lambda i: suspicion[i])
+            if self._gives_up and any(self._has_passed(i) for i in order):
+                self._given_up.add(unverified[-1])
+                return unverified[-1]
+            if not self.passes(chosen, wins=chosen == order[0]):
+                self._gives_up = is_over
+                return chosen
+        return next((i for i in by_weight if not self.passes(i, wins=i == order[0], ties=i in tied)), None)
+
+    def _has_passed(self, index: int) -> bool:
+        known = self._readings.get(index)
+        return known is not None and known.outcome is Outcome.OK
+
+    def _suspicion(self, index: int) -> int:
+        """Return how much a finalist has in common with faulty ones, in values that no correct one has."""
+        cleared, faulty = set[tuple[str, Value]](), Counter[tuple[str, Value]]()
+        for other, known in self._readings.items():
+            items = self._candidates[other].config.items()
+            if known.outcome is Outcome.OK:
+                cleared.update(items)
+            else:
+                faulty.update(items)
+        return sum(faulty[item] for item in self._candidates[index].config.items() if item not in cleared)
 
     def is_verified_like(self, index: int, winner: int) -> bool:
         """Return whether a finalist passed as many repeats as the winner, or all."""
-        return _repeats(self._evaluations[index]) >= min(self._repeats, _repeats(self._evaluations[winner]))
+        return _repeats(self._readings[index]) >= min(self._repeats, _repeats(self._readings[winner]))
 
     def note_unverified(self, count: int) -> None:
-        """Note the number of finalists that tie with the winner by time, but were not verified like it."""
+        """Note the finalists that were given up, and how many tie with the winner but were not verified like it."""
+        if self._given_up:
+            self.notices.append(
+                f"{plural(len(self._given_up), 'finalist')} were not verified, and are not ranked: faulty ones took "
+                f"more than {_FAULTS_S:g} s"
+            )
         if count:
             limit_s = _HURRIED_CHECKS_S if self._hurried else _CHECKS_S
             self.notices.append(
@@ -274,12 +384,12 @@ class FinalistChecks:
 
     def repeats(self, index: int) -> int:
         """Return the number of repetitions of a finalist's verification; 0 if it was not verified repeatedly."""
-        known = self._evaluations.get(index)
+        known = self._readings.get(index)
         return int(known.telemetry.get("repeats", 0)) if known is not None else 0
 
     def with_digest(self, index: int, trial: Trial) -> Trial:
         """Return the trial of a finalist with the digest of its outputs in all repeats of its verification."""
-        known = self._evaluations.get(index)
+        known = self._readings.get(index)
         if known is None or OUTPUT_DIGEST not in known.telemetry:
             return trial
         digest = known.telemetry[OUTPUT_DIGEST]
@@ -289,36 +399,39 @@ class FinalistChecks:
         """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""
         return tuple(
             replace(finalists[i], outcome=found.outcome, reason=found.reason, stage=found.stage, measurement=None)
-            for i, found in self._evaluations.items()
+            for i, found in self._readings.items()
             if found.outcome is not Outcome.OK
         )
 
-    def _draw_inputs(self) -> None:
-        """Draw the second set of inputs before the first verification."""
-        if self._has_inputs:
-            return
-        self._has_inputs = True
-        try:
-            self._backend.draw_second_inputs(SECOND_SEED)
-        except (InputError, ToolchainError) as error:
-            self.notices.append(f"the finalists were verified with one set of inputs, not two: {error}")
+    def _checked(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Reading:
+        """Verify a candidate with two sets of inputs, or with one if no second one can be drawn."""
+        entries = (Entry(candidate),)
+        if self._second_seed:
+            try:
+                reading = self._backend.check(Check(entries, repeats, limit_s, self._second_seed))
+                if reading.outcome is Outcome.OK or reading.stage != INPUTS_STAGE:
+                    return reading
+                reason = reading.reason
+            except (InputError, ToolchainError) as error:
+                reason = str(error)
+            self._second_seed = 0
+            self.notices.append(f"the finalists were verified with one set of inputs, not two: {reason}")
+        return self._backend.check(Check(entries, repeats, limit_s))
 
 
-def _repeats(evaluation: Evaluation) -> float:
+def _repeats(reading: Reading) -> float:
     """Return the number of repeats that were made; infinite in replay, where none is needed."""
-    return float(evaluation.telemetry.get("repeats", math.inf))
+    return float(reading.telemetry.get("repeats", math.inf))
 
 
 class _Race:
     """Finalists with their interleaved times, or with the times of the search where no race was possible."""
 
-    def __init__(
-        self, finalists: Sequence[Trial], raced: Mapping[int, RaceTimes] | None, scorer: Scorer | None
-    ) -> None:
+    def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, Reading] | None, scorer: Scorer | None) -> None:
         self._raced = raced or {}
         self._scorer = scorer
         self._trials = [
-            self._timed(trial, self._raced[i].times_us) if i in self._raced else trial
+            self._timed(trial, self._raced[i].rounds_us) if i in self._raced else trial
             for i, trial in enumerate(finalists)
         ]
 
@@ -353,7 +466,7 @@ class _Race:
             return ratio_of(self._interval(faster), self._interval(slower))
         if slower == faster:
             return Interval(1.0, 1.0, 1.0)
-        a, b = self._raced[faster].times_us, self._raced[slower].times_us
+        a, b = self._raced[faster].rounds_us, self._raced[slower].rounds_us
         rounds = min(len(a), len(b))  # the slower one may have left the race earlier
         return widen_by_session_spread(paired_ratio(self._costs(faster, a[:rounds]), self._costs(slower, b[:rounds])))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from autotile.core.model import GPU_SCALE, STEP_TIME, Config, Measurement, Outco
 from autotile.core.statistics import Interval, median_interval, paired_ratio, widen_by_session_spread
 from autotile.core.text import percent_text
 from autotile.errors import AutotileError
-from autotile.workers.protocol import Candidate, Evaluation
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 
 if TYPE_CHECKING:
     from autotile.tuning.backend import Backend
@@ -104,6 +104,7 @@ def confirm_finals(
     seed: int,
     hurried: bool,
     scorer: Scorer,
+    observe: Callable[[float], None] = lambda _: None,
 ) -> tuple[Finals, Confirmation | None]:
     """Hold finals on one GPU, and confirm the winner on a second one, if the backend has several.
 
@@ -112,7 +113,7 @@ def confirm_finals(
 
     Parameters
     ----------
-    racing, backend, default, incumbent, seed, hurried, scorer
+    racing, backend, default, incumbent, seed, hurried, scorer, observe
         As for `autotile.tuning.finals.run_finals`.
     """
     from autotile.tuning.finals import run_finals
@@ -120,7 +121,14 @@ def confirm_finals(
     left, refused = list(racing), list[Trial]()
     while True:
         finals = run_finals(
-            left, backend, default=default, incumbent=incumbent, seed=seed, hurried=hurried, scorer=scorer
+            left,
+            backend,
+            default=default,
+            incumbent=incumbent,
+            seed=seed,
+            hurried=hurried,
+            scorer=scorer,
+            observe=observe,
         )
         spare = backend.spare() if finals.winner is not None and not hurried else None
         if spare is None or finals.winner is None:
@@ -142,7 +150,7 @@ def confirm_finals(
     return replace(finals, refused=(*refused, *finals.refused)), None
 
 
-def _fault_on(spare: Backend, finals: Finals, candidates: Mapping[str, Candidate]) -> Evaluation | None:
+def _fault_on(spare: Backend, finals: Finals, candidates: Mapping[str, Candidate]) -> Reading | None:
     """Return the fault of the winner on another GPU; None if it is right there.
 
     Raises
@@ -150,14 +158,14 @@ def _fault_on(spare: Backend, finals: Finals, candidates: Mapping[str, Candidate
     WorkerError
         No other finalist is right there either, so that the GPU may be at fault.
     """
-    found: Evaluation | None = None
+    found: Reading | None = None
     for trial in finals.ranked:
-        evaluation = spare.verify(candidates[config_key(trial.config)], _REPEATS, _CHECK_S)
-        if found is None and evaluation.outcome is Outcome.OK:
+        reading = spare.check(Check((Entry(candidates[config_key(trial.config)]),), _REPEATS, _CHECK_S))
+        if found is None and reading.outcome is Outcome.OK:
             return None
         if found is None:
-            found = replace(evaluation, reason=f"on {spare.uuid or 'a second GPU'}: {evaluation.reason}")
-        elif evaluation.outcome is Outcome.OK:
+            found = replace(reading, reason=f"on {spare.uuid or 'a second GPU'}: {reading.reason}")
+        elif reading.outcome is Outcome.OK:
             return found
     raise AutotileError(f"no finalist is right there: {found.reason if found is not None else ''}")
 
@@ -173,36 +181,36 @@ def _confirmation(
         racing.append(default)
     round_us = sum(trial.time_us or 0.0 for trial in racing)
     rounds = max(_MIN_ROUNDS, min(_ROUNDS, int(_RACE_S * 1e6 / max(round_us, 1.0))))
-    pairs = [candidates[config_key(trial.config)] for trial in racing]
-    raced = spare.race(pairs, rounds, seed, 1e-6 * rounds * round_us)
+    entries = tuple(Entry(candidates[config_key(trial.config)]) for trial in racing)
+    raced = spare.race(Race(entries, rounds, seed), 1e-6 * rounds * round_us)
     if raced is None or not winner.time_us:
         return None
     fault = next((row for row in raced if row.outcome is not Outcome.OK), None)
     if fault is not None:
         raise AutotileError(f"{config_text(winner.config)} or the default failed in the race: {fault.reason}")
-    time_us = median_interval(raced[0].times_us).value
+    time_us = median_interval(raced[0].rounds_us).value
     speedup = None
     if len(raced) > 1:
-        count = min(len(raced[0].times_us), len(raced[1].times_us))
-        speedup = widen_by_session_spread(paired_ratio(raced[0].times_us[:count], raced[1].times_us[:count]))
+        count = min(len(raced[0].rounds_us), len(raced[1].rounds_us))
+        speedup = widen_by_session_spread(paired_ratio(raced[0].rounds_us[:count], raced[1].rounds_us[:count]))
     return Confirmation(spare.uuid, home, time_us, time_us / winner.time_us - 1.0, speedup)
 
 
-def scaled(evaluation: Evaluation, scale: float | None) -> Evaluation:
-    """Return an evaluation with its times multiplied by a factor, which its telemetry states; None for none."""
-    measured = evaluation.measurement
+def scaled(reading: Reading, scale: float | None) -> Reading:
+    """Return a reading with its times multiplied by a factor, which its telemetry states; None for none."""
+    measured = reading.measurement
     if measured is None or scale is None:
-        return evaluation
+        return reading
     telemetry = {
         name: round(float(value) * scale, 3) if name.startswith(STEP_TIME) else value
-        for name, value in evaluation.telemetry.items()
+        for name, value in reading.telemetry.items()
     }
     times = tuple(round(time_us * scale, 4) for time_us in measured.samples_us)
     measurement = Measurement(
         measured.time_us * scale, measured.low_us * scale, measured.high_us * scale, times, measured.l2
     )
     whole = round(scale * float(telemetry.get(GPU_SCALE, 1.0)), 6)  # that of a GPU to its session, of that to its study
-    return replace(evaluation, measurement=measurement, telemetry={**telemetry, GPU_SCALE: whole})
+    return replace(reading, measurement=measurement, telemetry={**telemetry, GPU_SCALE: whole})
 
 
 def measured_on(gpu: str, trial: Trial) -> Trial:

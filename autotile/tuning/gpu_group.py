@@ -22,7 +22,7 @@ from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished
 from autotile.tuning.gpu_comparison import GpuUse, scaled
 from autotile.workers.compile_pool import CompileFarm
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding
 
 _T = TypeVar("_T")
@@ -102,6 +102,8 @@ class GpuGroup:
     ----------
     device, source, notice
         Those of the first GPU.
+    observe_wait
+        Called with what the session begins to wait for beside results, and with an empty text when that is over.
     """
 
     farm: CompileFarm | None = None
@@ -111,6 +113,7 @@ class GpuGroup:
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]
         self.device, self.source, self.notice = first.device, first.source, first.notice
+        self.observe_wait: Callable[[str], None] = lambda _: None
         self._deadline_s = deadline_s
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
@@ -127,7 +130,6 @@ class GpuGroup:
         self._reference: Candidate | None = None
         self._home: _Member | None = None
         self._home_us: float | None = None
-        self._second_seed: int | None = None
         self._closing = False
         self._error: AutotileError | None = None
         """Error of the GPU that was lost last."""
@@ -193,7 +195,7 @@ class GpuGroup:
             self._queued.notify()
 
     def result(self) -> Finished:
-        """Wait for any candidate that was submitted, and return its evaluation.
+        """Wait for any candidate that was submitted, and return its reading.
 
         Raises
         ------
@@ -215,27 +217,20 @@ class GpuGroup:
             self._queue.clear()
             self._finished.clear()
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
         """Race on one GPU; None if its worker died."""
-        return self._on_one(lambda backend: backend.race(candidates, rounds, seed, expected_s))
+        return self._on_one(lambda backend: backend.race(job, expected_s))
 
-    def draw_second_inputs(self, seed: int) -> None:
-        """Draw a second set of inputs on the GPU that holds races, and on its successor if it is lost."""
-        self._on_one(lambda backend: backend.draw_second_inputs(seed))
-        self._second_seed = seed
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
+    def check(self, job: Check) -> Reading:
         """Verify on one GPU; if its worker dies and the reference fails there, too, on another one."""
         while True:
             member = self._racing_member()
-            evaluation = self._on_one(lambda backend: backend.verify(candidate, repeats, limit_s))
+            reading = self._on_one(lambda backend: backend.check(job))
             if not member.backend.is_dead or self._reference is None or self._racing_member() is not member:
-                return evaluation
+                return reading
             try:
                 self._check_sound(member, self._reference)
-                return evaluation
+                return reading
             except AutotileError as error:
                 if len(self._left()) == 1:
                     raise
@@ -333,13 +328,13 @@ class GpuGroup:
             member.sign_at = time.monotonic()
             if self._closing or member.state == "lost":
                 return
-            task, evaluation = member.tasks[0], finished.evaluation
-        if member.backend.is_dead and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
+            task, reading = member.tasks[0], finished.reading
+        if member.backend.is_dead and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
             if not self._is_to_blame(member, task):
                 return
-        elif evaluation.measurement is not None and member.scale is None:
-            self._calibrate(member, task.candidate, evaluation)
-        self._pass_on(member, task, evaluation)
+        elif reading.measurement is not None and member.scale is None:
+            self._calibrate(member, task.candidate, reading)
+        self._pass_on(member, task, reading)
 
     def _is_to_blame(self, member: _Member, task: _Task) -> bool:
         """Return whether a candidate is at fault for the death of the worker; it is tried elsewhere otherwise.
@@ -368,25 +363,25 @@ class GpuGroup:
         """Raise `WorkerError` unless the reference still runs on a GPU; one that crashes is tried again."""
         for _ in range(_CHECKS):
             member.backend.submit(reference, 0.0)
-            evaluation = member.backend.result().evaluation
+            reading = member.backend.result().reading
             member.sign_at = time.monotonic()
             if not member.backend.is_dead:
                 return
-            if evaluation.outcome is Outcome.TIMED_OUT:
+            if reading.outcome is Outcome.TIMED_OUT:
                 break
-        raise WorkerError(f"the configuration that ran first fails now, too: {evaluation.outcome}, {evaluation.reason}")
+        raise WorkerError(f"the configuration that ran first fails now, too: {reading.outcome}, {reading.reason}")
 
-    def _calibrate(self, member: _Member, candidate: Candidate, evaluation: Evaluation) -> None:
+    def _calibrate(self, member: _Member, candidate: Candidate, reading: Reading) -> None:
         """Measure the reference on a GPU; the first candidate that runs anywhere is the reference."""
         with self._changed:
             if self._reference is None:
                 self._reference, self._home = candidate, member
             reference = self._reference
-        if reference is candidate and evaluation.outcome is Outcome.OK and evaluation.measurement is not None:
-            member.times_us.append(evaluation.measurement.time_us)
+        if reference is candidate and reading.outcome is Outcome.OK and reading.measurement is not None:
+            member.times_us.append(reading.measurement.time_us)
         while len(member.times_us) < _CALIBRATIONS:
             member.backend.submit(reference, None)
-            measured = member.backend.result().evaluation
+            measured = member.backend.result().reading
             member.sign_at = time.monotonic()
             if self._closing:
                 return
@@ -410,7 +405,7 @@ class GpuGroup:
             member.scale = round(self._home_us / own_us, 6) if self._home_us is not None else None
             member.sign_at = time.monotonic()
 
-    def _pass_on(self, member: _Member, task: _Task, evaluation: Evaluation) -> None:
+    def _pass_on(self, member: _Member, task: _Task, reading: Reading) -> None:
         """Pass the result of a candidate on to the parent."""
         with self._changed:
             if member.tasks and member.tasks[0] is task:
@@ -419,8 +414,8 @@ class GpuGroup:
                 return
             task.is_done = True
             member.trials += 1
-            member.busy_s += sum(evaluation.seconds.values())
-            self._finished.append(Finished(task.candidate, scaled(evaluation, member.scale), member.backend.uuid))
+            member.busy_s += sum(reading.seconds.values())
+            self._finished.append(Finished(task.candidate, scaled(reading, member.scale), member.backend.uuid))
             self._changed.notify_all()
 
     def _left(self) -> list[_Member]:
@@ -456,7 +451,7 @@ class GpuGroup:
                 task.suspects.append(member)
             if len(task.suspects) > 1 and not task.is_done:
                 task.is_done = True
-                crash = Evaluation(Outcome.CRASHED, f"the GPU was lost with it, twice: {error}", "verify")
+                crash = Reading(Outcome.CRASHED, f"the GPU was lost with it, twice: {error}", "verify")
                 self._finished.append(Finished(task.candidate, crash))
         self._give_back(tasks)
 
@@ -482,18 +477,14 @@ class GpuGroup:
 
     def _on_one(self, call: Callable[[Backend], _T]) -> _T:
         """Call a method of the GPU that holds races; where it fails, of the next one."""
-        is_another = False
         while True:
             with self._changed:
                 member = self._racing_member()
                 is_last = len(self._left()) <= 1
             try:
-                if is_another and self._second_seed is not None:
-                    member.backend.draw_second_inputs(self._second_seed)
                 return call(member.backend)
             except WorkerError as error:
                 if is_last and not isinstance(error, self._passing):
                     raise
                 self._lose(member, error)
                 self.wait()
-                is_another = True

@@ -13,7 +13,7 @@ from autotile.database.learned_store import FamilyStore
 from autotile.database.misses import MissCost, MissCostEstimator, StoredMiss, study_times
 from autotile.database.studies import rows_of_kernel
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, KernelName, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel, load_named_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.tuning.options import TuneOptions
 
@@ -135,7 +135,7 @@ def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[St
     for miss in misses:
         name = miss.problem.kernel
         if name not in kernels:
-            kernels[name] = _find_kernel(str(kernel or name), name)
+            kernels[name] = _find_kernel(kernel, name)
         loaded = kernels[name]
         problem = _current_problem(loaded, miss) if loaded is not None else None
         if loaded is None or problem is None:
@@ -148,9 +148,10 @@ def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[St
         yield AssessedMiss(current, loaded, estimators[name].cost(current), tuned)
 
 
-def _find_kernel(name_or_path: str, name: str) -> Kernel | None:
+def _find_kernel(given: KernelName | None, name: str) -> Kernel | None:
+    """Return the kernel of a missed problem, which the user gives, or which is found by its name."""
     try:
-        loaded = load_kernel(name_or_path)
+        loaded = load_kernel(given) if given is not None else load_named_kernel(name)
     except InputError:
         return None
     return loaded if loaded.name == name else None

@@ -34,7 +34,7 @@ from autotile.tuning.operation_sweep import (
     Sweep,
     SweepCandidate,
     SweptProblem,
-    gpu_workers,
+    grid_gpu,
     problem_of,
 )
 from autotile.tuning.options import TuneOptions
@@ -180,14 +180,6 @@ def tune_operation_family(
         raise InputError("a family of an operation is measured on a GPU, and there is none here")
     device = device or live_device(options.device_index)
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    setup = Sweep.setup_of(
-        kernels,
-        dtype,
-        options.l2,
-        cache=str(settings.cache),
-        limit_bytes=settings.cache_limit_bytes,
-        device_index=options.device_index,
-    )
     from autotile.database.database import Database
 
     location = settings.database if options.database is None else options.database
@@ -201,17 +193,20 @@ def tune_operation_family(
             farm=lane.cluster.compilers if lane.cluster is not None else None,
         )
         named = tuple(one for one in libraries if one.call is None)
-        sweep = Sweep(
-            operation,
-            kernels,
-            named,
-            setup,
-            device,
-            database=database,
-            compile_pool=pool,
-            worker_pool=gpu_workers(lane, worker_pool, named),
-        )
-        with closing(pool), closing(sweep):
+        gpu = grid_gpu(lane, worker_pool, options)
+        with closing(pool), closing(gpu):
+            sweep = Sweep(
+                operation,
+                dtype,
+                kernels,
+                named,
+                settings=settings,
+                options=options,
+                device=device,
+                database=database,
+                compile_pool=pool,
+                gpu=gpu,
+            )
             session = _FamilySweep(operation, family, dtype, kernels, device, options, observe, database, sweep)
             return session.run()
 

@@ -23,7 +23,7 @@ from autotile.kernel.problem import Workrate
 from autotile.report.notebook import PageContent, Reported
 from autotile.tuning.result import Progress
 
-ContenderState = Literal["won", "raced", "dropped", "failed"]
+ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
 SweepPhase = Literal["measuring", "learning"]
 
@@ -45,9 +45,10 @@ class TunedContender:
     seconds
         Wall time that it got, in seconds.
     state
-        ``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; or ``failed``.
+        ``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; ``failed``; or
+        ``inapplicable`` if it cannot compute the problem on the device.
     reason
-        Reason for ``dropped`` and ``failed``.
+        Reason for ``dropped``, ``failed`` and ``inapplicable``.
     ratio
         Time over that of the winner; None if one of them has no time.
     """
@@ -121,6 +122,8 @@ class OperationResult(Displayed, Reported):
         Whether the user ended the session.
     database
         Location of the tuning database.
+    unit, passes
+        Arithmetic unit of the winner, as for `autotile.kernel.problem.Workrate`.
     flops, bytes
         Operations and bytes moved of one run, where the winner's kernel states them.
     notices
@@ -134,6 +137,8 @@ class OperationResult(Displayed, Reported):
     interrupted: bool
     database: str
     flops: int | None = None
+    unit: str | None = None
+    passes: int = 1
     bytes: int | None = None
     notices: tuple[str, ...] = ()
 
@@ -173,7 +178,7 @@ class OperationResult(Displayed, Reported):
         yield "saved in", self.database
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "")
+        headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "remark")
         return headings, [self.row(one) for one in self.contenders]
 
     def row(self, one: TunedContender) -> tuple[str, ...]:
@@ -195,7 +200,8 @@ class OperationResult(Displayed, Reported):
         best = self.best
         if best is None or best.time_us is None:
             return NOTHING
-        return Workrate(self.flops, self.bytes, self.problem.dtype).text(best.time_us, self.device)
+        work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
+        return work.text(best.time_us, self.device)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
@@ -227,10 +233,13 @@ def ratio_text(one: TunedContender) -> str:
     return f"{known}: not told apart" if is_tie(one.ratio) else known
 
 
+_WITH_REASON = {"dropped": "dropped", "failed": "failed", "inapplicable": "not applicable"}
+
+
 def remark(one: TunedContender) -> str:
     """Return the state of a contender in words, with the reason."""
-    if one.state in ("dropped", "failed"):
-        return f"{one.state}: {one.reason}"
+    if one.state in _WITH_REASON:
+        return f"{_WITH_REASON[one.state]}: {one.reason}"
     if one.state == "won":
         return "winner"
     return "not told apart from the winner" if one.ratio is not None and is_tie(one.ratio) else ""
@@ -238,7 +247,7 @@ def remark(one: TunedContender) -> str:
 
 def tried_text(contenders: Sequence[TunedContender]) -> str:
     """Return how many configurations of how many kernels were tried."""
-    kernels = [one for one in contenders if not one.is_library]
+    kernels = [one for one in contenders if not one.is_library and one.state != "inapplicable"]
     return f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"
 
 

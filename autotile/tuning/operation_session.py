@@ -19,14 +19,15 @@ from autotile.core.text import plural
 from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
-from autotile.errors import DatabaseError, InputError, ToolchainError, WorkerError
+from autotile.database.studies import CONTEST
+from autotile.errors import DatabaseError, DeviceError, EmptySpaceError, InputError, ToolchainError, WorkerError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import Settings
 from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
 from autotile.tuning.family_study import is_possible
-from autotile.tuning.operation_result import OperationResult, OperationStep, TunedContender
+from autotile.tuning.operation_result import ContenderState, OperationResult, OperationStep, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.problem_queue import Job, Lane, run_jobs
 from autotile.tuning.result import Progress, TuneResult
@@ -80,6 +81,8 @@ class _Kernel:
     sessions: int = 0
     dropped: str = ""
     failed: str = ""
+    inapplicable: str = ""
+    """Why it cannot compute the problem on the device; empty if it can."""
     seeds: list[Config] = field(default_factory=list)
     """Configurations to try first."""
 
@@ -151,9 +154,9 @@ def tune_operation(
         raise InputError(f"no kernel of {operation.name} computes {problem}")
     for one in kernels:
         if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
-            one.failed = "no configuration is valid for the problem on this device"
+            one.inapplicable = "no configuration is valid for the problem on this device"
     if device is not None and options.transfer:
-        fit = {one.name: one for one in kernels if not one.failed}
+        fit = {one.name: one for one in kernels if not one.inapplicable}
         sizes = {name: one.problem.sizes for name, one in fit.items()}
         for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
             if len(fit[name].seeds) < _MAX_SEEDS:
@@ -210,7 +213,7 @@ class _OperationSession:
     def run(self) -> OperationResult:
         """Share the budget, hold the last race, and store its times."""
         self._begun = time.monotonic()
-        possible = [one for one in self.kernels if not one.failed]
+        possible = [one for one in self.kernels if not one.inapplicable]
         self._rounds = math.ceil(math.log2(len(possible))) + 1 if possible else 0
         trials = self.options.trials
         if trials is None and self.options.budget_s is None and self.options.until is None:
@@ -225,7 +228,7 @@ class _OperationSession:
             self._interrupted = True
         ran = [one for one in self.kernels if one.best is not None]
         if not ran and not self._interrupted:
-            reasons = dict.fromkeys(one.failed for one in self.kernels)
+            reasons = dict.fromkeys(one.failed or one.inapplicable for one in self.kernels)
             raise InputError(f"no kernel of {self.operation.name} ran for {self.problem}: {'; '.join(reasons)}")
         return self._result(contenders or [self._unraced(one) for one in self.kernels])
 
@@ -300,6 +303,12 @@ class _OperationSession:
             )
         except (DatabaseError, ToolchainError):
             raise
+        except EmptySpaceError as error:
+            one.inapplicable = error.cause
+            return
+        except DeviceError as error:
+            one.inapplicable = str(error)
+            return
         except (InputError, WorkerError) as error:
             one.failed = str(error)
             return
@@ -416,15 +425,17 @@ class _OperationSession:
         return sorted(map(judged, contenders), key=lambda one: (one.state != "won", one.time_us or math.inf))
 
     def _unraced(self, one: _Kernel) -> TunedContender:
-        state = "failed" if one.best is None and one.failed else "dropped" if one.dropped else "raced"
+        state: ContenderState = "dropped" if one.dropped else "raced"
+        if one.best is None and (one.inapplicable or one.failed):
+            state = "inapplicable" if one.inapplicable else "failed"
         return TunedContender(
             one.name,
             is_library=False,
             trial=one.best,
             trials=one.tried,
             seconds=one.seconds,
-            state=state,  # type: ignore[arg-type]
-            reason=one.failed if state == "failed" else one.dropped,
+            state=state,
+            reason=one.inapplicable or one.failed if one.best is None else one.dropped,
         )
 
     def _store_kernel(self, one: _Kernel, trial: Trial) -> None:
@@ -448,13 +459,18 @@ class _OperationSession:
 
     def _store(self, key: TuningKey, trial: Trial) -> None:
         assert self._device is not None
-        study_id = self.database.study(key, self._device)
-        run_id = self.database.start_run(
-            study_id, sampler="contest", seed=self.options.seed, driver=self._device.driver, host=platform.node()
+        self.database.add_run(
+            key,
+            [trial],
+            sampler=CONTEST,
+            device=self._device,
+            phase="final",
+            is_ranked=trial.outcome is Outcome.OK,
+            seed=self.options.seed,
+            driver=self._device.driver or "",
+            host=platform.node(),
+            summary={"operation": self.operation.name},
         )
-        rank = 1 if trial.outcome is Outcome.OK else None
-        self.database.add_trial(study_id, run_id, trial, phase="final", rank=rank)
-        self.database.end_run(run_id, {"operation": self.operation.name})
 
     def _result(self, contenders: Sequence[TunedContender]) -> OperationResult:
         assert self._device is not None or self._interrupted
@@ -472,6 +488,8 @@ class _OperationSession:
             database=self.database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
+            unit=workrate.unit,
+            passes=workrate.passes,
             notices=tuple(self._notices),
         )
 

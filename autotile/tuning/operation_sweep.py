@@ -1,8 +1,9 @@
 """Times of many configurations at many problems of an operation, from which a model of time is learned.
 
-Each problem is one request to the GPU worker, see `autotile.workers.sweep`; the configurations of the next problem
+Each problem is one job of the GPU, `autotile.workers.jobs.Time` of a grid; the configurations of the next problem
 compile meanwhile. Every result is stored as a trial of an ordinary study, so that a run that was killed goes on, and
-what was measured is served.
+what was measured is served. It is therefore verified as in a session of that study: at the ragged sizes, which are
+those of the kernel's file, once for each code, at each problem before it is timed, and the fastest repeatedly.
 """
 
 from __future__ import annotations
@@ -10,42 +11,41 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import convert
-from autotile.core.model import Config, L2Mode, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key, config_text
 from autotile.cuda.compiler import compile_job
+from autotile.cuda.cubin_cache import CachedCubin
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
-from autotile.errors import DataError, InputError, ToolchainError, WorkerError
+from autotile.database.winners import UNVERIFIED_SAMPLER
+from autotile.errors import InputError, ToolchainError
 from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import resolve_problem
+from autotile.settings import Settings
 from autotile.space.limits import check_config
-from autotile.tuning.backend import kernel_source
+from autotile.tuning.backend import workload_of
 from autotile.tuning.contest import OperationLibrary
-from autotile.tuning.pipeline import gated_trial
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.pipeline import compiled_sizes, gated_trial
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
-from autotile.workers.gpu import GPU_WORKER
-from autotile.workers.protocol import Candidate, LibraryCall, SweepKernel, SweepSetup, Swept, SweptTime
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Reading, SizedCubin, Time
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
 
-_DEADLINE_S = 60.0
-_DEADLINE_PER_CANDIDATE_S = 1.0
-"""Time for one problem: its inputs and reference, and each candidate."""
-_STAGE = "sweep "
-"""Prefix of the stages that the worker announces, followed by the number of what it runs."""
-_SAMPLER = "sweep"
-"""Name of these runs in the database."""
+_SAMPLE_LIMIT_S = 2e-3
+"""GPU time of the samples of a configuration beyond the first nine, in seconds."""
+_SAMPLER = "family"
+"""Name of these runs in the database; see `UNVERIFIED_SAMPLER` for those of earlier versions."""
 FAULTS = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED, Outcome.TIMED_OUT)
 """Outcomes that, at any problem, exclude a configuration from the model."""
 
@@ -96,36 +96,23 @@ class _Job(NamedTuple):
     compilations: Sequence[Future[Compiled]]
 
 
-class SweepWorker(Protocol):
-    """A GPU worker, here or on another machine."""
+class GridGpu(Protocol):
+    """A GPU, here or on another machine."""
 
-    def request(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """Send a request and wait for its reply; errors as for `autotile.workers.child.Child.request`."""
+    def time(self, job: Time) -> list[Reading]:
+        """Verify and measure entries; as for `autotile.workers.gpu.Gpu.time`."""
 
-    def kill(self) -> None:
-        """End the worker."""
-
-
-Worker = TypeVar("Worker", bound=SweepWorker)
+    def close(self) -> None:
+        """Release it."""
 
 
-class SweepWorkers(Protocol[Worker]):
-    """Where GPU workers come from, such as `autotile.workers.child.WorkerPool`."""
-
-    def acquire(self, module: str) -> Worker:
-        """Return a worker that runs a module."""
-
-    def release(self, child: Worker) -> None:
-        """Take a worker back."""
-
-
-def gpu_workers(lane: Lane, worker_pool: WorkerPool, libraries: Sequence[OperationLibrary]) -> SweepWorkers[Any]:
-    """Return where the GPU worker of a sweep comes from: this machine or, with the same libraries, a cluster."""
+def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> GridGpu:
+    """Return the GPU of a sweep: that of this machine which the options name, or one of a cluster."""
     if lane.cluster is None:
-        return worker_pool
-    from autotile.tuning.cluster.remote_sweep import RemoteSweepWorkers  # imports Dask
+        return Gpu(None, options.run_deadline_s, worker_pool=worker_pool, device_index=options.device_index)
+    from autotile.tuning.cluster.gpus import FreeGpu  # imports Dask
 
-    return RemoteSweepWorkers(lane, {library.name: library.version for library in libraries})
+    return FreeGpu(lane, options.run_deadline_s)
 
 
 class Sweep:
@@ -134,73 +121,63 @@ class Sweep:
     Parameters
     ----------
     operation, dtype
-        Operation, and element type.
+        Operation, and element type of its problems.
     kernels
         Its kernels, by name.
     libraries
         Libraries that the operation file names.
-    setup
-        What all requests to the GPU worker have in common, with the kernels in their order.
+    settings, options
+        Settings of the installation and options of the run.
     device
         The device.
     database
         Open for writing.
-    compile_pool, worker_pool
-        Processes that compile, and that the GPU worker is taken from.
-    module
-        Module that the GPU worker runs.
+    compile_pool
+        Processes that compile.
+    gpu
+        The GPU.
+
+    Raises
+    ------
+    InputError
+        The reference of a kernel cannot be computed in the GPU worker alone.
     """
 
     def __init__(
         self,
         operation: Operation,
+        dtype: str,
         kernels: Mapping[str, Kernel],
         libraries: Sequence[OperationLibrary],
-        setup: SweepSetup,
-        device: DeviceProperties,
         *,
+        settings: Settings,
+        options: TuneOptions,
+        device: DeviceProperties,
         database: Database,
         compile_pool: CompilePool,
-        worker_pool: SweepWorkers[Any],
-        module: str = GPU_WORKER,
+        gpu: GridGpu,
     ) -> None:
-        self._module = module
-        self._operation = operation
-        self._kernels = kernels
-        self._libraries = libraries
-        self._setup = setup
-        self._device = device
-        self._database = database
-        self._compile_pool = compile_pool
-        self._worker_pool = worker_pool
-        self._child: SweepWorker | None = None
-        self._compiled: dict[tuple[Any, ...], Future[Compiled]] = {}
-        self.banned: dict[CandidateKey, str] = {}
-        """Configurations that failed at any problem, with the reason."""
-        self.resources: dict[CandidateKey, Resources] = {}
-        """Resources of each configuration that was compiled."""
-
-    @staticmethod
-    def setup_of(
-        kernels: Mapping[str, Kernel], dtype: str, l2: L2Mode, *, cache: str, limit_bytes: int, device_index: int
-    ) -> SweepSetup:
-        """Return the setup of kernels, in their order.
-
-        Raises
-        ------
-        InputError
-            The reference of a kernel cannot be computed in the GPU worker alone.
-        """
         for kernel in kernels.values():
             reference = kernel.spec.reference
             if reference.function is not None or reference.comparison is not None or reference.is_agreement:
                 raise InputError(
                     f"{kernel.spec.source}: a family of an operation needs references that are expressions or kernels"
                 )
-        parts = tuple(
-            SweepKernel(k.spec.text, k.spec.source, k.spec.folder, kernel_source(k)) for k in kernels.values()
-        )
-        return SweepSetup(parts, dtype, l2, cache, limit_bytes, device_index)
+        self._operation = operation
+        self._dtype = dtype
+        self._kernels = kernels
+        self._libraries = libraries
+        self._settings = settings
+        self._options = replace(options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
+        self._device = device
+        self._database = database
+        self._compile_pool = compile_pool
+        self._gpu = gpu
+        self._compiled: dict[tuple[Any, ...], Future[Compiled]] = {}
+        self.banned: dict[CandidateKey, str] = {}
+        """Configurations that failed at any problem, with the reason."""
+        self.resources: dict[CandidateKey, Resources] = {}
+        """Resources of each configuration that was compiled."""
 
     def prepare(
         self, problem: Problem, kernels: Mapping[str, Mapping[str, int]], candidates: Sequence[SweepCandidate]
@@ -231,15 +208,18 @@ class Sweep:
         ready: list[tuple[SweepCandidate, Trial, Candidate]] = []
         for one, compilation in zip(job.candidates, job.compilations, strict=True):
             kernel, sizes, compiled = self._kernels[one.kernel], job.kernels[one.kernel], compilation.result()
+            for other_sizes in self._other_sizes(one, sizes):
+                other = self._compile_at(one, other_sizes).result()
+                if compiled.cubin is not None and other.cubin is None:
+                    reason = f"at {config_text(other_sizes)}: {other.reason}"
+                    compiled = replace(other, reason=reason, seconds=compiled.seconds)
             plan = LaunchPlan.of(kernel.spec, one.config, sizes, self._device)
             own = Problem(one.kernel, sizes, job.problem.dtype)
             trial = gated_trial(kernel, own, one.config, compiled, plan=plan, device=self._device)
             if trial.resources is not None:
                 self.resources.setdefault(one.key, trial.resources)
             if trial.outcome is Outcome.OK and compiled.cubin is not None:
-                computed = computed_values(kernel.spec.computed, one.config)
-                cubin = compiled.cubin
-                ready.append((one, trial, Candidate(one.config, str(cubin.path), cubin.symbols, computed)))
+                ready.append((one, trial, self._candidate(one, own, compiled.cubin)))
             else:
                 trials[one.key] = trial
         libraries, measured = self._measure(job, ready)
@@ -250,7 +230,7 @@ class Sweep:
         if not any(trial.outcome.has_time for trial in measured.values()) and not libraries:
             return None
         self._store(job, trials, libraries)
-        times = {name: swept.measurement.time_us for name, swept in libraries.items() if swept.measurement is not None}
+        times = {name: found.measurement.time_us for name, found in libraries.items() if found.measurement is not None}
         sizes = {name: size for name, size in job.problem.sizes.items() if name not in self._operation.conditions}
         return SweptProblem(sizes, job.kernels, trials, times)
 
@@ -270,8 +250,11 @@ class Sweep:
             study_id = studies.get(self._key(name, Problem(name, sizes, problem.dtype)).digest)
             if study_id is None:
                 continue
-            swept = swept or any(run.sampler == _SAMPLER for run in self._database.runs(study_id))
-            for trial in self._database.tried(study_id).values():
+            samplers = {run.run_id: run.sampler for run in self._database.runs(study_id)}
+            swept = swept or _SAMPLER in samplers.values()
+            stored = self._database.stored_trials(study_id)
+            usable = [one.trial for one in stored if samplers.get(one.run_id) != UNVERIFIED_SAMPLER]
+            for trial in {config_key(trial.config): trial for trial in usable}.values():
                 key = name, config_key(trial.config)
                 trials[key] = trial
                 if trial.resources is not None:
@@ -289,126 +272,103 @@ class Sweep:
         proper = {name: size for name, size in problem.sizes.items() if name not in self._operation.conditions}
         return SweptProblem(proper, kernels, trials, libraries)
 
-    def close(self) -> None:
-        """Return the GPU worker to the pool."""
-        child, self._child = self._child, None
-        if child is not None:
-            self._worker_pool.release(child)
-
     def _compile(self, one: SweepCandidate, sizes: Mapping[str, int]) -> Future[Compiled]:
+        """Start a compilation, and those for the other sizes of the verification, unless they were started before."""
+        for other in self._other_sizes(one, sizes):
+            self._compile_at(one, other)
+        return self._compile_at(one, sizes)
+
+    def _other_sizes(self, one: SweepCandidate, sizes: Mapping[str, int]) -> list[Mapping[str, int]]:
+        """Return the valid other sizes of the verification for which a configuration is compiled apart."""
+        spec, dtype = self._kernels[one.kernel].spec, self._dtype
+        others = compiled_sizes(spec, Problem(one.kernel, sizes, dtype), ())
+        return [other for other in others if not check_config(spec, one.config, other, self._device, dtype)]
+
+    def _compile_at(self, one: SweepCandidate, sizes: Mapping[str, int]) -> Future[Compiled]:
         kernel = self._kernels[one.kernel]
         compiled_in = tuple(sizes[name] for name in kernel.spec.compiled_names)
         key = (*one.key, compiled_in)
         found = self._compiled.get(key)
         if found is None:
-            job = compile_job(kernel, one.config, self._setup.dtype, self._device.architecture, sizes)
+            job = compile_job(kernel, one.config, self._dtype, self._device.architecture, sizes)
             found = self._compiled[key] = self._compile_pool.submit(lambda: job)
         return found
 
+    def _candidate(self, one: SweepCandidate, problem: Problem, cubin: CachedCubin) -> Candidate:
+        """Return a compiled configuration as the GPU takes it."""
+        spec = self._kernels[one.kernel].spec
+        others = tuple(
+            SizedCubin(sizes, str(other.path), other.symbols)
+            for sizes in self._other_sizes(one, problem.sizes)
+            if (other := self._compile_at(one, sizes).result().cubin) is not None
+        )
+        computed = computed_values(spec.computed, one.config)
+        return Candidate(one.config, str(cubin.path), cubin.symbols, computed, others)
+
     def _measure(
         self, job: _Job, ready: Sequence[tuple[SweepCandidate, Trial, Candidate]]
-    ) -> tuple[dict[str, SweptTime], dict[CandidateKey, Trial]]:
-        """Measure candidates; one that breaks the worker is left out, and the others are measured by the next one."""
-        libraries: dict[str, SweptTime] = {}
-        measured: dict[CandidateKey, Trial] = {}
-        left_libraries, left = list(self._libraries), list(ready)
-        names = list(self._kernels)
-        while left or left_libraries:
-            request = {
-                "op": "sweep",
-                "setup": asdict(self._setup),
-                "sizes": [dict(job.kernels[name]) if name in job.kernels else None for name in names],
-                "libraries": [
-                    LibraryCall(one.name, job.problem.sizes, job.problem.dtype).to_json() for one in left_libraries
-                ],
-                "entries": [{"kernel": names.index(one.kernel), **c.to_json()} for one, _, c in left],
-            }
-            swept, failed = self._request(request, _DEADLINE_S + _DEADLINE_PER_CANDIDATE_S * len(left))
-            results = [*swept, *([failed] if failed is not None else [])]
-            for library, result in zip(list(left_libraries), results, strict=False):
-                libraries[library.name] = result
-            for (one, trial, _), result in zip(left, results[len(left_libraries) :], strict=False):
-                measured[one.key] = _with_result(trial, result)
-            done = len(results)
-            left = left[max(0, done - len(left_libraries)) :]
-            left_libraries = left_libraries[done:]
-            if not results:
-                break  # the problem cannot be laid out
+    ) -> tuple[dict[str, Reading], dict[CandidateKey, Trial]]:
+        """Measure libraries and candidates; there is nothing of a problem that cannot be laid out."""
+        workloads = {
+            name: workload_of(
+                self._kernels[name], Problem(name, sizes, job.problem.dtype), self._settings, self._options
+            )
+            for name, sizes in job.kernels.items()
+        }
+        buffers = next(iter(workloads.values()))
+        calls = [LibraryCall(one.name, job.problem.sizes, job.problem.dtype) for one in self._libraries]
+        entries = (
+            *(Entry(library=call, workload=buffers) for call in calls),
+            *(Entry(candidate, workload=workloads[one.kernel]) for one, _, candidate in ready),
+        )
+        try:
+            readings = self._gpu.time(Time(entries, grid=True))
+        except InputError:  # it does not fit in memory
+            return {}, {}
+        libraries = dict(zip([one.name for one in self._libraries], readings, strict=False))
+        for library in self._libraries:
+            self._check_version(library, libraries[library.name])
+        measured = {
+            one.key: _with_result(trial, reading)
+            for (one, trial, _), reading in zip(ready, readings[len(calls) :], strict=True)
+        }
         return libraries, measured
 
-    def _request(self, request: Mapping[str, Any], deadline_s: float) -> tuple[list[SweptTime], SweptTime | None]:
-        """Return the results of a request, and that of the one that broke the worker, if one did."""
-        if self._child is None:
-            self._child = self._worker_pool.acquire(self._module)
-        try:
-            reply = self._child.request(request, deadline_s)
-        except WorkerError as error:
-            self._drop()
-            return self._after_crash(request, error)
-        if reply.pop("last", False):
-            self._drop()
-        if reply.get("kind") == "toolchain":
-            raise ToolchainError(str(reply.get("error")))
-        try:
-            found = convert(reply, Swept)
-        except DataError:  # an error that concerns the problem: it does not fit in memory
-            return [], None
-        return found.swept, SweptTime(found.outcome, found.failed) if found.failed else None
-
-    def _after_crash(self, request: Mapping[str, Any], error: WorkerError) -> tuple[list[SweptTime], SweptTime | None]:
-        """Measure those before the one in which the worker died again, and return its outcome behind theirs."""
-        stage = getattr(error, "stage", "")
-        if not stage.startswith(_STAGE):
-            return [], None
-        number, libraries = int(stage.removeprefix(_STAGE)), len(request["libraries"])
-        outcome = Outcome.TIMED_OUT if "no answer" in str(error) else Outcome.CRASHED
-        fault = SweptTime(outcome, str(error))
-        if number == 0:
-            return [], fault
-        before = {
-            **request,
-            "libraries": request["libraries"][:number],
-            "entries": request["entries"][: max(0, number - libraries)],
-        }
-        swept, again = self._request(before, _DEADLINE_S + _DEADLINE_PER_CANDIDATE_S * number)
-        return (swept, fault) if again is None and len(swept) == number else (swept, again)
-
-    def _drop(self) -> None:
-        if self._child is not None:
-            with suppress(WorkerError):
-                self._child.kill()
-            self._child = None
+    @staticmethod
+    def _check_version(library: OperationLibrary, reading: Reading) -> None:
+        """Raise if another machine has another version of a library: their times are not comparable."""
+        version = reading.telemetry.get(LIBRARY_VERSION)
+        if version is not None and version != library.version:
+            raise ToolchainError(
+                f"the GPU's machine has {library.name} {version or 'not installed'}, and the session {library.version}"
+            )
 
     def _key(self, name: str, problem: Problem) -> TuningKey:
-        nvrtc, l2 = nvrtc_version(), self._setup.l2
+        nvrtc, l2 = nvrtc_version(), self._options.l2
         return key_of(self._kernels[name], problem, self._device, nvrtc_version=nvrtc, l2_mode=l2)
 
     def _library_key(self, problem: Problem, library: OperationLibrary) -> TuningKey:
-        nvrtc, l2 = nvrtc_version(), self._setup.l2
+        nvrtc, l2 = nvrtc_version(), self._options.l2
         name, version = library.name, library.version
         return library_key(self._operation, problem, self._device, name, version, nvrtc_version=nvrtc, l2_mode=l2)
 
-    def _store(self, job: _Job, trials: Mapping[CandidateKey, Trial], libraries: Mapping[str, SweptTime]) -> None:
+    def _store(self, job: _Job, trials: Mapping[CandidateKey, Trial], libraries: Mapping[str, Reading]) -> None:
         """Commit the trials of a problem, in one transaction a kernel."""
         for name, sizes in job.kernels.items():
             own = [trial for (kernel, _), trial in trials.items() if kernel == name]
             if own:
-                study_id = self._database.study(self._key(name, Problem(name, sizes, job.problem.dtype)), self._device)
-                run_id = self._start_run(study_id)
-                self._database.add_trials(study_id, run_id, own)
-                self._database.end_run(run_id)
+                self._add_run(self._key(name, Problem(name, sizes, job.problem.dtype)), own)
         for library in self._libraries:
-            swept = libraries.get(library.name)
-            if swept is not None and swept.measurement is not None:
-                study_id = self._database.study(self._library_key(job.problem, library), self._device)
-                run_id = self._start_run(study_id)
-                trial = _with_result(Trial({}, Outcome.OK), swept)
-                self._database.add_trial(study_id, run_id, trial, phase="final", rank=1)
-                self._database.end_run(run_id)
+            found = libraries.get(library.name)
+            if found is not None and found.measurement is not None:
+                trial = _with_result(Trial({}, Outcome.OK), found)
+                self._add_run(self._library_key(job.problem, library), [trial], phase="final", is_ranked=True)
 
-    def _start_run(self, study_id: int) -> int:
-        host = platform.node()
-        return self._database.start_run(study_id, sampler=_SAMPLER, driver=self._device.driver, host=host)
+    def _add_run(self, key: TuningKey, trials: Sequence[Trial], **fields: Any) -> None:
+        device, host = self._device, platform.node()
+        self._database.add_run(
+            key, trials, sampler=_SAMPLER, device=device, driver=device.driver or "", host=host, **fields
+        )
 
 
 def problem_of(
@@ -422,14 +382,12 @@ def problem_of(
     }
 
 
-def _with_result(trial: Trial, swept: SweptTime) -> Trial:
-    stage = "measure" if swept.outcome.has_time else "verify"
-    telemetry = {"max_error": swept.max_error} if swept.outcome.has_time else {}
+def _with_result(trial: Trial, reading: Reading) -> Trial:
     return replace(
         trial,
-        outcome=swept.outcome,
-        reason=swept.reason,
-        stage=stage,
-        measurement=swept.measurement,
-        telemetry={**trial.telemetry, **telemetry},
+        outcome=reading.outcome,
+        reason=reading.reason,
+        stage="measure" if reading.outcome.has_time else "verify",
+        measurement=reading.measurement,
+        telemetry={**trial.telemetry, **reading.telemetry},
     )

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
+import numpy as np
+from msgspec import Meta
+
+from autotile.core.argument_types import check_value
+from autotile.core.documents import storable
 from autotile.core.model import Config, L2Mode
 from autotile.core.objectives import TIME
 from autotile.errors import InputError
 from autotile.search.samplers import is_exhaustive
 
 DEFAULT_TRIALS = 200
-_MIN_VALUES = {"trials": 1, "seed": 0, "finals": 0, "workers": 1, "device_index": 0}
 _L2_MODES: tuple[L2Mode, ...] = ("cold", "hot")
 
+Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Number = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9, description="seconds, 0 or more and at most 1e9")]
 
-def check_whole(name: str, value: object, minimum: int) -> None:
-    """Raise if an option is not an integer, or is below its minimum; None, which selects a default, is accepted.
+
+def check_whole(name: str, value: object, minimum: int, maximum: int = 2**31 - 1) -> None:
+    """Raise if an option is not an integer within its bounds; None, which selects a default, is accepted.
 
     Raises
     ------
     InputError
-        The value is not an integer of at least ``minimum``.
+        The value is not an integer from ``minimum`` to ``maximum``.
     """
-    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < minimum):
-        raise InputError(f"{name} is {value!r}, expected a whole number of at least {minimum}")
+    if value is not None:
+        check_value(name, value, Annotated[int, Meta(ge=minimum, le=maximum)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +122,14 @@ class TuneOptions:
     """
 
     sampler: str = "auto"
-    trials: int | None = None
-    budget_s: float | None = None
+    trials: Number | None = None
+    budget_s: Seconds | None = None
     until: float | None = None
     spend: bool = False
     objectives: tuple[str, ...] = (TIME,)
     objective: str | None = None
     maximize: bool = False
-    seed: int = 0
+    seed: Seed = 0
     l2: L2Mode = "cold"
     fresh: bool = False
     only: tuple[Config, ...] | None = None
@@ -127,14 +138,14 @@ class TuneOptions:
     served: Config | None = None
     verify_sizes: tuple[Mapping[str, int], ...] = ()
     sanitize: bool = False
-    finals: int = 12
+    finals: Index = 12
     discard: bool = True
-    sample_limit_s: float = 0.1
-    workers: int | None = None
-    compile_deadline_s: float = 60.0
-    run_deadline_s: float = 30.0
-    device_index: int = 0
-    devices: tuple[int, ...] = ()
+    sample_limit_s: Seconds = 0.1
+    workers: Number | None = None
+    compile_deadline_s: Seconds = 60.0
+    run_deadline_s: Seconds = 30.0
+    device_index: Index = 0
+    devices: tuple[Index, ...] = ()
     scheduler: str = ""
     gpu_model: str = ""
     insecure: bool = False
@@ -149,16 +160,14 @@ class TuneOptions:
         Raises
         ------
         InputError
-            A number is of another type or out of range, or ``l2`` is neither ``cold`` nor ``hot``.
+            An option is of another type or out of range, or ``l2`` is neither ``cold`` nor ``hot``.
         """
-        for name, minimum in _MIN_VALUES.items():
-            check_whole(name, getattr(self, name), minimum)
-        for name in ("budget_s", "sample_limit_s", "compile_deadline_s", "run_deadline_s"):
+        for name, hint in _hints().items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0):
-                raise InputError(f"{name} is {value!r}, expected seconds, 0 or more")
-        for index in self.devices:
-            check_whole("devices", index, 0)
+            if isinstance(value, os.PathLike) and name in ("database", "captured"):
+                value = os.fspath(value)
+            check_value(name, value, hint)
+            object.__setattr__(self, name, _plain(value))
         if len(set(self.devices)) < len(self.devices):
             raise InputError(f"devices names a GPU twice: {', '.join(map(str, self.devices))}; name each once")
         if self.l2 not in _L2_MODES:
@@ -182,5 +191,23 @@ class TuneOptions:
 
     def to_json(self, database: str) -> dict[str, Any]:
         """Return a plain dictionary; ``database`` is the location to show, without a password."""
-        paths = {"replay": str(self.replay or ""), "trace": str(self.trace or "")}
-        return {**asdict(self), **paths, "database": database}
+        paths = {"replay": str(self.replay or ""), "trace": str(self.trace or ""), "database": database}
+        options = asdict(self) | paths  # a path need not be encoded in UTF-8
+        shown = {name: storable(value) if isinstance(value, str) else value for name, value in options.items()}
+        return {**shown, "trial_target": self.trial_target}
+
+
+@cache
+def _hints() -> Mapping[str, Any]:
+    return get_type_hints(TuneOptions, include_extras=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python, which JSON has, and a list as a tuple."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

@@ -23,7 +23,7 @@ from autotile.space.limits import check_config, compiled_steps
 from autotile.tuning.backend import Backend, Finished
 from autotile.tuning.gpu_comparison import scaled
 from autotile.workers.compile_pool import Compiled, CompilePool
-from autotile.workers.protocol import Candidate, SizedCubin
+from autotile.workers.jobs import Candidate, SizedCubin
 
 _LOOK_S = 0.01
 """Interval at which a wait for the compilers looks for results of several GPUs, in seconds."""
@@ -130,7 +130,7 @@ class Pipeline:
         self._queue: dict[int, _Queued] = {}
         self._prefetched: dict[str, Future[Compiled]] = {}
         self._measured: dict[_Launch, Trial] = {}
-        self._other_sizes = _other_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
+        self._other_sizes = compiled_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
         self._others: dict[str, list[tuple[Mapping[str, int], Future[Compiled]]]] = {}
         """Compilations of each configuration for the other problems of its verification."""
         self._running: dict[int, tuple[Candidate, CompiledCandidate]] = {}
@@ -221,20 +221,20 @@ class Pipeline:
         with self._timeline.span("session", "wait for the GPU"):
             finished = self._backend.result()
         _, candidate = self._running.pop(id(finished.candidate))
-        evaluation = scaled(finished.evaluation, self.scale)
+        reading = scaled(finished.reading, self.scale)
         self._record(finished, candidate.trial.config)
         trial = replace(
             candidate.trial,
-            outcome=evaluation.outcome,
-            reason=evaluation.reason,
-            stage=evaluation.stage,
-            measurement=evaluation.measurement,
-            seconds={**candidate.trial.seconds, **evaluation.seconds},
-            telemetry=evaluation.telemetry,
+            outcome=reading.outcome,
+            reason=reading.reason,
+            stage=reading.stage,
+            measurement=reading.measurement,
+            seconds={**candidate.trial.seconds, **reading.seconds},
+            telemetry=reading.telemetry,
             gpu=finished.gpu,
         )
-        if evaluation.captured:
-            trial = self._inspected(trial, Path(evaluation.captured))
+        if reading.captured:
+            trial = self._inspected(trial, Path(reading.captured))
         trial = self._score(trial)
         self.remember([trial])
         return candidate, trial
@@ -256,7 +256,7 @@ class Pipeline:
         for _ in range(count if cubin is not None else 0):
             assert cubin is not None
             self._backend.submit(self.candidate(trial, cubin), None)
-            measured = self._backend.result().evaluation.measurement
+            measured = self._backend.result().reading.measurement
             times_us += [measured.time_us] if measured is not None else []
         return times_us
 
@@ -302,13 +302,13 @@ class Pipeline:
             return proposer.propose(room)
 
     def _record(self, finished: Finished, config: Config) -> None:
-        """Record the stages of an evaluation, which follow one another without a pause."""
-        evaluation = finished.evaluation
-        start_s = evaluation.began_at
+        """Record the stages of an reading, which follow one another without a pause."""
+        reading = finished.reading
+        start_s = reading.began_at
         if not start_s or not self._timeline.is_recording:
             return
         track = f"GPU worker {finished.gpu}" if self._backend.gpu_count > 1 else "GPU worker"
-        for stage, seconds in evaluation.seconds.items():
+        for stage, seconds in reading.seconds.items():
             self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(config))
             start_s += seconds
 
@@ -379,7 +379,7 @@ def gated_trial(
     return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
 
 
-def _other_sizes(
+def compiled_sizes(
     spec: KernelSpec, problem: Problem, verify_sizes: Sequence[Mapping[str, int]]
 ) -> list[Mapping[str, int]]:
     """Return the further problems of a verification whose cubins differ from that of the problem."""

@@ -20,6 +20,7 @@ from autotile.core.model import Problem
 from autotile.core.text import sizes_text
 from autotile.database.database import Database
 from autotile.database.keys import space_hash
+from autotile.database.studies import CONTEST
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
 from autotile.kernel.library import Kernel, load_kernel
@@ -180,12 +181,12 @@ def _problems_of(entry: _Entry, head: _Head, folder: Path, room: int) -> list[Pl
     if entry.captured:
         return [_captured_problem(entry, folder, name)]
     choices = {size: value if isinstance(value, list) else [value] for size, value in entry.sizes.items()}
-    count = math.prod(map(len, choices.values())) if choices else 0
+    count = math.prod(map(len, choices.values())) if choices or not entry.problems else 0
     dtypes: Sequence[str | None] = entry.dtypes or [None]
     if (count + len(entry.problems)) * len(dtypes) > room:
         raise InputError(f"it has more problems than a plan may hold, {MAX_PROBLEMS:,} in all; split the plan")
     listed: Iterable[Mapping[str, int]] = entry.problems
-    if choices:
+    if choices or not entry.problems:  # without any size, the one problem of the file
         combined = itertools.product(*choices.values())
         listed = itertools.chain(listed, (dict(zip(choices, row, strict=True)) for row in combined))
     target: Kernel | Operation
@@ -196,9 +197,9 @@ def _problems_of(entry: _Entry, head: _Head, folder: Path, room: int) -> list[Pl
         PlannedProblem(
             name,
             target,
-            target.resolve(sizes, dtype)
+            target.resolve(sizes, dtype, defaults=True)
             if isinstance(target, Operation)
-            else resolve_problem(target.spec, sizes, dtype),
+            else resolve_problem(target.spec, sizes, dtype, defaults=True),
             tuple(entry.gpus),
             trials,
             budget_s,
@@ -252,7 +253,7 @@ def is_done(database: Database | None, planned: PlannedProblem, options: TuneOpt
             if not (same and is_current and is_same_kind and best.confirmed):
                 continue
             if isinstance(planned.target, Operation):
-                if best.run.sampler == "contest":  # its last race has been held
+                if best.run.sampler == CONTEST:  # its last race has been held
                     return True
             elif _has_effort(best.run.settings, best.run.summary, options):
                 return True

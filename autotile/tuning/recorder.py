@@ -105,7 +105,8 @@ def record(
 
 def _write(header: RecordingHeader, trials: Sequence[Trial], output: Path | None) -> Path:
     path = output if output is not None else Path()
-    if path.is_dir():
+    is_folder = path.is_dir()
+    if is_folder:
         path /= recording_name(header)
-    write_recording(path, header, trials)
+    write_recording(path, header, trials, follow_link=not is_folder)
     return path

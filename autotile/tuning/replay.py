@@ -20,12 +20,13 @@ from autotile.database.keys import space_hash
 from autotile.errors import InputError, RecordingError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
 from autotile.kernel.library import Kernel
+from autotile.settings import user_path
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Finished
 from autotile.tuning.gpu_comparison import GpuUse, scaled
 from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import CompileFarm
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding
 
 
@@ -77,7 +78,7 @@ class ReplayBackend:
 
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Look up the candidate, and prune it by its recorded time as a live measurement would."""
-        self._finished.append(Finished(candidate, self._evaluation(candidate, best_us), self.uuid))
+        self._finished.append(Finished(candidate, self._reading(candidate, best_us), self.uuid))
 
     def result(self) -> Finished:
         """Return the oldest result that was not returned."""
@@ -87,18 +88,13 @@ class ReplayBackend:
         """Forget the results that were not returned."""
         self._finished.clear()
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
         """Return None: nothing can be timed again."""
         return None
 
-    def draw_second_inputs(self, seed: int) -> None:
-        """Do nothing: no inputs are needed."""
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
-        """Return success: nothing can be run again, and the recorded outcome remains in force."""
-        return Evaluation(Outcome.OK, stage="replay")
+    def check(self, job: Check) -> Reading:
+        """Return success: nothing can be run again, and the recorded outcome remains."""
+        return Reading(Outcome.OK, stage="replay")
 
     def spare(self) -> None:
         """Return None: there is no other GPU."""
@@ -111,14 +107,14 @@ class ReplayBackend:
         """Forget the results that were not returned; no resource is held."""
         self._finished.clear()
 
-    def _evaluation(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+    def _reading(self, candidate: Candidate, best_us: float | None) -> Reading:
         result = self._recording.lookup(candidate.config)
         if result is None:
-            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
+            return Reading(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
         measured = result.measurement
         if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
-            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
-        return Evaluation(result.outcome, result.reason, result.stage, measured)
+            return Reading(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
+        return Reading(result.outcome, result.reason, result.stage, measured)
 
 
 class SimulatedGpu(ReplayBackend):
@@ -165,10 +161,10 @@ class SimulatedGpu(ReplayBackend):
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Look up the candidate, with the times of this GPU."""
         limit_us = best_us / self._slowness if best_us is not None else None
-        evaluation = scaled(self._evaluation(candidate, limit_us), self._slowness)
-        telemetry = {name: value for name, value in evaluation.telemetry.items() if name != GPU_SCALE}
-        evaluation = replace(evaluation, telemetry=telemetry, seconds={"measure": self._seconds})
-        self._finished.append(Finished(candidate, evaluation, self.uuid))
+        reading = scaled(self._reading(candidate, limit_us), self._slowness)
+        telemetry = {name: value for name, value in reading.telemetry.items() if name != GPU_SCALE}
+        reading = replace(reading, telemetry=telemetry, seconds={"measure": self._seconds})
+        self._finished.append(Finished(candidate, reading, self.uuid))
 
     def result(self) -> Finished:
         """Return the oldest result after the time that it takes.
@@ -189,14 +185,14 @@ class SimulatedGpu(ReplayBackend):
             raise WorkerError("CUDA_ERROR_NO_DEVICE: the GPU has fallen off the bus")
         return super().result()
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
         """Return the recorded times of each candidate, as this GPU takes them."""
-        times = [self._evaluation(candidate, None).measurement for candidate in candidates]
-        if any(one is None for one in times):
+        candidates = [one.candidate for one in job.entries]
+        times = [self._reading(one, None).measurement for one in candidates if one is not None]
+        if any(one is None for one in times) or len(times) < len(candidates):
             return None
-        return [RaceTimes((self._slowness * one.time_us,) * rounds) for one in times if one is not None]
+        rounds = [(self._slowness * one.time_us,) * job.rounds for one in times if one is not None]
+        return [Reading(Outcome.OK, stage="race", rounds_us=one) for one in rounds]
 
     def close(self) -> None:
         """End what another thread waits for."""
@@ -220,7 +216,7 @@ def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folde
 def _select_recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
     """Read the requested recording, or the newest one of the problem."""
     if options.replay not in (None, "auto"):
-        return read_recording(Path(str(options.replay)), kernel=problem.kernel)
+        return read_recording(user_path(str(options.replay), "a recording"), kernel=problem.kernel)
     found = find_recording(folders, problem.kernel, problem.sizes, problem.dtype)
     if found is not None:
         return read_recording(found.path)

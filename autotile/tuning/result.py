@@ -140,6 +140,8 @@ class Progress:
     """Estimated time until the session ends, finals included, in seconds; None before there is a basis for it."""
     may_end_earlier: bool = False
     """Whether ``remaining_s`` is a limit: ``until`` is expected to end the search, and it is not foreseen when."""
+    waiting: str = ""
+    """What the session waits for beside results, such as a scheduler that is lost; empty for nothing."""
 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:
@@ -195,6 +197,8 @@ class TuneResult(Displayed, Reported, StudyPlots):
         Location of the tuning database.
     flops, bytes
         Operations and bytes moved of one run, where the kernel states them.
+    unit, passes
+        Arithmetic unit that does the operations, where the kernel states it, and its operations for each of them.
     notices
         Remarks for the user, one line each.
     phases
@@ -239,6 +243,8 @@ class TuneResult(Displayed, Reported, StudyPlots):
     database: str
     flops: int | None
     bytes: int | None
+    unit: str | None = None
+    passes: int = 1
     notices: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
     refused: tuple[Trial, ...] = ()
@@ -335,6 +341,8 @@ class TuneResult(Displayed, Reported, StudyPlots):
             **(self.front.to_json() if self.front is not None else {}),
             "flops": self.flops,
             "bytes": self.bytes,
+            "unit": self.unit,
+            "passes": self.passes,
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),
             "resumed": self.resumed,

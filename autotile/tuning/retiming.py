@@ -188,9 +188,7 @@ def _refuse_failed(tuned: TunedProblem, candidates: Sequence[Config], database: 
 def _refuse(database: Database, best: StoredBest, failed: Mapping[str, Trial]) -> None:
     """Record failed trials in a study until its best configuration is none of them."""
     while (trial := failed.get(config_key(best.trial.config))) is not None:
-        run_id = database.start_run(best.study_id, sampler="verify", driver=best.run.driver)
-        database.add_trial(best.study_id, run_id, trial, phase="final")
-        database.end_run(run_id)
+        database.add_run(best.study_id, [trial], sampler="verify", driver=best.run.driver, phase="final")
         remaining = database.best(study_id=best.study_id)
         if not remaining:
             return
@@ -297,8 +295,8 @@ def _store(scratch: Database, trial: Trial, location: str | Path) -> None:
     """Record the verdict in the problem's study."""
     (study,) = scratch.studies()
     with Database.open(location, set_damage_aside=False) as database:
-        study_id = database.study(study.key, study.device)
         driver = study.device.driver if study.device is not None else ""
-        run_id = database.start_run(study_id, sampler="verify", driver=driver)
-        database.add_trial(study_id, run_id, replace(trial, measurement=None, stage="verify"), phase="final")
-        database.end_run(run_id)
+        verdict = replace(trial, measurement=None, stage="verify")
+        database.add_run(
+            study.key, [verdict], sampler="verify", device=study.device, driver=driver or "", phase="final"
+        )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
+from autotile.core.forks import fork_guard
 from autotile.core.model import Problem, config_text
 from autotile.errors import ConfigError, InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
-from autotile.settings import Settings
+from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
@@ -85,7 +85,7 @@ def open_session(
     """Open a session of a class: its device, its space and its database. Parameters and errors are those of `tune`."""
     check_sampler(options.sampler, options.objectives)
     check_until(options)
-    if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
+    if options.trace is not None and not user_path(options.trace, "a timeline").absolute().parent.is_dir():
         raise InputError(f"{options.trace}: the folder of the timeline does not exist; make it, or name another")
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
@@ -93,7 +93,8 @@ def open_session(
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
-        from autotile.database.database import Database
+        with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
+            from autotile.database.database import Database
 
         database = stack.enter_context(
             Database.open(settings.database if options.database is None else options.database)

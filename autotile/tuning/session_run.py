@@ -6,12 +6,12 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.device import DeviceProperties
+from autotile.core.forks import fork_guard
 from autotile.core.model import Config, Outcome, Problem, Trial
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
@@ -24,6 +24,7 @@ from autotile.tuning.backend import Backend
 from autotile.tuning.candidate_check import GivenCandidates
 from autotile.tuning.finals import Finals, choose_finalists
 from autotile.tuning.gpu_comparison import Confirmation, confirm_finals, gpu_notices, measured_on
+from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
@@ -49,6 +50,8 @@ Ended = tuple[CompiledCandidate, Trial]
 
 _WAIT_S = 0.1
 """Interval at which a session looks for the results of others that it waits for, in seconds."""
+_MOVED_S = 1.0
+"""Change of the expected end of the finals, in seconds, that is reported."""
 _CLAIMED_AT_ONCE = 16
 """Candidates that are claimed together at most: they are chosen before any of them runs."""
 
@@ -84,6 +87,11 @@ class Session:
         self._stop = StopRequest()
         self._receives_stop = True
         self._clock = Clock()
+        self._reported = "starting"
+        """Phase that was reported last."""
+        self._waiting = ""
+        if isinstance(backend, GpuGroup):
+            backend.observe_wait = self._report_wait
         self._notices = tuple(filter(None, (backend.notice, kernel.spec.reference.notice, *database.notices)))
         from autotile.database.run_record import RunRecord
 
@@ -95,6 +103,9 @@ class Session:
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
         self._time_left = TimeLeft(options, len(space))
+        self._time_left.remember(self._log.trials)
+        self._finals_end_s = 0.0
+        """Expected end of the finals, in seconds since the session began."""
         self._timeline = Timeline(is_recording=options.trace is not None)
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
@@ -225,7 +236,14 @@ class Session:
             self._plan.seed += self._record.run_id
 
     def _start_search(self) -> None:
-        """Create the search, and start the first compilations while the GPU worker starts."""
+        """Create the search, and start the first compilations while the GPU worker starts.
+
+        It imports most of what a session needs, which a fork waits for.
+        """
+        with fork_guard.use():
+            self._import_and_start_search()
+
+    def _import_and_start_search(self) -> None:
         if self._rules.room != 0 and self._log.find(self._plan.default) is None:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
@@ -420,19 +438,19 @@ class Session:
         )
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
-        self._report("finals")
+        self._report_finals(self._time_left.finals_s)
         compiled = self._pipeline.recompile(finalists)
         if not compiled:
             return None
-        racing = [(trial, replace(candidate, weight=self._scorer.weight(trial))) for trial, candidate in compiled]
         finals, self._confirmation = confirm_finals(
-            racing,
+            compiled,
             self._backend,
             default=plan.default,
             incumbent=plan.incumbent,
             seed=self._options.seed,
             hurried=hurried,
             scorer=self._scorer,
+            observe=self._report_finals,
         )
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):
@@ -440,6 +458,13 @@ class Session:
         for trial in finals.refused:
             self._record.add(trial, phase="final")
         return finals
+
+    def _report_finals(self, left_s: float) -> None:
+        """Report the finals, at first and wherever what is left of them is not what was reported."""
+        end_s = self._clock.elapsed_s + left_s
+        if not self._finals_end_s or abs(end_s - self._finals_end_s) > _MOVED_S:
+            self._finals_end_s = end_s
+            self._report("finals")
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
         log = self._log
@@ -469,6 +494,8 @@ class Session:
             database=self._database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
+            unit=workrate.unit,
+            passes=workrate.passes,
             notices=self._all_notices,
             tried=newest_trials(self._options.tries, log, finals),
             learnt_from=self._plan.learnt_from,
@@ -477,10 +504,20 @@ class Session:
             confirmation=self._confirmation,
         )
 
+    def _report_wait(self, text: str) -> None:
+        """Report what the session waits for; an empty text when that is over."""
+        self._waiting = text
+        self._report(self._reported)
+
     def _report(self, phase: str, last: Trial | None = None) -> None:
+        self._reported = phase
         log, elapsed_s = self._log, self._clock.elapsed_s
-        search_s = self._time_left.search_s(len(log), elapsed_s, self._rules.ends_after)
-        left_s = {"searching": search_s, "finals": 0.0}.get(phase)
+        left_s: float | None = None
+        if phase == "finals":
+            left_s = max(0.0, self._finals_end_s - elapsed_s)
+        elif phase == "searching":
+            search_s = self._time_left.search_s(len(log), elapsed_s, self._rules.ends_after)
+            left_s = None if search_s is None else search_s + self._time_left.finals_s
         self._observe(
             Progress(
                 phase=phase,
@@ -488,7 +525,7 @@ class Session:
                 done=len(log) - log.resumed,
                 target=self._options.trial_target,
                 elapsed_s=elapsed_s,
-                remaining_s=None if left_s is None else left_s + self._time_left.finals_s,
+                remaining_s=left_s,
                 may_end_earlier=self._options.until is not None and self._rules.ends_after is None,
                 budget_s=self._options.budget_s,
                 outcomes=log.outcomes,
@@ -496,5 +533,6 @@ class Session:
                 best=log.best,
                 last=last,
                 notices=self._all_notices,
+                waiting=self._waiting,
             )
         )

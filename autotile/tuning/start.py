@@ -14,6 +14,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.objectives import TIME, objective_values
 from autotile.database.keys import TuningKey
+from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 from autotile.search.samplers import lookahead_of, resolve_sampler
@@ -133,15 +134,18 @@ def read_prior_results(
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
     """Return the stored trials of a study that need not be repeated.
 
-    Left out are pruned trials if this session prunes nothing, trials that lack a value of an objective, and those whose
-    compiler the system killed. A trial that the finals of an earlier session refused is returned with the
-    outcome of that check.
+    Left out are pruned trials if this session prunes nothing, trials that lack a value of an objective, those whose
+    compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that the finals of an earlier session refused
+    is returned with the outcome of that check.
     """
     if options.fresh:
         return []
     finals = database.trials(study_id, phase="final")
     refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
-    stored = [refused.get(config_key(trial.config), trial) for trial in database.trials(study_id, phase="search")]
+    unverified = {run.run_id for run in database.runs(study_id) if run.sampler == UNVERIFIED_SAMPLER}
+    searched = database.stored_trials(study_id, phase="search")
+    verified = [one.trial for one in searched if one.run_id not in unverified]
+    stored = [refused.get(config_key(trial.config), trial) for trial in verified]
     compiled = [trial for trial in stored if trial.outcome is not Outcome.NOT_COMPILED]
     kept = [trial for trial in compiled if options.drops_slow or trial.outcome is not Outcome.PRUNED]
     return [trial for trial in kept if not trial.outcome.has_time or objective_values(trial, options.objectives)]
@@ -156,7 +160,8 @@ def find_incumbent(database: Database, study_id: int) -> Config | None:
     confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
     if confirmed:
         return confirmed[0]
-    ended = {run.run_id for run in database.runs(study_id) if run.ended_at is not None}
+    runs = database.runs(study_id)
+    ended = {run.run_id for run in runs if run.ended_at is not None and run.sampler != UNVERIFIED_SAMPLER}
     tried = [stored.trial for stored in database.stored_trials(study_id, phase="search") if stored.run_id in ended]
     ran = [(trial.cost, trial.config) for trial in tried if trial.outcome is Outcome.OK and trial.cost is not None]
     return min(ran, key=itemgetter(0))[1] if ran else None

@@ -189,7 +189,9 @@ class Child:
         """Whether a request has no reply, which another thread may wait for."""
         return bool(self._outstanding)
 
-    def request(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+    def request(
+        self, message: Mapping[str, Any], deadline_s: float, stage_limits_s: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
         """Send a request and wait for its reply.
 
         Parameters
@@ -198,6 +200,9 @@ class Child:
             JSON values.
         deadline_s
             Time after which the child is killed, in seconds.
+        stage_limits_s
+            Time after the announcement of a stage, by its name, in which the next stage or the reply must follow; a
+            stage that is not listed has the deadline only.
 
         Raises
         ------
@@ -210,7 +215,7 @@ class Child:
         """
         with self._lock:  # `kill` from another thread waits until the request has seen the child's end
             self.send(message, deadline_s)
-            return self.receive(deadline_s)
+            return self.receive(deadline_s, stage_limits_s)
 
     def send(self, message: Mapping[str, Any], deadline_s: float) -> None:
         """Send a request, which the child handles after those sent before.
@@ -229,20 +234,21 @@ class Child:
                 error = reason
             self._outstanding.append(_Sent(self._requests, sent_at, error))
 
-    def receive(self, deadline_s: float) -> dict[str, Any]:
-        """Wait for the reply to the oldest request without one; errors as for `request`.
+    def receive(self, deadline_s: float, stage_limits_s: Mapping[str, float] | None = None) -> dict[str, Any]:
+        """Wait for the reply to the oldest request without one; errors and limits as for `request`.
 
         The deadline counts from the `send` of the request, or from the previous reply if that is later.
         """
-        stage, line = "", b""
+        stage, line, limit_s = "", b"", deadline_s
         with self._lock:
             sent = self._outstanding[0]
             try:
                 if sent.error is not None:
                     raise sent.error
                 self._check_open()
+                end = deadline = max(sent.at, self._replied_at) + deadline_s
                 while True:
-                    line = self._pipe.receive(max(sent.at, self._replied_at) + deadline_s)
+                    line = self._pipe.receive(end)
                     answer = decode_json(line, Answer)
                     if answer.id != sent.number or (answer.reply is None) == (answer.stage is None):
                         raise ValueError("not a reply to this request")
@@ -251,9 +257,11 @@ class Child:
                         self._replied_at = time.monotonic()
                         return answer.reply
                     stage, line = answer.stage or "", b""
+                    limit_s = (stage_limits_s or {}).get(stage, deadline_s)
+                    end = min(deadline, time.monotonic() + limit_s)
             except TimeoutError:
                 self.kill()
-                raise WorkerTimeoutError(f"no answer within {deadline_s:g} s", stage) from None
+                raise WorkerTimeoutError(f"no answer within {min(limit_s, deadline_s):g} s", stage) from None
             except (EOFError, ConnectionError):
                 reason = self._describe_exit()
                 raise WorkerCrashError(reason, stage, killed=self._was_killed) from None
@@ -269,7 +277,13 @@ class Child:
                 return ""
             descriptor = self._stderr.fileno()
             start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_BYTES)
-            lines = os.pread(descriptor, _STDERR_TAIL_BYTES, start).decode(errors="replace").strip().splitlines()
+            lines = (
+                os.pread(descriptor, _STDERR_TAIL_BYTES, start)
+                .decode(errors="replace")
+                .replace("\0", "")
+                .strip()
+                .splitlines()
+            )
             return lines[-1] if lines else ""
 
     def close(self) -> None:

@@ -474,4 +474,5 @@ def _compiled(reply: Mapping[str, Any]) -> Compiled:
         raise ToolchainError(failed.error)
     if failed.kind == "input":
         raise InputError(failed.error)
-    return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=failed.error)
+    outcome = Outcome.RESOURCE_EXCEEDED if failed.kind == "limit" else Outcome.COMPILE_FAILED
+    return Compiled(None, outcome=outcome, reason=failed.error)

@@ -33,7 +33,7 @@ class CompileWorker:
             cache = self._cache(message["cache"], message["limit_bytes"])
             cubin = cache.get_or_compile(convert(message["job"], CompileJob))
         except CompileError as error:
-            return {"error": str(error), "kind": "compile"}
+            return {"error": str(error), "kind": "limit" if error.exceeds_limit else "compile"}
         except InputError as error:  # the cache cannot be written: not the candidate's failure
             return {"error": str(error), "kind": "input"}
         except ToolchainError as error:

@@ -14,24 +14,37 @@ from autotile.core.documents import convert
 from autotile.core.model import Outcome
 from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child, WorkerPool
-from autotile.workers.protocol import (
+from autotile.workers.jobs import (
+    CHECK_STAGE,
+    RACE_STAGE,
     Candidate,
-    DriverOccupancy,
-    ErrorReply,
-    Evaluation,
-    LibraryCall,
+    Check,
+    Entry,
     Opened,
     Race,
-    RaceTimes,
+    Reading,
+    Readings,
+    Time,
     Workload,
+    job_message,
 )
+from autotile.workers.protocol import DriverOccupancy, ErrorReply
 
 GPU_WORKER = "autotile.workers.gpu_worker"
 """Module of the worker process."""
 _OPEN_DEADLINE_S = 300.0
 """Covers the context, the inputs and the float64 reference of a large problem."""
+_ENTRY_DEADLINE_S = 1.0
+"""Time for each entry of a grid, besides that for its problem."""
+_GRID_DEADLINE_S = 60.0
 _RACE_MARGIN = 3.0
 """Time of a race over that of its kernels alone; the flush of the L2 cache before each launch takes the rest."""
+_RACE_START_S = 10.0
+"""Time of a race besides its launches, at most: modules, graphs, the checks of the outputs. The races of verified
+candidates hang if at all, and all of them wait."""
+_REPEAT_MARGIN, _MIN_REPEAT_S, _REPEAT_SHARE = 10.0, 2.0, 1 / 3
+"""Limit of one repeat of a verification: ten times the longest verification of the session, two seconds at least; where
+none is known, a third of a candidate's deadline, in which it was verified and measured."""
 _MAX_OPEN_ATTEMPTS = 3
 _OPEN_RETRY_S = 1.0
 """A device may refuse a new context for a moment after a kernel was killed."""
@@ -39,11 +52,13 @@ _MAX_CONSECUTIVE_DEATHS = 5
 _MAX_KILLED_RUNS, _MAX_KILLED_OPENS = 3, 10
 """Attempts at a candidate, and at setting up the problem, where another process kills the worker: neither the candidate
 nor the GPU is at fault. Setting up takes most of a worker's first seconds."""
+_MAX_UNCERTAIN = 2
+"""Requests of an entry that has no reading, as the worker's data were overwritten: alone in a worker, it has one."""
 _T = TypeVar("_T")
 
 
 class Gpu:
-    """Evaluates candidates on one GPU; each death of the worker costs one candidate.
+    """Runs jobs on one GPU; each death of the worker costs one entry.
 
     The constructor starts the worker, which sets up the problem in the background; the first method that needs the
     worker waits for it.
@@ -51,13 +66,15 @@ class Gpu:
     Parameters
     ----------
     workload
-        The problem to set up.
+        The problem to set up, of which entries without a workload are; None if every entry has one.
     deadline_s
         Time after which a candidate's worker is killed, in seconds.
     module
         Module that the worker runs.
     worker_pool
         Pool from which a worker is acquired and to which an intact one is released; None to start and end it here.
+    device_index
+        Index of the device where there is no workload.
 
     Raises
     ------
@@ -67,13 +84,15 @@ class Gpu:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Workload | None,
         deadline_s: float,
         module: str = GPU_WORKER,
         *,
         worker_pool: WorkerPool | None = None,
+        device_index: int = 0,
     ) -> None:
         self._workload = workload
+        self._device_index = device_index if workload is None else workload.device_index
         self._deadline_s = deadline_s
         self._module = module
         self._worker_pool = worker_pool
@@ -86,6 +105,8 @@ class Gpu:
         """Number of these that the present worker was sent."""
         self._known_good: dict[str, Any] | None = None
         """Request of the newest candidate that ran to its end."""
+        self._verification_s: float | None = None
+        """Longest time of a verification that ended, in seconds."""
         self._device: DeviceProperties | None = None
         self._child: Child | None = self._start()
 
@@ -109,22 +130,14 @@ class Gpu:
                 self._device = self._wait_until_open()
         return self._device
 
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
-        """Send one candidate to the worker, to be loaded, verified and measured after those submitted before.
-
-        Parameters
-        ----------
-        candidate
-            The compiled configuration.
-        best_us
-            Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
-        """
-        self._queue.append({"op": "evaluate", **candidate.to_json(), "best_us": best_us})
+    def submit(self, entry: Entry) -> None:
+        """Send one entry to the worker, to be verified and measured after those submitted before."""
+        self._queue.append(job_message(Time((entry,))))
         if self._device is not None and self._child is not None:
             self._send_queue(self._child)
 
-    def result(self) -> Evaluation:
-        """Wait for the oldest candidate that was submitted, and return its evaluation; a crash or hang is an outcome.
+    def result(self) -> Reading:
+        """Wait for the oldest entry that was submitted, and return its reading; a crash or hang is an outcome.
 
         Raises
         ------
@@ -132,10 +145,13 @@ class Gpu:
             Five consecutive workers died, and a candidate that ran before fails, too: the device is at fault.
         """
         request = self._queue[0]
-        evaluation = self._evaluate(request)
-        if evaluation.outcome.has_time:
-            self._known_good = {**request, "best_us": 0.0}  # dropped after three samples, enough to show that it runs
-        return evaluation
+        reading = self._read(request)
+        if reading.outcome.has_time:
+            # dropped after three samples, enough to show that it runs
+            self._known_good = {**request, "entries": [{**request["entries"][0], "limit_us": 0.0}]}
+        if (seconds := reading.seconds.get("verify")) is not None:
+            self._verification_s = max(seconds, self._verification_s or 0.0)
+        return reading
 
     @property
     def is_dead(self) -> bool:
@@ -143,76 +159,59 @@ class Gpu:
         return self._child is None
 
     def withdraw(self) -> None:
-        """Forget the candidates that were submitted and have no result, after the death of the worker."""
+        """Forget the entries that were submitted and have no result, after the death of the worker."""
         self._queue.clear()
         self._drop_child()
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Submit one candidate while no other waits, and return its result; parameters and errors as for these."""
-        self.submit(candidate, best_us)
-        return self.result()
+    def time(self, job: Time) -> list[Reading]:
+        """Verify and measure entries; a crash or hang is the outcome of the entry that caused it.
 
-    def draw_second_inputs(self, seed: int) -> None:
-        """Draw a second set of inputs and compute its reference, here and in later workers.
+        Raises
+        ------
+        InputError, ToolchainError
+            A problem cannot be laid out.
+        WorkerError
+            As for `result`.
+        """
+        readings: list[Reading] = []
+        while len(readings) < len(job.entries):
+            readings += self._part(replace(job, entries=_limited(job, readings)))
+        return readings
 
-        `verify` then alternates between the two sets.
+    def check(self, job: Check) -> list[Reading]:
+        """Verify entries repeatedly; a crash or hang is the outcome of the entry that caused it.
 
-        Parameters
-        ----------
-        seed
-            Seed of the random values, not 0.
+        One that hangs is given up after the time of a few verifications, long before its deadline.
 
         Raises
         ------
         InputError
-            The set does not fit in memory, or its reference cannot be computed. There is no second set then.
-        ToolchainError
-            The worker died.
-        """
-        self.wait()
-        former, self._workload = self._workload, replace(self._workload, verify_seed=seed)
-        try:
-            if self._child is None:
-                self._reopen()
-            else:
-                self._child.send({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
-                self._wait_until_open()
-        except (InputError, ToolchainError):
-            self._workload = former
-            raise
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None = None) -> Evaluation:
-        """Load one candidate and verify it repeatedly, to find intermittent errors; nothing is measured.
-
-        75 repeats, of two runs each, find a kernel that is wrong in one run of fifty with 95 % probability. The number
-        of repeats that were made is in ``telemetry["repeats"]``.
-
-        Parameters
-        ----------
-        candidate
-            The candidate to verify.
-        repeats
-            Maximum number of repeats, one at least.
-        limit_s
-            Time after which they end, in seconds; half of the candidate's deadline at most, which is the default.
-
-        Raises
-        ------
+            A second set of inputs does not fit in memory, or its reference cannot be computed.
         WorkerError
-            As for `evaluate`.
+            As for `result`.
         """
-        limit_s = min(self._deadline_s / 2, limit_s if limit_s is not None else self._deadline_s)
-        return self._evaluate({"op": "verify", **candidate.to_json(), "repeats": repeats, "limit_s": limit_s})
+        limit_s = min(self._deadline_s / 2, job.limit_s if job.limit_s is not None else self._deadline_s)
+        readings = []
+        for one in job.entries:
+            readings.append(self._read(job_message(replace(job, entries=(one,), limit_s=limit_s))))
+            if readings[-1].outcome is Outcome.OK:
+                self._known_good = job_message(Time((replace(one, limit_us=0.0),)))
+        return readings
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, *, expected_s: float = 0.0
-    ) -> list[RaceTimes]:
-        """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote.
+    @property
+    def _repeat_limit_s(self) -> float:
+        """Time of one repeat of a verification, in seconds, after which the candidate hangs."""
+        if self._verification_s is None:
+            return self._deadline_s * _REPEAT_SHARE
+        return min(self._deadline_s, max(_MIN_REPEAT_S, _REPEAT_MARGIN * self._verification_s))
+
+    def race(self, job: Race, *, expected_s: float = 0.0) -> list[Reading]:
+        """Race entries of any problems.
+
+        Where one ends the worker or hangs in its verification before the race, the others are raced without it.
 
         Parameters
         ----------
-        candidates, rounds, seed
-            Candidates, number of rounds, and seed of the order within them.
         expected_s
             Expected time of all launches, in seconds, by which the deadline is extended.
 
@@ -220,52 +219,29 @@ class Gpu:
         ------
         WorkerError
             The worker died, reported a CUDA error, or its data were overwritten.
+        InputError, ToolchainError
+            A problem does not fit in memory beside the others, or a reference cannot be computed.
         """
-        request = {"op": "race", "candidates": [c.to_json() for c in candidates], "rounds": rounds, "seed": seed}
-        return self._request(request, 2 * self._deadline_s + _RACE_MARGIN * expected_s, _raced)
-
-    def contest(
-        self,
-        entries: Sequence[tuple[Workload, Candidate]],
-        libraries: Sequence[LibraryCall],
-        rounds: int,
-        seed: int,
-        *,
-        expected_s: float = 0.0,
-    ) -> list[RaceTimes]:
-        """Verify candidates of several kernels and libraries, and time those that are correct in interleaved rounds.
-
-        Parameters
-        ----------
-        entries
-            Candidates, each with the workload of its kernel.
-        libraries
-            Libraries, which run on the buffers of the first kernel.
-        rounds, seed, expected_s
-            As for `race`.
-
-        Returns
-        -------
-        list of RaceTimes
-            Of the candidates, then of the libraries; one that failed has no times.
-
-        Raises
-        ------
-        WorkerError, InputError
-            As for `race`; or a problem does not fit in memory beside the others.
-        """
-        request = {
-            "op": "contest",
-            "entries": [{"workload": w.to_json(), "candidate": c.to_json()} for w, c in entries],
-            "libraries": [call.to_json() for call in libraries],
-            "rounds": rounds,
-            "seed": seed,
-        }
-        return self._request(request, _OPEN_DEADLINE_S + _RACE_MARGIN * expected_s, _raced)
+        race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * expected_s
+        lays_out = any(one.workload is not None for one in job.entries)
+        checks_s = {f"{CHECK_STAGE}{number}": self._deadline_s for number in range(len(job.entries))}
+        limits_s = {**checks_s, RACE_STAGE: race_s}
+        deadline_s = _OPEN_DEADLINE_S + race_s if lays_out else race_s
+        try:
+            return self._request(job_message(job), deadline_s, _readings, limits_s)
+        except WorkerError as error:
+            number = int(error.stage.removeprefix(CHECK_STAGE)) if error.stage in checks_s else -1
+            others = (*job.entries[:number], *job.entries[number + 1 :])
+            if number < 0 or getattr(error, "killed", False) or not any(one.candidate is not None for one in others):
+                raise
+            outcome = Outcome.TIMED_OUT if isinstance(error, WorkerTimeoutError) else Outcome.CRASHED
+            fault = Reading(outcome, f"{error} in the last race", RACE_STAGE)
+        raced = self.race(replace(job, entries=others), expected_s=expected_s)
+        return [*raced[:number], fault, *raced[number:]]
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes for a candidate, in blocks per SM."""
-        request = {"op": "occupancy", **candidate.to_json()}
+        request = {"op": "occupancy", "candidate": candidate.to_json()}
         return self._request(request, self._deadline_s, lambda reply: convert(reply, DriverOccupancy).blocks_per_sm)
 
     def close(self) -> None:
@@ -281,34 +257,65 @@ class Gpu:
         else:
             child.close()
 
-    def _evaluate(self, request: Mapping[str, Any]) -> Evaluation:
-        """Evaluate or verify one candidate, and count the consecutive deaths of workers."""
+    def _part(self, job: Time) -> list[Reading]:
+        """Return the readings of the first entries, one at least."""
+        if len(job.entries) == 1 and not job.grid:
+            return [self._read(job_message(job))]
         self._raise_if_dying()
-        evaluation = self._run(request)
-        died = self._child is None and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
-        self._consecutive_deaths = self._consecutive_deaths + 1 if died else 0
-        self._last_reason = evaluation.reason
-        return evaluation
+        deadline_s = _GRID_DEADLINE_S + _ENTRY_DEADLINE_S * len(job.entries) if job.grid else self._deadline_s
+        for _ in range(_MAX_UNCERTAIN):
+            try:
+                reply = self._request(job_message(job), deadline_s, lambda reply: convert(reply, Readings))
+            except WorkerError as error:
+                if not error.stage:  # no entry was begun
+                    raise
+                number = int(error.stage.partition(" ")[2] or 0)
+                before = self._part(replace(job, entries=job.entries[:number])) if number else []
+                return [*before, _death(error)] if len(before) == number else before
+            found = reply.readings
+            if not found:
+                continue
+            if reply.is_complete or not job.grid or len(found) == 1:
+                return found
+            # the fastest of those before the one that broke the worker was not verified repeatedly
+            before = self._part(replace(job, entries=job.entries[: len(found) - 1]))
+            return [*before, found[-1]] if len(before) == len(found) - 1 else before
+        raise WorkerError("the worker's data were overwritten again and again")
 
-    def _run(self, request: Mapping[str, Any]) -> Evaluation:
-        """Run one candidate; the worker's death is an outcome, unless another process has killed it."""
+    def _read(self, request: Mapping[str, Any]) -> Reading:
+        """Return the reading of a request of one entry, and count the consecutive deaths of workers."""
+        self._raise_if_dying()
+        reading = self._run(request)
+        died = self._child is None and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
+        self._consecutive_deaths = self._consecutive_deaths + 1 if died else 0
+        self._last_reason = reading.reason
+        return reading
+
+    def _run(self, request: Mapping[str, Any]) -> Reading:
+        """Run one entry; the worker's death is an outcome, unless another process has killed it."""
         try:
             for left in reversed(range(_MAX_KILLED_RUNS)):
+                limits_s = {"verify": self._repeat_limit_s} if request["op"] == "check" else None
                 try:
-                    evaluation = self._request(request, self._deadline_s, _evaluation)
-                    if evaluation is None:  # the worker's data were overwritten, by this candidate or an earlier one
-                        evaluation = self._request(request, self._deadline_s, _certain_evaluation)
-                    return evaluation
+                    for _ in range(_MAX_UNCERTAIN):
+                        if found := self._request(request, self._deadline_s, _readings, limits_s):
+                            return found[0]
+                    # the worker's data were overwritten, by this candidate or an earlier one
+                    raise WorkerError("the worker has no result of a candidate that ran alone")
                 except WorkerCrashError as error:
                     if not (error.killed and left) or self._is_closed:
                         raise
             raise AssertionError
-        except WorkerTimeoutError as error:
-            return Evaluation(Outcome.TIMED_OUT, f"{error} while in stage {error.stage or 'start'}", error.stage)
         except WorkerError as error:
-            return Evaluation(Outcome.CRASHED, f"{error} in stage {error.stage or 'start'}", error.stage)
+            return _death(error)
 
-    def _request(self, message: Mapping[str, Any], deadline_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    def _request(
+        self,
+        message: Mapping[str, Any],
+        deadline_s: float,
+        read: Callable[[Mapping[str, Any]], _T],
+        stage_limits_s: Mapping[str, float] | None = None,
+    ) -> _T:
         """Return the worker's parsed reply; a worker that ends with the request is replaced at the next one."""
         self.wait()
         if self._child is None:
@@ -316,10 +323,12 @@ class Gpu:
         child = self._child
         assert child is not None
         try:
-            reply = self._reply(child, message, deadline_s)
+            reply = self._reply(child, message, deadline_s, stage_limits_s)
             last = reply.pop("last", False)
-            if last and reply.get("outcome") == Outcome.CRASHED:  # an assertion in a kernel is printed, not returned
-                reply["reason"] = ": ".join(filter(None, [reply.get("reason"), child.last_line()]))
+            broken = reply["readings"][-1:] if last and isinstance(reply.get("readings"), list) else []
+            if broken and isinstance(broken[0], dict) and broken[0].get("outcome") == Outcome.CRASHED:
+                # an assertion in a kernel is printed, not returned
+                broken[0]["reason"] = ": ".join(filter(None, [broken[0].get("reason"), child.last_line()]))
             parsed = parsed_reply(reply, read)
         except BaseException:
             self._drop_child()
@@ -328,10 +337,12 @@ class Gpu:
             self._drop_child()
         return parsed
 
-    def _reply(self, child: Child, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+    def _reply(
+        self, child: Child, message: Mapping[str, Any], deadline_s: float, stage_limits_s: Mapping[str, float] | None
+    ) -> dict[str, Any]:
         """Return the reply to a request: the oldest one that was submitted, or another one while none is sent."""
         if not (self._queue and self._queue[0] is message):
-            return child.request(message, deadline_s)
+            return child.request(message, deadline_s, stage_limits_s)
         self._send_queue(child)
         self._queue.popleft()
         self._sent -= 1
@@ -347,14 +358,15 @@ class Gpu:
         """Start a worker, or reuse an idle one of the same device, and send it the problem."""
         if self._is_closed:
             raise ToolchainError("the GPU worker was closed")
-        place = str(self._workload.device_index)
+        place = str(self._device_index)
         idle = self._worker_pool.acquire_idle(self._module, place) if reuse and self._worker_pool is not None else None
         self._is_reused = idle is not None
         try:
             child = idle or Child(self._module, place)
         except WorkerError as error:
             raise _cannot_start(error) from None
-        child.send({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
+        workload = self._workload.to_json() if self._workload is not None else None
+        child.send({"op": "open", "workload": workload, "device_index": self._device_index}, _OPEN_DEADLINE_S)
         return child
 
     def _wait_until_open(self) -> DeviceProperties:
@@ -425,17 +437,28 @@ def parsed_reply(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _
         failed = convert(reply, ErrorReply)
     except DataError as error:
         raise WorkerError(f"the worker's reply is malformed: {error}") from None
-    raise {"input": InputError, "toolchain": ToolchainError}.get(failed.kind, WorkerError)(failed.error)
+    if failed.kind in ("input", "toolchain"):
+        raise {"input": InputError, "toolchain": ToolchainError}[failed.kind](failed.error)
+    raise WorkerError(failed.error, failed.stage)
 
 
-def _evaluation(reply: Mapping[str, Any]) -> Evaluation | None:
-    """Parse an evaluation; None if the candidate is to be evaluated again in a new worker."""
-    return None if reply.get("again") else _certain_evaluation(reply)
+def _readings(reply: Mapping[str, Any]) -> list[Reading]:
+    return convert(reply, Readings).readings
 
 
-def _certain_evaluation(reply: Mapping[str, Any]) -> Evaluation:
-    return convert(reply, Evaluation)
+def _death(error: WorkerError) -> Reading:
+    """Return the reading of an entry with which the worker died."""
+    stage = error.stage.partition(" ")[0]
+    outcome, what = (
+        (Outcome.TIMED_OUT, "while in") if isinstance(error, WorkerTimeoutError) else (Outcome.CRASHED, "in")
+    )
+    return Reading(outcome, f"{error} {what} stage {stage or 'start'}", stage)
 
 
-def _raced(reply: Mapping[str, Any]) -> list[RaceTimes]:
-    return convert(reply, Race).raced
+def _limited(job: Time, readings: Sequence[Reading]) -> tuple[Entry, ...]:
+    """Return the entries without a reading; in a grid, the first of them is limited by the best so far."""
+    left = job.entries[len(readings) :]
+    times_us = [one.measurement.time_us for one in readings if one.outcome is Outcome.OK and one.measurement]
+    if not job.grid or not times_us:
+        return left
+    return replace(left[0], limit_us=min(times_us)), *left[1:]

@@ -11,20 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Finite, Name, NonNegative, Text, TimeUs, Whole, decode_json, encode_json
-from autotile.core.model import Config, L2Mode, Measurement, Outcome
+from autotile.core.documents import Count, Name, Text, decode_json, encode_json
 from autotile.cuda.compiler import CompiledFunction
-
-if TYPE_CHECKING:
-    from autotile.cuda.function import SizedFunctions
-    from autotile.kernel.spec import KernelSpec
 
 _MAX_FILE_BYTES = 1 << 30
 """Limit of each file that a worker writes, such as the output of a kernel that prints without end; a cubin is a
@@ -83,231 +76,13 @@ def _lower_limit(kind: int, limit: int) -> None:
         resource.setrlimit(kind, (limit, hard))
 
 
-@dataclass(frozen=True, slots=True)
-class KernelSource:
-    """Source of a reference kernel; fields are those of `autotile.kernel.library.Kernel`."""
-
-    source: str
-    template_path: str
-    source_hash: Name
-    include_folders: tuple[str, ...] = ()
-    template_names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """The problem that a worker sets up once and evaluates candidates on."""
-
-    spec_text: str
-    spec_source: str
-    sizes: Mapping[Name, Count]
-    dtype: Name
-    l2: L2Mode
-    cache: str
-    cache_limit_bytes: Whole
-    sample_limit_s: NonNegative
-    device_index: Count = 0
-    spec_folder: str = ""
-    """Folder of the files that the arguments name."""
-    captured_call: str = ""
-    """Folder of a captured call, whose arguments are the inputs; "" for the declared contents."""
-    verify_sizes: tuple[Mapping[Name, Count], ...] = ()
-    """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
-    energy: bool = False
-    """Whether the energy of a launch is measured, too."""
-    verify_seed: int = 0
-    """Seed of a second set of inputs, with which repeated verification alternates; 0 for none."""
-    captured: tuple[Name, ...] = ()
-    """Buffers whose content after the verified launch is saved, for a check by the parent."""
-    capture_folder: str = ""
-    """Folder of the saved contents."""
-    reference_source: KernelSource | None = None
-    """Source of the reference kernel, if the reference is one."""
-    reference_folder: str = ""
-    """Folder of the results of a reference in Python, or of those on which configurations agreed; "" for none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Result of running one candidate on the device."""
-
-    outcome: Outcome
-    reason: Text = ""
-    stage: Name = ""
-    measurement: Measurement | None = None
-    seconds: Mapping[Name, NonNegative] = field(default_factory=dict)
-    telemetry: Mapping[Name, Finite | Whole | Text] = field(default_factory=dict)
-    began_at: NonNegative = 0.0
-    """Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known."""
-    captured: Text = ""
-    """Folder of the contents of buffers that were saved; see `Workload.captured`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class RaceTimes:
-    """Times of one candidate in a race, and the verdict on the output that its last timed launch wrote.
-
-    Attributes
-    ----------
-    times_us
-        Times in microseconds, one per round.
-    outcome, reason
-        The verdict, and the reason unless it is ``OK``.
-    """
-
-    times_us: tuple[TimeUs, ...]
-    outcome: Outcome = Outcome.OK
-    reason: Text = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryCall:
-    """A problem of an operation that a library computes.
-
-    Attributes
-    ----------
-    library
-        Name of `autotile.kernel.operation.LIBRARIES`.
-    sizes
-        Sizes and flags of the operation.
-    dtype
-        Element type.
-    """
-
-    library: Name
-    sizes: Mapping[Name, Count]
-    dtype: Name
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return {"library": self.library, "sizes": dict(self.sizes), "dtype": self.dtype}
-
-
-@dataclass(frozen=True, slots=True)
-class SweepKernel:
-    """A kernel of an operation, as the GPU worker parses it."""
-
-    spec_text: str
-    spec_source: str
-    spec_folder: str = ""
-    reference_source: KernelSource | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SweepSetup:
-    """What the problems of a sweep have in common; see `autotile.workers.sweep`."""
-
-    kernels: tuple[SweepKernel, ...]
-    dtype: Name
-    l2: L2Mode
-    cache: str
-    cache_limit_bytes: Whole
-    device_index: Count = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SweptTime:
-    """Result of a configuration or library at one problem of a sweep.
-
-    Attributes
-    ----------
-    outcome, reason
-        ``pruned`` if it is clearly slower than the best.
-    measurement
-        Its time, if it is correct.
-    max_error
-        Maximum error of an output element, see `autotile.cuda.instance.Verdict`.
-    """
-
-    outcome: Outcome
-    reason: Text = ""
-    measurement: Measurement | None = None
-    max_error: NonNegative = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SizedCubin:
-    """A configuration compiled for other sizes than those that are tuned."""
-
-    sizes: Mapping[Name, Count]
-    cubin_path: str
-    symbols: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A compiled configuration, ready to load."""
-
-    config: Config
-    cubin_path: str
-    symbols: Mapping[str, str] = field(default_factory=dict)
-    """Name in the cubin of each entry; one that is not listed has its own name."""
-    computed: Config = field(default_factory=dict)
-    """Computed values, which the worker has no functions for."""
-    weight: float = 1.0
-    """Ratio of what the search minimises to the time, by which a race compares it with others."""
-    others: tuple[SizedCubin, ...] = ()
-    """Cubins for the other problems of the verification, where sizes are compiled in."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary, whose configuration includes the computed values."""
-        config = {**self.config, **self.computed}
-        others = [asdict(replace(one, sizes=dict(one.sizes), symbols=dict(one.symbols))) for one in self.others]
-        return {
-            "config": config,
-            "cubin_path": self.cubin_path,
-            "symbols": dict(self.symbols),
-            "weight": self.weight,
-            **({"others": others} if others else {}),
-        }
-
-
-def sized_functions(spec: KernelSpec, candidate: Candidate) -> SizedFunctions:
-    """Load a candidate into the current context."""
-    from autotile.cuda.function import SizedFunctions  # of the processes that use the device only
-
-    others = ((one.sizes, Path(one.cubin_path), one.symbols) for one in candidate.others)
-    return SizedFunctions(spec.steps, Path(candidate.cubin_path), candidate.symbols, others)
-
-
 class ErrorReply(msgspec.Struct):
     """Reply to a request that failed."""
 
     error: Text
     kind: Name = ""
-
-
-class Opened(msgspec.Struct):
-    """Reply of the GPU worker to ``open``."""
-
-    device: DeviceProperties
-
-
-class Race(msgspec.Struct):
-    """Reply of the GPU worker to ``race``."""
-
-    raced: list[RaceTimes]
-
-
-class Swept(msgspec.Struct):
-    """Reply of the GPU worker to ``sweep``: results in the order of the request, all of them unless one broke it."""
-
-    swept: list[SweptTime]
-    failed: Text = ""
-    """Reason why the one after the last result broke the worker, which ends."""
-    outcome: Outcome = Outcome.OK
+    stage: Name = ""
+    """Stage in which the candidate failed, if one did."""
 
 
 class DriverOccupancy(msgspec.Struct):
@@ -322,14 +97,6 @@ class CompiledCubin(msgspec.Struct):
     path: str
     cubin_hash: Name
     functions: dict[Name, CompiledFunction]
-
-
-class SanitizerRequest(msgspec.Struct):
-    """Request of a run under compute-sanitizer."""
-
-    workload: Workload
-    candidate: Candidate
-    max_s: Count
 
 
 class _Request(msgspec.Struct):

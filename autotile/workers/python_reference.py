@@ -8,7 +8,6 @@ is called in the process itself, without a time limit.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import select
@@ -16,17 +15,22 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
 
-from autotile.core.dtypes import DTYPES
+from autotile.core.documents import decode_json, encode_json
+from autotile.core.dtypes import DTYPES, Array
+from autotile.core.text import shown_text
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import InputError
+from autotile.errors import DataError, InputError
 from autotile.kernel.input_files import expected_file
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.python_arguments import ReferenceFunction, arranged_outputs, call_with
@@ -36,6 +40,9 @@ TIME_LIMIT_S = 600.0
 """Limit of one function over all sets of inputs."""
 _NOT_INITIALIZED = 3
 """``CUDA_ERROR_NOT_INITIALIZED``, cuda.h."""
+
+_GRACE_S = 0.5
+"""Time between the end of a child's answer and that of the process, in seconds."""
 
 
 class InputSet(NamedTuple):
@@ -76,7 +83,10 @@ class ExpectedFolder:
     ) -> None:
         self._spec = spec
         self._dtype = dtype
-        self.path = Path(tempfile.mkdtemp(prefix="autotile-reference-"))
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="autotile-reference-"))
+        except OSError as error:
+            raise InputError(f"there is no room for expected outputs: {error.strerror}; set TMPDIR") from None
         if function is None:
             return
         self._function = function
@@ -94,28 +104,37 @@ class ExpectedFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _write_in_child(self, inputs: Sequence[InputSet], limit_s: float) -> None:
-        reader, writer = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: the child runs one function only
-            child = os.fork()
-        if child == 0:
-            _end_child(writer, lambda: self._write_all(inputs))
-        os.close(writer)
+        place = f"{self._spec.source}: [reference] function {self._spec.reference.function}"
+        _flush()
         try:
-            answer = _read(reader, limit_s)
+            reader, writer = os.pipe()
+            try:
+                child = _fork(lambda: self._write_all(inputs), reader, writer)
+            except BaseException:
+                os.close(reader)
+                raise
+            finally:
+                os.close(writer)
+        except OSError as error:
+            raise InputError(f"{place} cannot be called, as there is no process for it: {error.strerror}") from None
+        try:
+            answer = _read(reader, limit_s, child)
         finally:
             os.close(reader)
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-        place = f"{self._spec.source}: [reference] function {self._spec.reference.function}"
+            status = child.end()
         if answer is None:
             raise InputError(f"{place} did not return within {limit_s:g} s; make it faster, or the problem smaller")
         if not answer:
-            raise InputError(f"{place} ended its process, with status {os.waitstatus_to_exitcode(status)}")
-        if error := json.loads(answer)["error"]:
-            raise InputError(error)
+            how = f"with status {os.waitstatus_to_exitcode(status)}" if status is not None else "or closed its files"
+            raise InputError(f"{place} ended its process, {how}")
+        try:
+            fault = decode_json(answer, _Answer).error
+        except DataError:
+            raise InputError(
+                f"{place}: its process sent a damaged answer; it must not write to files that it has not opened"
+            ) from None
+        if fault:
+            raise InputError(fault)
 
     def _write_all(self, inputs: Sequence[InputSet]) -> None:
         for one in inputs:
@@ -134,21 +153,18 @@ class ExpectedFolder:
                 stored = maker.stored(buffer.name)
                 values[buffer.name] = library.asarray(stored if kind.component.is_integer else kind.decode(stored))
         scalars = {s.name: s.given(inputs.sizes, check=inputs.check) for s in self._spec.scalars if s.is_operand}
-        try:
-            returned = call_with(self._function.call, values, scalars, inputs.sizes)
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
-        except Exception as error:
-            raise InputError(f"{place} raises {_described(error)}") from None
         unchecked = self._spec.reference.unchecked
         written = [buffer for buffer in self._spec.buffers if buffer.is_written and buffer.name not in unchecked]
         try:
+            returned = call_with(self._function.call, values, scalars, inputs.sizes)
             outputs = arranged_outputs(returned, [buffer.name for buffer in written])
+            arrays = {buffer.name: _as_array(outputs[buffer.name]) for buffer in written}
         except InputError as error:
-            raise InputError(f"{place}: {error}") from None
+            raise InputError(f"{place}: {_text(error)}") from None
+        except (Exception, SystemExit) as error:
+            raise InputError(f"{place} raises {_described(error)}") from None
         for buffer in written:
-            found = outputs[buffer.name]
-            array = np.asarray(found.get() if hasattr(found, "__cuda_array_interface__") else found)
+            array = arrays[buffer.name]
             shape = buffer.array_shape(inputs.sizes)
             if array.shape != shape or array.dtype.kind not in "biufc":
                 raise InputError(
@@ -156,7 +172,19 @@ class ExpectedFolder:
                     f"expected numbers of shape {shape}"
                 )
             file = expected_file(self.path, buffer.name, inputs.sizes, inputs.seed, check=inputs.check)
-            np.save(file, array, allow_pickle=False)
+            try:
+                np.save(file, array, allow_pickle=False)
+            except OSError as error:
+                reason = error.strerror or "the file system is full"
+                raise InputError(f"{place}: its results cannot be written to {self.path}: {reason}") from None
+
+
+def _as_array(found: Any) -> Array:
+    """Return a result as an array of NumPy, at most in double precision."""
+    array = np.asarray(found.get() if hasattr(found, "__cuda_array_interface__") else found)
+    if array.dtype.kind in "fc" and array.dtype.itemsize > (8 if array.dtype.kind == "f" else 16):
+        array = array.astype(np.float64 if array.dtype.kind == "f" else np.complex128)
+    return array
 
 
 def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
@@ -182,36 +210,151 @@ def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str
 _MAX_SHAPES = 64
 
 
-def _end_child(writer: int, run: Any) -> None:
-    """Run a function in the forked child, write its error to a pipe, and end the process."""
-    answer = {"error": ""}
+class _Answer(msgspec.Struct):
+    """What the child writes, as one line of JSON: its error, empty if there is none."""
+
+    error: str
+
+
+class _Child:
+    """A forked child; `end` kills it if it still runs."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._status: int | None = None
+        self._has_ended = False
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended by itself."""
+        return self._wait(os.WNOHANG)
+
+    def end(self) -> int | None:
+        """Kill it if it still runs.
+
+        Returns
+        -------
+        int or None
+            Status with which it ended by itself; None if it did not, or another thread of the program waited for it.
+        """
+        end = time.monotonic() + _GRACE_S
+        while not self.has_ended() and time.monotonic() < end:
+            time.sleep(0.001)
+        if self.has_ended():
+            return self._status
+        with suppress(ProcessLookupError):
+            os.kill(self._process, signal.SIGKILL)
+        self._wait(0)
+        return None
+
+    def _wait(self, options: int) -> bool:
+        if not self._has_ended:
+            try:
+                process, status = os.waitpid(self._process, options)
+            except ChildProcessError:
+                self._has_ended = True
+            else:
+                self._has_ended = process != 0
+                self._status = status if self._has_ended else None
+        return self._has_ended
+
+
+def _fork(run: Callable[[], None], reader: int, writer: int) -> _Child:
+    """Fork a child that calls a function, writes its answer to a pipe and ends.
+
+    The child must never return into the program that called autotile. No handler of a signal may interrupt it before
+    it is within a ``finally``: signals are blocked until their handlers are removed.
+    """
+    every = signal.valid_signals()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, every)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: the child runs one function only
+            process = os.fork()
+            if process == 0:
+                try:
+                    _serve(run, reader, writer, blocked)
+                finally:
+                    os._exit(1)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return _Child(process)
+
+
+def _serve(run: Callable[[], None], reader: int, writer: int, mask: Iterable[int]) -> NoReturn:
+    """Answer in the child; `os._exit` follows whatever is raised here."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            with suppress(ValueError):  # in an interpreter other than the first
+                signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.close(reader)
+    try:
+        error = _error_of(run)
+        answer = encode_json({"error": shown_text(error[:_MAX_ERROR], lines=True)}).encode()
+    except BaseException:  # even the description of an exception may raise another
+        answer = b'{"error": "the reference cannot be computed, and its exception cannot be described"}'
+    _flush()
+    answer += b"\n"
+    while answer:
+        answer = answer[os.write(writer, answer) :]
+    os._exit(0)
+
+
+def _error_of(run: Callable[[], None]) -> str:
     try:
         run()
     except InputError as error:
-        answer["error"] = str(error)
+        return _text(error)
     except BaseException as error:
-        answer["error"] = f"the reference cannot be computed: {_described(error)}"
+        return f"the reference cannot be computed: {_described(error)}"
+    return ""
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+
+
+_MAX_ERROR = 4000
+"""Characters of an error; more is cut, before it becomes JSON."""
+_MAX_ANSWER = 64 << 10
+_POLL_S = 0.2
+
+
+def _read(reader: int, limit_s: float, child: _Child) -> bytes | None:
+    """Read the line that the child writes; None if it takes too long, empty or incomplete if the child ended.
+
+    Processes that the child has started may keep the pipe open, so its end is not waited for.
+    """
+    end_s = time.monotonic() + limit_s
+    found = b""
+    while not found.endswith(b"\n") and len(found) < _MAX_ANSWER:
+        left_s = end_s - time.monotonic()
+        has_ended = child.has_ended()
+        ready, _, _ = select.select([reader], [], [], 0.0 if has_ended else min(_POLL_S, max(left_s, 0.0)))
+        part = os.read(reader, _MAX_ANSWER) if ready else b""
+        if (ready or has_ended) and not part:
+            break
+        if not ready and left_s <= 0:
+            return None
+        found += part
+    return found
+
+
+def _text(error: BaseException) -> str:
+    """Return the text of an exception, whose own method may fail."""
     try:
-        os.write(writer, json.dumps(answer).encode()[: select.PIPE_BUF * 8])
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(0)
-
-
-def _read(reader: int, limit_s: float) -> bytes | None:
-    """Read all that the child writes; None if it takes too long."""
-    ready, _, _ = select.select([reader], [], [], limit_s)
-    if not ready:
-        return None
-    return os.read(reader, select.PIPE_BUF * 8)
+        return str(error)
+    except (Exception, SystemExit):
+        return "(its text cannot be made)"
 
 
 def _described(error: BaseException) -> str:
     """Return an exception with the line of the user's code that raised it."""
     own = str(Path(__file__).parents[1])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {_text(error)[:_MAX_TEXT]}"
     if not frames:
         return text
     user = frames[0]
@@ -220,6 +363,10 @@ def _described(error: BaseException) -> str:
             user = frame
     line = f": {user.line}" if user.line else ""
     return f"{text}, in {user.name}, {user.filename}, line {user.lineno}{line}"
+
+
+_MAX_TEXT = 1000
+"""Characters of the text of an exception; the line of code that raised it follows."""
 
 
 def _is_cuda_initialized() -> bool:

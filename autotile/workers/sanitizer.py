@@ -24,7 +24,7 @@ from typing import Literal, get_args
 from autotile.core.documents import encode_json
 from autotile.errors import ToolchainError
 from autotile.settings import toolkit_folders, worker_environment
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 
 _TOOL_PREFIX = "========="
 _CHILD_PREFIX = "autotile: "
@@ -344,4 +344,4 @@ def _end(process: subprocess.Popen[bytes]) -> int | None:
 
 def _text(file: Path) -> str:
     with file.open("rb") as stream:
-        return stream.read(_MAX_OUTPUT_BYTES).decode(errors="replace")
+        return stream.read(_MAX_OUTPUT_BYTES).decode(errors="replace").replace("\0", "")

@@ -25,14 +25,8 @@ from autotile.kernel.inputs import InputMaker, missing_input, with_captured_call
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.protocol import (
-    Candidate,
-    SanitizerRequest,
-    Workload,
-    exit_with_parent,
-    limit_disk_use,
-    sized_functions,
-)
+from autotile.workers.jobs import Candidate, SanitizerRequest, Workload, loaded
+from autotile.workers.protocol import exit_with_parent, limit_disk_use
 from autotile.workers.sanitizer import Notice, format_notice
 
 Notify = Callable[[Notice, str], None]
@@ -51,7 +45,7 @@ class Launcher:
         cuda.Device(workload.device_index).use()
         cuda.set_allocator(None)  # no pool
         self._device = live_device(workload.device_index)
-        self._functions = sized_functions(self._spec, candidate)
+        self._functions = loaded(candidate, self._spec)
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
         """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""

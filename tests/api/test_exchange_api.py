@@ -48,7 +48,7 @@ class TestExport:
         ("given", "said"),
         [
             ({"n": 4}, "was not tuned; tuned are: n=1048576"),
-            ({}, "needs the size n"),
+            ({}, "scale n=4096 float32 was not tuned; tuned are: n=1048576"),
             ({"n": N, "format": "csv"}, "there is no format 'csv'; expected one of t4,"),
             ({"n": N, "architectures": ["sm_90"]}, "--arch is for --format c-header"),
             ({"n": N, "format": "recording"}, "replayed from a recording already"),

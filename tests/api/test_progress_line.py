@@ -19,8 +19,11 @@ from autotile.api.progress import ProgressLine, TerminalDisplay, default_display
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import Workrate
 from autotile.settings import read_settings
+from autotile.tuning.family_session import FamilyStep
+from autotile.tuning.operation_result import OperationStep, SweepStep
 from autotile.tuning.result import Progress
 
 PROBLEM = Problem("scale", {"n": 4096}, "float32")
@@ -206,6 +209,54 @@ def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: 
     assert lines[1].startswith("scale tuning 1/1, n=1048576: finals 12/12, ")
 
 
+class TestClosing:
+    """A display is closed at the end of its block, also after an error."""
+
+    @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+    @pytest.mark.parametrize("kind", ["session", "family", "operation", "sweep"])
+    def test_the_line_ends_with_its_block(
+        self, scale_toml: Path, terminal: Terminal, kind: str, error: type[BaseException] | None
+    ) -> None:
+        spec = load_kernel(str(scale_toml)).spec
+        product = replace(PROBLEM, kernel="sgemm", sizes={"M": 64, "N": 64, "K": 64})
+        observer, state = {
+            "session": lambda: (module.session_observer(True, spec, PROBLEM), PROGRESS),
+            "family": lambda: (module.family_observer(True, spec), FamilyStep("tuning", 1, 1, PROBLEM, PROGRESS)),
+            "operation": lambda: (
+                module.operation_observer(True, load_operation("matmul")),
+                OperationStep(1, 1, product, PROGRESS),
+            ),
+            "sweep": lambda: (module.sweep_observer(True), SweepStep("measuring", PROBLEM, 1, 1, 1.0, None)),
+        }[kind]()
+
+        def show() -> None:
+            with observer as observe:
+                observe(state)
+                assert terminal.getvalue()[-1] != "\n"
+                if error is not None:
+                    raise error("it ends early")
+
+        if error is None:
+            show()
+        else:
+            with pytest.raises(error, match="it ends early"):
+                show()
+        assert terminal.getvalue()[-1] == "\n"
+
+    def test_the_last_state_is_shown_after_an_error(self, scale_toml: Path, terminal: Terminal) -> None:
+        spec = load_kernel(str(scale_toml)).spec
+
+        def show() -> None:
+            with module.session_observer(True, spec, PROBLEM) as observe:
+                for tried in range(3):
+                    observe(replace(PROGRESS, outcomes={Outcome.OK: 10 + tried}))
+                raise ValueError("it ends early")
+
+        with pytest.raises(ValueError, match="it ends early"):
+            show()
+        assert "searching 12/200" in terminal.screen[1]
+
+
 class TestLine:
     @pytest.fixture
     def line(self, scale_toml: Path, terminal: Terminal) -> ProgressLine:
@@ -226,6 +277,24 @@ class TestLine:
         line.close()
         assert terminal.getvalue().count("\rscale: ") == shown + 1
         assert "searching 99/200, " in terminal.screen[1]
+
+    def test_it_waits_for_its_interval(
+        self, line: ProgressLine, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now_s, counts = [10.0], []
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        for at_s, phase in [(0.0, "a"), (0.2, "a"), (0.26, "a"), (0.5, "a"), (0.52, "a"), (0.53, "b"), (0.54, "b")]:
+            now_s[0] = 10.0 + at_s
+            line.show("scale", PROBLEM, replace(PROGRESS, phase=phase))
+            counts.append(terminal.getvalue().count("\rscale: "))
+        assert counts == [1, 1, 2, 2, 3, 4, 4]
+
+    def test_it_says_at_once_what_a_session_waits_for(self, line: ProgressLine, terminal: Terminal) -> None:
+        line.show("scale", PROBLEM, PROGRESS)
+        line.show("scale", PROBLEM, replace(PROGRESS, waiting="the scheduler does not answer"))
+        assert terminal.screen[1].startswith("scale: the scheduler does not answer; searching 50/200, ")
+        line.show("scale", PROBLEM, PROGRESS)
+        assert terminal.screen[1].startswith("scale: searching 50/200, ")
 
     def test_a_longer_line_leaves_nothing_behind(self, line: ProgressLine, terminal: Terminal) -> None:
         line.show("a long head of the line", PROBLEM, PROGRESS)

@@ -10,7 +10,7 @@ import pytest
 from autotile.api import targets
 from autotile.api.targets import output_file
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.errors import InputError, ProblemError, UnknownKernelError
+from autotile.errors import InputError, UnknownKernelError
 
 
 def gpu(name: str) -> DeviceProperties:
@@ -91,9 +91,7 @@ class TestProblem:
         assert targets.open_problem(scale_toml, {"n": 8}) == targets.open_problem(str(scale_toml), {"n": 8})
 
     def test_missing_sizes(self, scale_toml: Path):
-        with pytest.raises(ProblemError, match="needs the size n"):
-            targets.open_problem(scale_toml, {})
-        assert targets.open_problem(scale_toml, {}, defaults=True)[1].sizes == {"n": 4096}
+        assert targets.open_problem(scale_toml, {})[1].sizes == {"n": 4096}
 
     def test_an_unknown_kernel(self):
         with pytest.raises(UnknownKernelError):

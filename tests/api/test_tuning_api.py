@@ -64,7 +64,7 @@ class TestTune:
         ("given", "said"),
         [
             ({"n": 4, "m": 4}, "has no size 'm'"),
-            ({}, "needs the size n"),
+            ({}, "no recording of scale n=4096"),
             ({"n": 4, "dtype": "float99"}, "float99"),
             ({"n": 4, "device": "nosuch"}, "no CUDA device of this machine is named 'nosuch'"),
             ({"n": 4, "device": 1.5}, "expected a CUDA index"),
@@ -106,8 +106,8 @@ class TestFamily:
         plan = autotile.FamilyPlan(points=1)
         return autotile.tune_family(scale_toml, n=range(1000, 2000001), plan=plan, options=options)
 
-    def test_its_rule_serves(self, result: autotile.FamilyResult, scale_toml: Path) -> None:
-        assert autotile.get_best_kernel(scale_toml, n=4097, device="h200").tier == "family"
+    def test_a_rule_of_one_point_is_not_in_force(self, result: autotile.FamilyResult, scale_toml: Path) -> None:
+        assert autotile.get_best_kernel(scale_toml, n=4097, device="h200").tier != "family"
         assert isinstance(result.rule, autotile.FamilyRule)
 
     def test_its_repr_is_one_line(self, result: autotile.FamilyResult) -> None:
@@ -115,7 +115,7 @@ class TestFamily:
         count = len(result.rule.configs)
         assert repr(result) == (
             "<FamilyResult: scale n=1000..2000000 float32 on NVIDIA H200 (replayed): "
-            f"{count} configurations, 0.0 % mean loss>"
+            f"{count} configurations, 0.0 % mean loss, not in force>"
         )
         page = result._repr_html_()
         assert "<tr><th>#0</th><td>THREADS=256 WORK=4</td></tr>" in page

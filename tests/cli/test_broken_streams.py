@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupts import heeded_interrupts
 
 from autotile.cli.application import CommandLine
 from autotile.database.database import Database
@@ -30,6 +31,13 @@ def shell(redirection: str, words: list[str]) -> subprocess.CompletedProcess[str
     """Run a command with redirections that only a shell can make."""
     line = ["/bin/sh", "-c", f'"$@" {redirection}', "sh", *words]
     return subprocess.run(line, env=child_environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
+def run_interrupted(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code that presses Ctrl-C."""
+    command, environment = [sys.executable, "-c", code], child_environment()
+    with heeded_interrupts():
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 INTERRUPTED_IMPORT = """
@@ -62,9 +70,7 @@ main()
 def test_ctrl_c_while_modules_are_imported(module: str, words: list[str]) -> None:
     Database.open(os.environ["AUTOTILE_DB"]).close()
     code = INTERRUPTED_IMPORT.format(module=module, words=words)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_interrupted(code)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
     if words:
         assert json.loads(done.stdout)["error"]["message"] == "interrupted"
@@ -145,9 +151,7 @@ def test_ctrl_c_during_start_up_gives_no_traceback(module: str) -> None:
         "sys.argv = ['autotile', 'space', 'sgemm_2d', '--json']\n"
         "runpy.run_module('autotile', run_name='__main__')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_interrupted(code)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
     assert json.loads(done.stdout) == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
 

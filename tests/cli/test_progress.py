@@ -1,16 +1,37 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from autotile.api.progress import plain_line
-from autotile.cli.progress import TuneProgress, completion
+from autotile.api.plans import PlanStep
+from autotile.api.progress import left_text, plain_line
+from autotile.cli import plan as plan_module
+from autotile.cli import progress as progress_module
+from autotile.cli.plan import PlanProgress
+from autotile.cli.progress import (
+    CountProgress,
+    FamilyProgress,
+    OperationProgress,
+    SweepProgress,
+    TuneProgress,
+    completion,
+)
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
+from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import Workrate
+from autotile.tuning.family_session import FamilyStep
+from autotile.tuning.operation_result import OperationStep, SweepStep
 from autotile.tuning.result import Progress
 
 PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")
@@ -47,6 +68,7 @@ class TestProgress:
     def test_the_finals_have_a_time_left_too(self):
         assert plain_line(replace(PROGRESS, phase="finals", remaining_s=2.0), RATE).endswith("; about 2.00 s left")
         assert "left" not in plain_line(replace(PROGRESS, remaining_s=None), RATE)
+        assert plain_line(replace(PROGRESS, remaining_s=0.0), RATE).endswith("elapsed")
         assert "; at most 15.0 s left" in plain_line(replace(PROGRESS, may_end_earlier=True), RATE)
 
     def test_without_a_target_the_bar_says_nothing(self):
@@ -75,3 +97,172 @@ class TestProgress:
         assert "28.7 TFLOP/s (42.9 % of fp32 peak)" in drawn
         assert "45 ok, 5 pruned" in drawn
         assert ("trials" in drawn.split("best")[0]) == (phase == "searching")
+
+
+def test_a_time_left_falls_and_is_not_shown_once_it_is_over():
+    finals = replace(PROGRESS, phase="finals", remaining_s=0.4)
+    assert left_text(finals, 0.1) == "about 0.30 s left"
+    assert left_text(finals, 0.4) == left_text(finals, 60.0) == ""
+
+
+@dataclass
+class Counted:
+    """State of something that is done one by one."""
+
+    done: int
+    planned: int = 100
+    failed: int = 0
+    elapsed_s: float = 1.0
+
+
+def family_step(number: int = 1, phase: str = "searching") -> FamilyStep:
+    return FamilyStep("tuning", number, 2, PROBLEM, replace(PROGRESS, phase=phase))
+
+
+def operation_step(number: int = 1, phase: str = "searching") -> OperationStep:
+    return OperationStep(number, 2, PROBLEM, replace(PROGRESS, phase=phase))
+
+
+def plan_step(number: int = 1, phase: str = "searching") -> PlanStep:
+    planned: Any = SimpleNamespace(problem=PROBLEM)
+    return PlanStep(number, 2, planned, "GPU", replace(PROGRESS, phase=phase), None, 0)
+
+
+Shown = Callable[[Console], tuple[Any, Any]]
+DISPLAYS: dict[str, Shown] = {
+    "tune": lambda console: (TuneProgress(console, PROBLEM, RATE), PROGRESS),
+    "count": lambda console: (CountProgress(console, "compiling", "failed"), Counted(1)),
+    "family": lambda console: (FamilyProgress(console, load_kernel("sgemm").spec), family_step()),
+    "operation": lambda console: (OperationProgress(console, load_operation("matmul")), operation_step()),
+    "plan": lambda console: (PlanProgress(console), plan_step()),
+}
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+def terminal(width: int = 120) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, markup=False)
+
+
+def settles(is_true: Callable[[], bool]) -> bool:
+    """Return whether a condition comes to hold."""
+    end = time.monotonic() + 60
+    while not is_true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return is_true()
+
+
+WAITING = "the scheduler does not answer; it is waited for"
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("name", ["tune", "plan"])
+    def test_a_terminal_shows_what_a_session_waits_for(self, name: str) -> None:
+        console = terminal(200)
+        display, _ = DISPLAYS[name](console)
+        waits = replace(PROGRESS, waiting=WAITING)
+        with display as observe:
+            observe(waits if name == "tune" else replace(plan_step(), progress=waits))
+        assert WAITING in console.file.getvalue()
+
+    @pytest.mark.parametrize("name", ["tune", "plan"])
+    def test_elsewhere_a_line_says_so_at_once(self, name: str) -> None:
+        console = Console(file=io.StringIO(), width=400, markup=False)
+        display, state = DISPLAYS[name](console)
+        waits = replace(PROGRESS, waiting=WAITING)
+        with display as observe:
+            for _ in range(2):
+                observe(state)
+            for _ in range(3):
+                observe(waits if name == "tune" else replace(plan_step(), progress=waits))
+        lines = [line for line in console.file.getvalue().splitlines() if WAITING in line]
+        assert len(lines) == 1
+
+
+class TestClosing:
+    """A live picture is drawn by a thread, and hides the cursor: both end with its block."""
+
+    @pytest.mark.parametrize("name", DISPLAYS)
+    @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+    def test_the_picture_ends_with_its_block(self, name: str, error: type[BaseException] | None) -> None:
+        console, before = terminal(), {*threading.enumerate()}
+        display, state = DISPLAYS[name](console)
+
+        def show(display: AbstractContextManager[Any]) -> None:
+            with display as observe:
+                observe(state)
+                assert {*threading.enumerate()} - before
+                assert HIDE_CURSOR in console.file.getvalue()
+                assert SHOW_CURSOR not in console.file.getvalue()
+                if error is not None:
+                    raise error("it ends early")
+
+        if error is None:
+            show(display)
+        else:
+            with pytest.raises(error, match="it ends early"):
+                show(display)
+        drawn = console.file.getvalue()
+        assert drawn.rindex(SHOW_CURSOR) > drawn.rindex(HIDE_CURSOR)
+        assert settles(lambda: {*threading.enumerate()} <= before)
+
+    @pytest.mark.parametrize(("name", "step"), [("family", family_step), ("operation", operation_step)])
+    def test_a_session_ends_the_picture_of_the_one_before(self, name: str, step: Callable[[int], Any]) -> None:
+        console, before = terminal(), {*threading.enumerate()}
+        display, _ = DISPLAYS[name](console)
+        with display as observe:
+            observe(step(1))
+            (first,) = {*threading.enumerate()} - before
+            observe(step(2))
+            assert settles(lambda: not first.is_alive())
+            assert len({*threading.enumerate()} - before) == 1
+        assert settles(lambda: {*threading.enumerate()} <= before)
+
+
+class TestThrottling:
+    """Elsewhere than on a terminal, a line is printed at most every 15 seconds, and as a phase begins."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        now = SimpleNamespace(s=1000.0)
+        for module in (progress_module, plan_module):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.s))
+        return now
+
+    @staticmethod
+    def printed(console: Console) -> int:
+        return len(console.file.getvalue().splitlines())
+
+    @pytest.mark.parametrize("name", ["tune", "family", "operation", "sweep"])
+    def test_lines_of_a_phase(self, clock: SimpleNamespace, name: str) -> None:
+        console = Console(file=io.StringIO(), width=300, markup=False)
+        steps: dict[str, Callable[[str], Any]] = {
+            "tune": lambda phase: replace(PROGRESS, phase=phase),
+            "family": lambda phase: family_step(phase=phase),
+            "operation": lambda phase: operation_step(phase=phase),
+            "sweep": lambda phase: SweepStep(phase, PROBLEM, 1, 1, 1.0, None),  # type: ignore[arg-type]
+        }
+        observe = SweepProgress(console) if name == "sweep" else DISPLAYS[name](console)[0]
+        headings = 1 if name in {"family", "operation"} else 0
+        counts = []
+        for at_s, phase in [(0.0, "one"), (14.9, "one"), (15.0, "one"), (29.9, "one"), (30.0, "one"), (31.0, "two")]:
+            clock.s = 1000.0 + at_s
+            observe(steps[name](phase))
+            counts.append(self.printed(console) - headings)
+        assert counts == [1, 1, 2, 2, 3, 4]
+        clock.s = 1000.0 + 45.9
+        observe(steps[name]("two"))
+        assert self.printed(console) - headings == 4
+        clock.s = 1000.0 + 46.0
+        observe(steps[name]("two"))
+        assert self.printed(console) - headings == 5
+
+    @pytest.mark.parametrize(("name", "interval_s"), [("count", 15.0), ("plan", 30.0)])
+    def test_lines_of_a_whole(self, clock: SimpleNamespace, name: str, interval_s: float) -> None:
+        console = Console(file=io.StringIO(), width=300, markup=False)
+        observe, state = DISPLAYS[name](console)
+        counts = []
+        for intervals in (0.0, 0.99, 1.01, 1.1, 2.0, 2.02, 2.1):
+            clock.s = 1000.0 + intervals * interval_s
+            observe(state)
+            counts.append(self.printed(console))
+        assert counts == [0, 0, 1, 1, 1, 2, 2]

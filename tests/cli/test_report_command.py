@@ -1,5 +1,8 @@
 """``autotile report``: pages, and errors of one line that say what to do."""
 
+import html
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -77,3 +80,26 @@ def test_without_plotly_the_extra_is_named(run, stored, tmp_path, monkeypatch):
     assert "pip install 'autotile[report]'" in answer.err
     assert len(answer.err.splitlines()) == 1
     assert not (tmp_path / "x.html").exists()
+
+
+def test_a_recording_is_not_said_to_be_served(run, tmp_path):
+    """Nothing of it is in the database; the page states the command that stores its winner, and that one works."""
+    answer = run("report", RECORDING, "-o", tmp_path / "r.html")
+    assert answer.code == 0
+    page = tmp_path.joinpath("r.html").read_text().partition('type="application/json"')[0]
+    assert "Serve it" not in page
+    assert "get_best_kernel" not in page
+    (command,) = re.findall(r"A recording is not served; <code>autotile (.*?)</code> stores its winner", page)
+    words = shlex.split(html.unescape(command))
+    assert words[-2:] == ["--replay", str(RECORDING)]
+    stored = tmp_path / "tuning.db"
+    assert run(*words, "--trials", "2", "--finals", "0", f"--db={stored}").code == 0
+    assert run("report", "matmul_tiled", f"--db={stored}", "-o", tmp_path / "s.html").code == 0
+    assert "Serve it" in tmp_path.joinpath("s.html").read_text()
+
+
+def test_the_line_that_serves_names_the_path_that_was_given(run, tune, scale_toml, tmp_path):
+    assert tune("--trials", "3", "--finals", "0").code == 0
+    assert run("report", scale_toml, "-o", tmp_path / "r.html").code == 0
+    page = html.unescape(tmp_path.joinpath("r.html").read_text())
+    assert f'kernel = autotile.get_best_kernel("{scale_toml}", n=1048576, dtype="float32")' in page

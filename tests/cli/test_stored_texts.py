@@ -58,8 +58,10 @@ def test_a_row_of_a_table_is_one_line(run: Any, odd: Path) -> None:
 
 
 def test_what_is_escaped() -> None:
-    assert shown_text("a\nb\t\x1b[0m") == "a\\nb\\t\\x1b[0m"
-    assert shown_text("a\nb\x00", lines=True) == "a\nb\\x00"
+    assert shown_text("a\nb\t\x1b[0m") == "a b \\x1b[0m"
+    assert shown_text("a  \r\n  b\tc") == "a b c"
+    assert shown_text("a\r\nb\tc\x00", lines=True) == "a\nb   c\\x00"
+    assert shown_text("a\rb", lines=True) == "a\\rb"
     assert shown_text("\u202e\ud800\u2028\xa0") == "\\u202e\\ud800\\u2028\\xa0"
     assert shown_text("Größe \u03bcs \u4e2d \U0001f600 x=1") == "Größe \u03bcs \u4e2d \U0001f600 x=1"
     assert is_plain(shown_text("".join(map(chr, range(0x3000)))))

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from interrupts import heeded_interrupts
 
 from autotile.settings import child_environment
 
@@ -65,9 +66,12 @@ class TestSurvey:
         template.write_text(template.read_text() + f"\n// {tmp_path}\n#include <cuda/std/atomic>\n")  # in no cache yet
         words = [sys.executable, "-m", "autotile", "survey", str(scale_toml), "n=4096", "--device", "h200"]
         environment = {**child_environment(), "AUTOTILE_CACHE": str(tmp_path / "cache")}
-        with subprocess.Popen(
-            [*words, "--workers", "1"], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as command:
+        with (
+            heeded_interrupts(),
+            subprocess.Popen(
+                [*words, "--workers", "1"], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as command,
+        ):
             deadline_s = time.monotonic() + 120
             while not list((tmp_path / "cache").rglob("*.cubin")) and time.monotonic() < deadline_s:
                 time.sleep(0.05)

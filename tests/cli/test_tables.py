@@ -12,17 +12,26 @@ from stored_rows import CEILINGS
 
 from autotile.api.devices import DeviceList
 from autotile.api.listings import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
+from autotile.api.plans import PlanEntry, PlanResult
+from autotile.cli.best import contenders_table
 from autotile.cli.devices import devices_table
 from autotile.cli.list import recordings_table, studies_table
 from autotile.cli.misses import misses_table
+from autotile.cli.plan import plan_table
 from autotile.cli.tables import RIGHT, Listing, Trimmed, below, facts, table, title
 from autotile.cli.trials import trials_table
+from autotile.cli.tune_operation import operation_table
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
+from autotile.core.statistics import Interval
 from autotile.database.keys import TuningKey
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary
 from autotile.exchange.recording import RecordingFile, RecordingHeader
+from autotile.kernel.library import load_kernel
+from autotile.serving.choice import Contender
+from autotile.tuning.operation_result import OperationResult, TunedContender
+from autotile.tuning.plan import PlannedProblem
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)
@@ -71,8 +80,52 @@ def reports() -> dict[str, RenderableType]:
             TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2)))
         ),
         "misses": misses_table(MissList((miss,))),
+        "plan": plan_table(plan_result()),
+        "operation": operation_table(operation_result(), "kernel = autotile.get_best_kernel(...)"),
+        "contenders": contenders_table(
+            (Contender("gemm_wgmma", CONFIG, 3057.0, source="replayed"), Contender("gemm_mma", CONFIG, 3000.0, 0.13))
+        ),
         "devices": devices_table(DeviceList((), {name: device_profile(name) for name in profile_names()}, (CEILINGS,))),
     }
+
+
+WHY = (
+    "no kernel of matmul ran for matmul M=128 N=7168 K=2048 bfloat16: there is no CUDA device here and no recording\n"
+    "of gemm_wgmma;\tsee `autotile doctor`"
+)
+
+
+def plan_result() -> PlanResult:
+    kernel, problem = load_kernel("sgemm_2d"), Problem("sgemm_2d", SIZES, "float32")
+    planned = PlannedProblem("sgemm_2d", kernel, problem)
+    entries = (PlanEntry(planned, "NVIDIA H200", "failed", reason=WHY), PlanEntry(planned, "", "left"))
+    return PlanResult("a plan", entries, 12.0, False, "/home/someone/tuning.db")
+
+
+def operation_result() -> OperationResult:
+    trial = stored_trial(1).trial
+    contenders = (
+        TunedContender("gemm_wgmma_padded", False, trial, 150, 20.0, "won", ratio=Interval(1.0, 1.0, 1.0)),
+        TunedContender("cublas", True, trial, state="raced", ratio=Interval(1.1, 1.09, 1.12)),
+        TunedContender("gemm_mma", False, trial, 9, 2.0, "dropped", "1.95x the time of gemm_wgmma", Interval(2, 2, 2)),
+        TunedContender("gemm_small", False, None, state="inapplicable", reason="the rule leaves none of 1,290,240"),
+        TunedContender("gemm_other", False, None, state="failed", reason=WHY),
+    )
+    problem = Problem("matmul", SIZES, "bfloat16")
+    return OperationResult(problem, device_profile("h200"), contenders, 12.0, False, "/home/someone/tuning.db")
+
+
+@pytest.mark.parametrize("name", ["plan", "operation"])
+def test_messages_of_several_lines_have_no_escapes(name: str) -> None:
+    for width in (80, 10_000):
+        text = " ".join(" ".join(drawn(reports()[name], width)).split())
+        assert "no recording of gemm_wgmma; see `autotile doctor`" in text
+        assert "\\n" not in text
+        assert "\\t" not in text
+
+
+def test_a_message_of_several_lines_keeps_them_among_facts() -> None:
+    assert drawn(facts([("why", "one\n\ttwo")]), 80) == ["why  one", "         two"]
 
 
 @WIDTHS

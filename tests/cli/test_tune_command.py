@@ -1,9 +1,14 @@
+import csv
+import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from autotile.api import tuning
-from autotile.cli.arguments import fill_in_replay, read_duration, read_share
+from autotile.api.keywords import read_duration, read_share
+from autotile.cli.arguments import fill_in_replay
 from autotile.cli.progress import TuneProgress
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
@@ -64,6 +69,51 @@ class TestReplay:
         outcomes = tune("--trials", "12", "--json").document["outcomes"]
         (study,) = run("list", "--json").document
         assert (study["trials"], study["ok"]) == (sum(outcomes.values()), outcomes["ok"])
+
+    @pytest.mark.parametrize("more", [(), ("--fresh",)], ids=["resumed", "fresh"])
+    def test_a_configuration_counts_once_after_several_sessions(self, tune, run, tmp_path, scale_toml, more):
+        problem = [scale_toml, "n=1048576"]
+        first = tune("--trials", "12", "--json").document
+        before = run("trials", *problem, "--json").document
+        for _ in range(2):
+            last = tune("--trials", "12", *more, "--json").document
+        found = run("trials", *problem, "--json").document
+        count = len(found)
+        assert count == len({str(sorted(one["config"].items())) for one in found}) == len(before)
+        assert found[0]["config"] == last["winner"]["config"] == first["winner"]["config"]
+        assert (found[0]["phase"], found[0]["rank"]) == ("final", 1)
+        assert found[0]["run"] > before[0]["run"]
+        (study,) = run("list", "--json").document
+        assert (study["runs"], study["trials"]) == (3, count)
+        assert study["ok"] == len(run("trials", *problem, "--outcome", "ok", "--json").document)
+        assert run("trials", *problem, "--csv", tmp_path / "t.csv").code == 0
+        assert len(list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))) == count
+
+        def rows_of(path):
+            with closing(sqlite3.connect(path)) as stored:
+                return stored.execute("SELECT count(*) FROM trials").fetchone()[0]
+
+        for form, counted in {
+            "t4": lambda path: len(json.loads(path.read_text())["results"]),
+            "kernel-tuner": lambda path: len(json.loads(path.read_text())["cache"]),
+            "optuna": rows_of,
+        }.items():
+            path = tmp_path / f"{form}.out"
+            assert run("export", *problem, "--format", form, "-o", path, "--json").document["configurations"] == count
+            assert counted(path) == count
+        assert run("report", scale_toml, "-o", tmp_path / "r.html").code == 0
+        assert f"{count} configurations tried in 3 sessions" in (tmp_path / "r.html").read_text()
+        assert rows_of(run("db", "path").out.strip()) >= count + 3 * 2  # nothing is lost
+
+    def test_the_winner_alone_is_listed_shown_and_exported(self, tune, run, tmp_path, scale_toml):
+        tune("--trials", "12")
+        assert run("clean", "--keep-gpu", "a100").code == 0
+        (left,) = run("trials", scale_toml, "--json").document
+        (study,) = run("list", "--json").document
+        assert (left["rank"], study["trials"], study["ok"]) == (1, 1, 1)
+        assert run("report", scale_toml, "-o", tmp_path / "r.html").code == 0
+        exported = run("export", scale_toml, "n=1048576", "--format", "t4", "-o", tmp_path / "t4.json", "--json")
+        assert exported.document["configurations"] == 1
 
     def test_the_document_says_what_matters_and_why_the_search_ended(self, tune):
         found = tune("--until", "1%", "--json").document
@@ -127,7 +177,7 @@ class TestRefusals:
             (["n=4", "n=5"], "given twice"),
             (["n=999999999999"], "expected 1 to"),
             (["m=4"], "has no size 'm'"),
-            ([], "needs the size n"),
+            ([], "no recording of scale n=4096"),
             (["n=4096", "--dtype", "float99"], "float99"),
             (["n=4096", "--budget", "soon"], "budget of 'soon'"),
             (["n=4096", "--until", "soon"], "gain of 'soon'"),

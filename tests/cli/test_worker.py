@@ -1,6 +1,14 @@
 """``autotile worker`` and ``autotile tune --scheduler``; tests/tuning/test_cluster.py runs sessions on them."""
 
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +83,103 @@ def test_a_machine_offers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="has no CUDA device, and offers no cores"):
         devices.worker("tcp://127.0.0.1:1", observe=said.append)
     assert said[-1] == "no cores are offered: NVRTC is not installed"
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch, dask: None) -> None:
+    """Let nobody wait long for a scheduler."""
+    from autotile.tuning.cluster import connection, scheduler
+    from autotile.tuning.cluster import worker as cluster_worker
+
+    monkeypatch.setattr(cluster_worker, "_FIRST_ANSWER_S", 0.5)
+    monkeypatch.setattr(cluster_worker, "_START_S", 1.0)
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(scheduler, "_HANDSHAKE_S", 0.5)
+
+
+@pytest.fixture(params=["nothing", "something silent", "a talker"])
+def no_scheduler(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Address of this machine at which no scheduler answers."""
+    if request.param == "nothing":
+        with closing(socket.create_server(("127.0.0.1", 0))) as free:
+            port = free.getsockname()[1]
+        yield f"tcp://127.0.0.1:{port}"
+        return
+    talk = "import socket, time\ns = socket.create_server(('127.0.0.1', 0))\nprint(s.getsockname()[1], flush=True)\n"
+    talk += "while True:\n    one, _ = s.accept()\n"
+    talk += "    one.sendall(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')\n" if request.param == "a talker" else ""
+    with subprocess.Popen([sys.executable, "-c", talk], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield f"tcp://127.0.0.1:{process.stdout.readline().strip()}"
+        process.kill()
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_worker_without_a_scheduler_says_so_and_ends(run, recording: Path, no_scheduler: str) -> None:
+    answer = run("worker", no_scheduler, "--replay", recording)
+    assert answer.code == 2
+    waiting, error = answer.err.splitlines()
+    assert waiting == f"no scheduler answers at {no_scheduler} yet; it is tried for another 0 s"
+    assert error.startswith(f"error: no scheduler answers at {no_scheduler}: ")
+    assert error.endswith("; check the address, or start `dask scheduler` there")
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_session_without_a_scheduler_says_so_and_ends(run, scale_toml: Path, recording: Path, no_scheduler) -> None:
+    answer = run("tune", scale_toml, "n=1048576", f"--replay={recording}", "--scheduler", no_scheduler)
+    assert answer.code == 2
+    assert f"no scheduler answers at {no_scheduler}: " in answer.err
+
+
+def broken(files: Mapping[str, Path], which: str, fault: str) -> None:
+    """Break a file of a certificate."""
+    file = files[which]
+    if fault == "missing":
+        file.unlink()
+    elif fault == "a folder":
+        file.unlink()
+        file.mkdir()
+    elif fault == "text":
+        file.write_text("no certificate\n")
+    else:
+        file.write_bytes(files["other key"].read_bytes())
+
+
+NAMES = ("ca-file", "client.cert", "client.key", "worker.cert", "worker.key")
+FAULTS = [(name, fault) for name in NAMES for fault in ("missing", "a folder", "text")]
+FAULTS += [(name, fault) for name in NAMES if "key" in name for fault in ("of another certificate", "with a password")]
+
+
+@pytest.mark.usefixtures("dask")
+@pytest.mark.parametrize(("name", "fault"), FAULTS)
+def test_an_error_of_certificates_names_the_file(run, scale_toml: Path, tmp_path: Path, name: str, fault: str) -> None:
+    import dask.config
+
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca-file", "cert", "key", "other key", "sound key")}
+
+    def certify(key: str, certificate: str, protection: list[str]) -> None:
+        words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2", *protection]
+        words += ["-subj", "/CN=autotile", "-keyout", str(files[key]), "-out", str(tmp_path / certificate)]
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+    certify("sound key", "cert.pem", ["-nodes"])
+    certify("other key", "another.pem", ["-passout", "pass:secret"] if "password" in fault else ["-nodes"])
+    for copied, source in (("ca-file", files["cert"]), ("key", files["sound key"])):
+        shutil.copy(source, files[copied])
+    shutil.copy(files["cert"], tmp_path / "sound.pem")
+    sound = {"cert": str(tmp_path / "sound.pem"), "key": str(files["sound key"])}
+    bad = {"cert": str(files["cert"]), "key": str(files["key"])}
+    role, _, which = name.rpartition(".")
+    broken(files, which, fault)
+    roles = {one: bad if one == role else sound for one in ("client", "worker")}
+    with dask.config.set(
+        {"distributed.comm.tls": {**dask.config.get("distributed.comm.tls"), **roles, "ca-file": str(files["ca-file"])}}
+    ):
+        for words in (["worker"], ["tune", scale_toml, "n=1048576", "--scheduler"]):
+            answer = run(*words, "tls://127.0.0.1:1")
+            assert answer.code == 2
+            assert str(files[which]) in answer.err
+            assert f"distributed.comm.tls.{name}" in answer.err
+            assert ("does not exist" in answer.err) == (fault == "missing")

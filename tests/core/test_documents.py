@@ -35,7 +35,7 @@ SCHEMAS = [
     RuleDocument, WinnerDocument, CompileJob, rule.TreeDocument, rule.RuleConfig, rule.RulePoint,
     recording.RecordingHeader, recording._Labeled, kernel_tuner._Document, kernel_tuner._Measured,
     bundle._Manifest, bundle._KernelDocument, shipped._WinnersDocument, shipped._RulesDocument,
-    protocol.Evaluation, protocol.Workload, protocol.SanitizerRequest, protocol.Answer, protocol.Race,
+    protocol.Reading, protocol.Workload, protocol.SanitizerRequest, protocol.Answer, protocol.Race,
     protocol.CompiledCubin, protocol.ErrorReply,
 ]  # fmt: skip
 

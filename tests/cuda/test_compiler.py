@@ -1,16 +1,20 @@
 import json
 import re
+import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autotile.core.device import device_profile, profile_names
 from autotile.core.documents import convert
 from autotile.core.model import Resources
 from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job, compiled_functions, macro_options
-from autotile.cuda.toolchain import load_nvrtc
+from autotile.cuda.toolchain import load_nvrtc, nvrtc_version
 from autotile.errors import CompileError, ToolchainError
+from autotile.kernel.launch import value_or_zero
 from autotile.kernel.library import kernel_names, load_kernel
+from autotile.kernel.problem import capability_of, is_below
 
 SOURCE = """
 extern "C" __global__ void sum(DTYPE* x) {
@@ -90,11 +94,29 @@ def test_macros() -> None:
     assert options == ("-DBM=64", "-DGUARDED=1", "-DMODE=direct", "-DDTYPE=__nv_bfloat16")
 
 
-def test_every_builtin_default_compiles_for_every_profile_architecture() -> None:
-    for name in ("matmul_naive", "matmul_tiled", "sgemm_2d"):
-        kernel = load_kernel(name)
-        for architecture in ("sm_80", "sm_90"):
-            assert compile_cubin(compile_job(kernel, kernel.spec.default, "float32", architecture)).cubin
+OLDEST_OF_NVRTC = {"12": "5.0", "13": "7.5"}
+"""Lowest compute capability that each major version of NVRTC compiles for: CUDA Toolkit release notes."""
+
+
+@pytest.mark.parametrize("name", ["matmul_naive", "matmul_tiled", "sgemm_2d"])
+@pytest.mark.parametrize("architecture", sorted({device_profile(name).architecture for name in profile_names()}))
+def test_a_default_compiles_for_the_architecture_of_every_profile(name: str, architecture: str) -> None:
+    """The code is for that architecture, and needs what the search space declares; others were dropped by NVRTC."""
+    kernel = load_kernel(name)
+    job = compile_job(kernel, kernel.spec.default, "float32", architecture)
+    if is_below(capability_of(architecture), OLDEST_OF_NVRTC[nvrtc_version().partition(".")[0]]):
+        with pytest.raises(ToolchainError, match=rf"refuses an option for {architecture}"):
+            compile_cubin(job)
+        return
+    compiled = compile_cubin(job)
+    (flags,) = struct.unpack_from("<I", compiled.cubin, 48)  # e_flags of a 64-bit ELF header
+    assert int(architecture.removeprefix("sm_")) in (flags & 0xFF, flags >> 8 & 0xFF)
+    assert list(compiled.functions) == [name]
+    resources, launch = compiled.resources, kernel.spec.steps[0].launch
+    names = {**kernel.spec.sizes, **kernel.spec.default}
+    assert resources.static_smem_bytes == value_or_zero(launch.static_smem_bytes, names)
+    assert value_or_zero(launch.min_registers, names) <= resources.registers <= 255
+    assert resources.spill_bytes == 0
 
 
 def test_resources_of_one_function_among_several() -> None:
@@ -255,3 +277,42 @@ def test_no_kernel_of_autotile_lacks_a_macro() -> None:
     for name in kernel_names():
         kernel = load_kernel(name)
         assert not kernel.template_names & {*kernel.spec.default, *kernel.spec.flags, "DTYPE"}, name
+
+
+def small_job(**changes: object) -> CompileJob:
+    source = 'extern "C" __global__ void k(float* x) { x[0] = 1; }'
+    return replace(CompileJob(source, "a" * 64, "/tmp/k.cu", "k", "sm_90", ()), **changes)  # type: ignore[arg-type]
+
+
+class TestStatuses:
+    """What NVRTC returns besides success, and besides errors of the source; the statuses are its own."""
+
+    def test_a_status_that_is_not_expected_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvrtc = load_nvrtc()
+        real = nvrtc.nvrtcGetLoweredName
+        monkeypatch.setattr(nvrtc, "nvrtcGetLoweredName", lambda program, _: real(program, b"another"))
+        with pytest.raises(ToolchainError, match=r"^NVRTC [0-9.]+ failed with NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID$"):
+            compile_cubin(small_job())
+
+    def test_a_program_that_cannot_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvrtc = load_nvrtc()
+        real = nvrtc.nvrtcGetCUBINSize
+        monkeypatch.setattr(nvrtc, "nvrtcGetCUBINSize", lambda _: real(0))
+        with pytest.raises(ToolchainError, match=r"failed with NVRTC_ERROR_INVALID_PROGRAM$"):
+            compile_cubin(small_job())
+
+    def test_a_failure_without_a_log_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvrtc = load_nvrtc()
+
+        def without_log(program: object, *_: object) -> tuple[object]:
+            real(program, 0, [])
+            return (nvrtc.nvrtcResult.NVRTC_ERROR_OUT_OF_MEMORY,)
+
+        real = nvrtc.nvrtcCompileProgram
+        monkeypatch.setattr(nvrtc, "nvrtcCompileProgram", without_log)
+        with pytest.raises(CompileError, match="NVRTC returned NVRTC_ERROR_OUT_OF_MEMORY"):
+            compile_cubin(small_job())
+
+    def test_an_option_that_is_refused_is_no_fault_of_the_source(self) -> None:
+        with pytest.raises(ToolchainError, match=r"refuses an option for sm_90: .*--no-such"):
+            compile_cubin(small_job(options=("--no-such",)))

@@ -1,9 +1,13 @@
 """Sources as they are written for nvcc, compiled with NVRTC."""
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cuda import pathfinder
 
+from autotile.api.doctor import doctor
 from autotile.cuda import headers, nvrtc
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.cuda.headers import find_header
@@ -177,3 +181,100 @@ def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypa
     found = headers.header_folders.__wrapped__().toolkit
     expected = ["same"] + (["near"] if headers.nvrtc_version().startswith("13.") else [])
     assert found == tuple(str(tmp_path / name / "include") for name in expected)
+
+
+class TestSeveralInstallations:
+    """Other packages, such as PyTorch's wheels, may bring an older CCCL, in a folder that Python searches first."""
+
+    @pytest.fixture
+    def wheel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+        """Write a CCCL as a wheel installs it, into a new folder of packages."""
+        monkeypatch.setattr(headers, "toolkit_folders", tuple)
+
+        def write(place: str, version: str, layout: str = "cu13/include/cccl", *, lies_first: bool = True) -> Path:
+            site = tmp_path / place
+            folder = site / "nvidia" / layout
+            major, minor, patch = map(int, version.split("."))
+            number = major * 1_000_000 + minor * 1000 + patch
+            texts = {
+                "__cccl/version.h": f"#pragma once\n#define CCCL_VERSION {number}\n",
+                "__cccl_config": f"#define FOUND {number}\n",
+                "version": "",
+                "limits": '#error "the older limits"\n',
+            }
+            texts |= dict.fromkeys(("__algorithm_", "__algorithm/max.h"), "#include <cuda/std/__cccl_config>\n")
+            if number >= 3_001_000:
+                texts["algorithm"] = "#include <cuda/std/__algorithm/max.h>\n"
+            for name, text in texts.items():
+                file = folder / "cuda" / "std" / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            path = [str(site), *sys.path] if lies_first else [*sys.path, str(site)]
+            monkeypatch.setattr(sys, "path", path)
+            headers.header_folders.cache_clear()
+            return folder
+
+        return write
+
+    @pytest.fixture(autouse=True)
+    def _forget(self) -> Iterator[None]:
+        yield
+        headers.header_folders.cache_clear()
+
+    ALGORITHM = "#include <algorithm>\n__global__ void k(int* x) { x[0] = std::max(x[1], 2); }"
+
+    @pytest.mark.parametrize("layout", ["cu13/include/cccl", "cuda_cccl/include"])
+    def test_an_older_one_that_is_first(self, wheel: Callable[..., Path], layout: str) -> None:
+        newest = headers.cccl_folders()[0]
+        older = wheel("torch", "2.8.2", layout)
+        assert headers.cccl_folders()[0] == newest
+        assert ("2.8.2", str(older)) in headers.cccl_folders() or layout == "cuda_cccl/include"
+        assert compile_cubin(job(self.ALGORITHM)).cubin
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_the_newest_of_several(self, wheel: Callable[..., Path], first: bool) -> None:
+        wheel("b", "3.98.1")
+        newest = wheel("a", "3.99.0", lies_first=first)
+        wheel("c", "3.97.7", lies_first=not first)
+        versions = [version for version, _ in headers.cccl_folders()]
+        assert versions[:3] == ["3.99.0", "3.98.1", "3.97.7"]
+        assert find_header("cuda/std/algorithm") == newest / "cuda" / "std" / "algorithm"
+        declared = "namespace cuda { namespace std {} }\n"
+        source = f"{declared}#include <algorithm>\n__global__ void k(int* x) {{ static_assert(FOUND == 3099000); }}"
+        assert compile_cubin(job(source)).cubin
+
+    def test_only_an_older_one(self, wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        """It names the header of the algorithms otherwise."""
+        monkeypatch.setattr(sys, "path", [])
+        monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda _: None)
+        wheel("old", "3.0.1")
+        source = (
+            "namespace cuda { namespace std {} }\n#include <algorithm>\n__global__ void k(int* x) { x[0] = FOUND; }"
+        )
+        assert compile_cubin(job(source)).cubin
+        with pytest.raises(CompileError, match=r"CCCL 3\.0\.1 in .*old.* has no cuda/std/ranges; .*--upgrade"):
+            compile_cubin(job("#include <cuda/std/ranges>\n__global__ void k(int* x) { }"))
+
+    def test_a_toolkit_with_a_newer_one(
+        self, wheel: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Toolkits of CUDA 12 have CCCL among their own headers."""
+        major, minor = map(int, headers.nvrtc_version().split("."))
+        toolkit = wheel("toolkit", "3.98.0", lies_first=False).parents[3] / "root"
+        (tmp_path / "toolkit" / "nvidia" / "cu13" / "include" / "cccl").rename(toolkit.with_name("moved"))
+        (toolkit / "include").parent.mkdir(parents=True)
+        toolkit.with_name("moved").rename(toolkit / "include")
+        (toolkit / "include" / "cuda.h").write_text(f"#define CUDA_VERSION {major * 1000 + minor * 10}\n")
+        monkeypatch.setattr(headers, "toolkit_folders", lambda: (toolkit,))
+        older = wheel("older", "3.97.0")
+        newer = wheel("newer", "3.99.0")
+        found = headers.header_folders().toolkit
+        order = [found.index(str(folder)) for folder in (newer, toolkit / "include", older)]
+        assert order == sorted(order)
+
+    def test_doctor(self, wheel: Callable[..., Path]) -> None:
+        newest = wheel("new", "3.99.0")
+        older = wheel("old", "3.0.1")
+        (check,) = (check for check in doctor().checks if check.name == "CCCL")
+        assert check.detail.startswith(f"3.99.0 in {newest}; ")
+        assert f"3.0.1 in {older}" in check.detail

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from autotile.api.databases import db_check
 from autotile.core.device import device_profile
 from autotile.core.model import Resources
 from autotile.database.database import Database
 from autotile.database.fast_access import read_rules_fast
 from autotile.database.keys import TuningKey
 from autotile.database.learned_store import FamilyState, FamilyStore
+from autotile.database.rows import BadRow
 from autotile.errors import DataWarning
 from autotile.families.family import Extent, Family
 from autotile.families.features import Feature
@@ -131,3 +133,43 @@ def test_figures_of_a_rule() -> None:
     nearest = rule.nearest_point(1, {"M": 2, "N": 4096})
     assert nearest is not None
     assert nearest.sizes == {"M": 8192, "N": 7168}  # it was not timed at the nearer one
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("family", '{"M": "2..1"}', "family"),
+        ("family", '{"M": "1..x"}', "family"),
+        ("family", "[]", "family"),
+        ("family", "{", "family"),
+        ("digest", "x", "digest"),
+        ("digest", "A" * 64, "digest"),
+        ("device", '{"name": "H200"}', "device"),
+        ("key", '{"kernel": "sgemm"}', "key"),
+        ("kernel", "k" * 2000, "kernel"),
+        ("progress", '{"tuned": "x"}', "progress"),
+        ("rule", '{"format": 99}', "rule"),
+        ("learned_at", "yesterday", "learned_at"),
+    ],
+)
+@pytest.mark.parametrize("has_rule", [False, True])
+def test_a_check_of_the_database_finds_a_damaged_family(
+    database: Database, family_key: TuningKey, tmp_path: Path, damage: tuple[str, str, str], has_rule: bool
+) -> None:
+    column, value, said = damage
+    FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}))
+    if has_rule:
+        FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
+    path = str(tmp_path / "tuning.db")
+    assert _bad_rows(path) == ()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE families SET {column} = ?", (value,))
+    (row,) = _bad_rows(path)
+    assert row.table == "families"
+    assert row.field.startswith(said if has_rule or column != "rule" else "learned_at")  # a rule has its date
+
+
+def _bad_rows(path: str) -> tuple[BadRow, ...]:
+    found = db_check(path).check
+    assert found is not None
+    return tuple(found.bad_rows)

@@ -3,18 +3,28 @@
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import autotile
+from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Problem
 from autotile.database.database import Database
-from autotile.database.fast_access import FORK_LOCK, Miss, add_misses_fast, read_rules_fast, read_winners_fast
+from autotile.database.engine import open_connections
+from autotile.database.fast_access import Miss, add_misses_fast, read_rules_fast, read_winners_fast
+from autotile.database.misses import count_miss
+from autotile.database.paths import file_identity
+from autotile.database.upgrade import is_healthy, set_aside
+from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
+from autotile.tuning.options import TuneOptions
 
 _FORKS = 12
-_CHILD_TIMEOUT_S = 20.0
+_CHILD_TIMEOUT_S = 60.0
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork"),
@@ -44,6 +54,8 @@ def _fork(work: Callable[[Path], bool], path: Path) -> int:
     if child == 0:  # nothing of the tests may run on
         try:
             os._exit(0 if work(path) else 1)
+        except BaseException:
+            traceback.print_exc()  # for the report of a failure
         finally:
             os._exit(2)
     return child
@@ -111,3 +123,137 @@ def test_a_fork_waits_for_the_database(path: Path) -> None:
         assert not forked.wait(0.2)
     thread.join()
     assert _exit_code(children[0]) == 0
+
+
+def _add_miss(path: Path, n: int) -> None:
+    with Database.open(path) as database:
+        database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "nearest")
+
+
+def _misses(path: Path) -> set[int]:
+    database = Database.open_readonly(path)
+    assert database is not None
+    with database:
+        return {one.problem.sizes["n"] for one in database.misses()}
+
+
+def _is_sound(path: Path) -> bool:
+    return is_healthy(path) and not list(path.parent.glob("*.corrupt-*"))
+
+
+def test_a_child_inherits_no_connection(path: Path) -> None:
+    with Database.open(path) as database:
+        assert database.studies() == []
+        assert open_connections(path) == 1
+
+        def work(path: Path) -> bool:
+            none = open_connections(path) == 0
+            return none and database.studies() == [] and database.misses() == []
+
+        assert _exit_code(_fork(work, path)) == 0
+        _add_miss(path, 7)
+        assert {one.problem.sizes["n"] for one in database.misses()} == {7}
+    assert _is_sound(path)
+
+
+def test_a_fork_waits_for_the_end_of_a_transaction(path: Path) -> None:
+    begun = threading.Event()
+
+    def write() -> None:
+        with Database.open(path) as database, database.writing() as connection:
+            count_miss(connection, Problem("scale", {"n": 1}, "float32"), "NVIDIA H200", "nearest", 1)
+            begun.set()
+            time.sleep(0.5)
+            count_miss(connection, Problem("scale", {"n": 2}, "float32"), "NVIDIA H200", "nearest", 1)
+
+    def work(path: Path) -> bool:
+        seen = _misses(path)  # all or nothing of the transaction, which has ended
+        _add_miss(path, 3)
+        return seen == {1, 2}
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    begun.wait()
+    assert _exit_code(_fork(work, path)) == 0
+    thread.join()
+    assert _misses(path) == {1, 2, 3}
+    assert _is_sound(path)
+
+
+def test_a_session_goes_on_after_forks_and_its_children_tune_and_list(
+    tmp_path: Path, scale_toml: Path, recording: Path
+) -> None:
+    """Threads that tune and write, a main thread that forks, and children that tune and list the same database."""
+    options = TuneOptions(replay=recording, workers=1, database=str(tmp_path / "shared.db"), fresh=True)
+    path, stop = tmp_path / "shared.db", threading.Event()
+    results: list[int] = []
+    tune = partial(autotile.tune, str(scale_toml), n=1048576, options=options, progress=False)
+
+    def repeat(work: Callable[[], None]) -> None:
+        while not stop.is_set():
+            work()
+
+    def session() -> None:
+        results.append(sum(tune().outcomes.values()))
+
+    def work(path: Path) -> bool:
+        sizes = {one.key.problem.sizes["n"] for one in autotile.list(database=str(path)).studies}
+        return sizes == {1048576} and sum(tune().outcomes.values()) == 12
+
+    session()
+    numbers = iter(range(10**6))
+    threads = [
+        threading.Thread(target=repeat, args=(session,)),
+        threading.Thread(target=repeat, args=(lambda: _add_miss(path, next(numbers)),)),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        codes = [_exit_code(_fork(work, path)) for _ in range(6)]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert codes == [0] * 6
+    assert set(results) == {12}
+    assert _is_sound(path)
+    with Database.open(path) as database:
+        (study,) = database.studies()
+        runs = database.runs(study.study_id)
+        assert len(runs) == len(results) + 6
+        assert all(run.ended_at is not None for run in runs)
+        assert len(database.trials(study.study_id, phase="search")) == 12 * len(runs)
+    assert _misses(path) == set(range(next(numbers)))
+
+
+def test_a_healthy_database_is_never_renamed(path: Path) -> None:
+    seen = file_identity(path)
+    assert seen is not None
+    assert set_aside(path, seen) == ()
+    assert _is_sound(path)
+
+
+def test_a_damaged_database_is_not_renamed_while_another_process_uses_it(path: Path) -> None:
+    _add_miss(path, 5)
+    ready, stop = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with Database.open(path) as database:
+            database.misses()
+            os.write(ready[1], b"x")
+            os.read(stop[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    with path.open("r+b") as file:  # beyond the header, so that it is a database still
+        file.seek(1024)
+        file.write(b"\xff" * (path.stat().st_size - 1024))
+    try:
+        with pytest.raises(DatabaseError, match=rf"is damaged, and process {child} uses it"):
+            Database.open(path)
+        assert not list(path.parent.glob("*.corrupt-*"))
+    finally:
+        os.write(stop[1], b"x")
+        os.waitpid(child, 0)
+    with Database.open(path) as database:
+        assert "was damaged: it is kept as" in database.notices[0]
+    assert len(list(path.parent.glob("*.corrupt-*[0-9]"))) == 1

@@ -103,6 +103,32 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
         assert not any(connection.execute(select(table)).all() for table in (STUDIES, RUNS, TRIALS, CLAIMS))
 
 
+def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey, measured: Maker) -> None:
+    study = shared.study(key, None)
+    run = shared.start_run(study, sampler="random")
+    everything = replace(TOMORROW, winners=True)
+    assert clean_database(shared, None, replace(everything, keep_gpus=("another",)), dry_run=False) == []
+    assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
+    shared.add_trial(study, run, measured({"BM": 1}, 10.0))
+    assert clean_database(shared, None, everything, dry_run=False) == []
+    assert len(shared.trials(study)) == 1
+    with shared.writing() as connection:  # a killed run of long ago is not going on
+        connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
+    (cleaned,) = clean_database(shared, None, everything, dry_run=False)
+    assert (cleaned.deleted, cleaned.emptied) == (1, True)
+
+
+def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: TuningKey, measured: Maker) -> None:
+    study = shared.study(key, None)
+    ended, going, begun = (shared.start_run(study, sampler="random") for _ in range(3))
+    for number, run in enumerate((ended, going)):
+        shared.add_trial(study, run, measured({"BM": number}, 10.0))
+    shared.end_run(ended)
+    clean_database(shared, None, replace(TOMORROW, winners=True), dry_run=False)
+    assert [one.run_id for one in shared.stored_trials(study)] == [going]
+    assert [one.run_id for one in shared.runs(study)] == [going, begun]
+
+
 def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
     shared: Database, key: TuningKey, measured: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

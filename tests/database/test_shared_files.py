@@ -12,6 +12,7 @@ import pytest
 
 from autotile.core.model import Trial
 from autotile.database.database import Database
+from autotile.database.engine import _FileConnection
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
 
@@ -133,7 +134,7 @@ def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, m
         database.study(key, None)
     connect = sqlite3.connect
 
-    class Refusing(sqlite3.Connection):
+    class Refusing(_FileConnection):
         def execute(self, sql: str, *given: object) -> sqlite3.Cursor:  # type: ignore[override]
             if "schema_version" in sql:
                 error = sqlite3.OperationalError("disk I/O error")
@@ -141,7 +142,7 @@ def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, m
                 raise error
             return super().execute(sql, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sqlite3, "connect", lambda address, **named: connect(address, **named, factory=Refusing))
+    monkeypatch.setattr(sqlite3, "connect", lambda address, **named: connect(address, **{**named, "factory": Refusing}))
     reader = Database.open_readonly(path)
     assert reader is not None
     with reader:

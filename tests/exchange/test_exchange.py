@@ -90,6 +90,14 @@ class TestT4:
         expected = ["constraints", "compile", "constraints", "correctness", "correctness", "runtime", "timeout"]
         assert words == ["correct"] * 3 + expected + ["correct"], "what was never tried is left out"
 
+    def test_each_failure_states_its_reason_and_no_success_does(self, stored: Sequence[StoredTrial]) -> None:
+        reasons = [
+            [entry for entry in result["measurements"] if entry["name"] == "reason"]
+            for result in t4_results(stored)["results"]
+        ]
+        why = {"name": "reason", "value": "why", "unit": ""}
+        assert reasons == [[]] * 3 + [[why]] * 7 + [[]]
+
     def test_a_place_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"cannot write .*nowhere"):
             write_t4(tmp_path / "nowhere" / "x.json", [], None)

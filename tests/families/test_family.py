@@ -39,10 +39,13 @@ class TestParsing:
     def test_overlapping_parts_are_one(self) -> None:
         assert str(parse_family(SPEC, ["M=1..10,5..20,7", "N=3,3", "K=4,5"])) == "M=1..20 N=3 K=4,5"
 
+    def test_sizes_that_are_left_out_are_those_of_the_file(self) -> None:
+        assert str(parse_family(SPEC, ["M=1..8", "N=1"])) == "M=1..8 N=1 K=4096"
+
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["M=1..8", "N=1"], "needs the size K, such as K=1..4096"),
+            ([], "needs the size M, such as M=1..4096"),
             (["M=8..1", "N=1", "K=1"], r"range M=8..1 is empty; give its smaller end first: 1..8"),
             (["M=0..8", "N=1", "K=1"], "out of bounds, expected values from 1 to 2147483647"),
             (["M=1...8", "N=1", "K=1"], "cannot be read; expected a whole number, a range"),

@@ -261,6 +261,59 @@ class TestTimeModel:
         assert (expected[:, 0] >= 30.0).all()
         assert (expected[:, 0] <= 31.0 * margin).all()
 
+    @pytest.mark.parametrize("words", [{"N": 4095}, {"K": 4090}, {"M": 4092}, {"M": 4001, "N": 4001, "K": 4001}])
+    def test_a_time_of_aligned_sizes_bounds_ragged_ones_with_their_cost(self, words: dict[str, int]) -> None:
+        """Ragged sizes take half as long again; a measured time of aligned ones does not hide that, nor the reverse."""
+        gpu, aligned = SyntheticGpu.make(2, 1, noise=0.0), {"M": 4096, "N": 4096, "K": 4096}
+        ragged = {**aligned, **words}
+        model = self._model(gpu, [aligned], [100.0], ragged_share=0.5)
+        expected = float(model.predict(gpu.traits([ragged]))[0, 0])
+        count = len(words)
+        assert expected == pytest.approx(100.0 * (1 + 0.5 * count), rel=0.02)
+        larger = {name: size + 8 for name, size in aligned.items()}
+        model = self._model(gpu, [ragged], [100.0 * (1 + 0.5 * count)], ragged_share=0.5, modelled_share=0.1)
+        expected = float(model.predict(gpu.traits([larger]))[0, 0])
+        assert expected == pytest.approx(100.0, rel=0.02)
+
+    @pytest.mark.parametrize("name", ["M", "N", "K"])
+    def test_equally_ragged_problems_bound_each_other_as_they_are(self, name: str) -> None:
+        gpu, aligned = SyntheticGpu.make(2, 1, noise=0.0), {"M": 4096, "N": 4096, "K": 4096}
+        model = self._model(gpu, [{**aligned, name: 4095}], [60.0], ragged_share=0.5)
+        expected = model.predict(gpu.traits([{**aligned, name: 4093}, {**aligned, name: 4088}]))[:, 0]
+        assert expected[0] == pytest.approx(60.0, rel=0.02)
+        assert expected[1] == pytest.approx(60.0, rel=0.02)  # an upper bound is not lowered by the alignment
+        model = self._model(gpu, [aligned], [60.0], ragged_share=0.5, modelled_share=0.1)
+        expected = model.predict(gpu.traits([{**aligned, name: 4104}, {**aligned, name: 4101}]))[:, 0]
+        assert expected[0] == pytest.approx(60.0, rel=0.02)
+        assert expected[1] == pytest.approx(60.0, rel=0.02)  # and a lower one is not raised
+
+    @staticmethod
+    def _model(
+        gpu: SyntheticGpu,
+        problems: list[dict[str, int]],
+        times_us: list[float],
+        *,
+        ragged_share: float,
+        modelled_share: float = 10.0,
+    ) -> TimeModel:
+        """Return a model whose time is that of the bytes moved, and more for each size that is ragged.
+
+        Parameters
+        ----------
+        ragged_share
+            Share of the time of aligned sizes that each ragged one costs.
+        modelled_share
+            Modelled over measured time, so that the measured ones bound.
+        """
+        traits = gpu.traits(problems)
+        aligned = gpu.traits([{"M": 4096, "N": 4096, "K": 4096}])
+        per_byte = 100.0 * modelled_share / float(aligned.bytes[0])
+        work = float(aligned.rounds[0, 0] * aligned.flops[0] / aligned.outputs[0])
+        per_ragged = ragged_share * 100.0 * modelled_share / work
+        weights = np.array([[0.0, 0.0, 0.0, 0.0, 0.0, per_byte, per_ragged, per_ragged, per_ragged]])
+        measured = np.array(times_us)[:, None]
+        return TimeModel(weights, np.zeros_like(measured), measured, traits)
+
     @staticmethod
     def _loss_where_half_were_measured_once(seed: int) -> float:
         gpu, once = SyntheticGpu.make(seed, 40, noise=0.0), np.arange(20, 40)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -222,3 +223,45 @@ def test_problems_without_any_library_give_a_model_of_kernels() -> None:
     model = fit_model("product", "float32", DEVICE, SPECS, measured, flags=("TRANS_A", "TRANS_B"), epochs=2).model
     assert model.libraries is None
     assert _choose(OperationModel.from_json(model.to_json()), _sizes(100, 100, 100), libraries=("cublas",))
+
+
+class TestSelection:
+    """A model has few of the measured configurations; which, follows from the times alone."""
+
+    KERNELS = ("sgemm", "sgemm_ws", "sgemm_2d")
+
+    @staticmethod
+    def chosen(times_us: Callable[[int], Sequence[float]], kernels: Sequence[str], count: int) -> OperationModel:
+        """Fit a model to configurations of kernels, given their times at each of some problems."""
+        specs = {name: load_kernel(name).spec for name in kernels}
+        configs = [{**specs[name].default, **({"MIN_BLOCKS": 1} if n else {})} for n, name in enumerate(kernels)]
+        candidates = [ModelCandidate(name, config, RESOURCES) for name, config in zip(kernels, configs, strict=True)]
+        random = np.random.default_rng(0)
+        problems = []
+        for number in range(24):
+            sizes = {"M": 512 + 8 * number, "N": int(2 ** random.uniform(8, 11)), "K": 1024}
+            named = {name: {**spec.sizes, **sizes} for name, spec in specs.items()}
+            problems.append(MeasuredProblem(sizes, named, dict(enumerate(times_us(number)))))
+        measured = Measurements(candidates, problems)
+        return fit_model("product", "float32", DEVICE, specs, measured, max_candidates=count, epochs=1).model
+
+    def test_each_kernel_has_a_configuration_though_another_is_always_faster(self) -> None:
+        """Some calls exclude the others, such as those that allow no tensor cores."""
+        model = self.chosen(lambda _: (10.0, 11.0, 30.0), self.KERNELS, 3)
+        assert {one.kernel for one in model.candidates} == set(self.KERNELS)
+
+    def test_of_each_kernel_it_is_the_one_that_is_fastest_among_its_own(self) -> None:
+        kernels = ("sgemm", "sgemm_ws", "sgemm_ws", "sgemm_2d")
+        model = self.chosen(lambda _: (10.0, 40.0, 20.0, 30.0), kernels, 3)
+        served = {one.kernel: one.config for one in model.candidates}
+        assert set(served) == set(self.KERNELS)
+        assert served["sgemm_ws"] == {**load_kernel("sgemm_ws").spec.default, "MIN_BLOCKS": 1}
+
+    def test_what_is_fastest_of_all_comes_before_what_is_only_served_alone(self) -> None:
+        """Two configurations of one kernel are each twice as fast at half of the problems."""
+        kernels = ("sgemm", "sgemm", "sgemm_ws")
+        times_us = {0: (10.0, 20.0, 30.0), 1: (20.0, 10.0, 30.0)}
+        two = self.chosen(lambda number: times_us[number % 2], kernels, 2)
+        assert [one.kernel for one in two.candidates] == ["sgemm", "sgemm"]
+        three = self.chosen(lambda number: times_us[number % 2], kernels, 3)
+        assert {one.kernel for one in three.candidates} == {"sgemm", "sgemm_ws"}

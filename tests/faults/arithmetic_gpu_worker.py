@@ -5,6 +5,7 @@ The output ``arg0_c`` is the sum of ``arg1_a`` and ``arg2_b``; it is wrong where
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,42 +13,31 @@ from typing import Any
 
 import numpy as np
 
-from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome
 from autotile.kernel.contents import InputFile
 from autotile.kernel.parser import parse_spec
-from autotile.workers.protocol import Evaluation, RaceTimes, Stage, serve
+from autotile.workers.jobs import Reading
+from autotile.workers.protocol import Stage, serve
+
+sys.path.append(str(Path(__file__).parents[1]))  # of a child process
+
+from gpu_calls import worker
 
 _open: dict[str, Any] = {}
-
-
-def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-    match message["op"]:
-        case "open":
-            _open.update(message["workload"])
-            return {"device": device_profile("h200").to_json()}
-        case "race":
-            rounds = range(message["rounds"])
-            raced = [
-                RaceTimes(tuple(_time_us(each["config"]) + 0.001 * n for n in rounds)) for each in message["candidates"]
-            ]
-            return {"raced": [row.to_json() for row in raced]}
-        case _:
-            return _run(message["config"], stage).to_json()
 
 
 def _time_us(config: Mapping[str, Any]) -> float:
     return 1e6 / int(config["block_size_x"])
 
 
-def _run(config: Mapping[str, Any], stage: Stage) -> Evaluation:
+def _run(config: Mapping[str, Any], limit_us: float | None, stage: Stage) -> Reading:
     for name in ("load", "verify"):
         stage(name)
     captured = _saved(config) if _open["captured"] else ""
     stage("measure")
     time_us = _time_us(config)
     measured = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us, time_us))
-    return Evaluation(Outcome.OK, "", "measure", measured, {"verify": 0.5, "measure": 0.25}, captured=captured)
+    return Reading(Outcome.OK, "", "measure", measured, {"verify": 0.5, "measure": 0.25}, captured=captured)
 
 
 def _saved(config: Mapping[str, Any]) -> str:
@@ -67,4 +57,4 @@ def _saved(config: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    serve(handle)
+    serve(worker(_run, lambda config, done: _time_us(config) + 0.001 * done, opened=_open.update))

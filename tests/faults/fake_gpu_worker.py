@@ -3,45 +3,52 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome
-from autotile.workers.protocol import Evaluation, FinalReply, RaceTimes, Stage, serve
+from autotile.workers.jobs import Reading
+from autotile.workers.protocol import FinalReply, Stage, serve
+
+sys.path.append(str(Path(__file__).parents[1]))  # of a child process
+
+from gpu_calls import worker
 
 
-def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-    match message["op"]:
-        case "open":
-            return {"device": device_profile("h200").to_json()}
-        case "race":
-            numbers, rounds = range(len(message["candidates"])), range(message["rounds"])
-            raced = [RaceTimes(tuple(5.0 + number + done / 1000 for done in rounds)) for number in numbers]
-            return {"raced": [row.to_json() for row in raced]}
-        case _:
-            return run(message["config"], stage).to_json()
+def race_us(config: Mapping[str, Any], done: int) -> float:
+    if config["FAULT"] == "hangs_later":
+        time.sleep(600)
+    return 5.0 + done / 1000
 
 
-def run(config: Mapping[str, Any], stage: Stage) -> Evaluation:
+def check(config: Mapping[str, Any], stage: Stage) -> Reading:
+    if config["FAULT"] == "hangs_later":
+        stage("verify")
+        time.sleep(600)
+    return run(config, None, stage)
+
+
+def run(config: Mapping[str, Any], limit_us: float | None, stage: Stage) -> Reading:
     stage("load")
     stage("verify")
     match config["FAULT"]:
         case "write_outside":
-            return Evaluation(Outcome.OUT_OF_BOUNDS, "wrote 1 words outside y at n=1001", "verify")
+            return Reading(Outcome.OUT_OF_BOUNDS, "wrote 1 words outside y at n=1001", "verify")
         case "assertion":
             os.write(2, b"first\nfaults.cu:1: Assertion `i < n / 2` failed.\n")
-            reply = Evaluation(Outcome.CRASHED, "CUDA_ERROR_ASSERT: device-side assert triggered", "verify").to_json()
-            raise FinalReply({**reply, "last": True})
+            reply = Reading(Outcome.CRASHED, "CUDA_ERROR_ASSERT: device-side assert triggered", "verify")
+            raise FinalReply({"readings": [reply.to_json()], "last": True})
         case "infinite_loop":
             time.sleep(600)
         case "recursion":
             os.abort()
     stage("measure")
     time_us = 2000.0 / int(config["THREADS"])
-    return Evaluation(Outcome.OK, "", "measure", Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,)))
+    return Reading(Outcome.OK, "", "measure", Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,)))
 
 
 if __name__ == "__main__":
-    serve(handle)
+    serve(worker(run, race_us, check=check))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,12 @@ class FaultSession:
 
 
 def tune_faults(
-    folder: Path, *faults: str, cache: Path | None = None, finals: int = 4, devices: tuple[int, ...] = ()
+    folder: Path,
+    *faults: str,
+    cache: Path | None = None,
+    finals: int = 4,
+    devices: tuple[int, ...] = (),
+    observe: Callable[[Progress], None] = lambda _: None,
 ) -> FaultSession:
     """Try every configuration of the kit that has one of the given faults, or none.
 
@@ -65,6 +71,8 @@ def tune_faults(
         Number of finalists besides the default.
     devices
         CUDA indices of several GPUs; empty for the first one alone.
+    observe
+        Called with each state of the session.
     """
     kernel = fault_kernel(folder, *faults)
     settings = Settings(str(folder / "tuning.db"), cache or folder / "cache", 10**9, (), ())
@@ -80,6 +88,7 @@ def tune_faults(
     trials: list[Trial] = []
 
     def watch(progress: Progress) -> None:
+        observe(progress)
         if progress.last is not None:
             trials.append(progress.last)
 

@@ -10,14 +10,15 @@ from faults.fault_session import tune_faults
 from faults.traces import no_traces
 
 from autotile.core.device import device_profile
-from autotile.core.model import Problem
+from autotile.core.model import Outcome, Problem
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.tuning.backend import LiveBackend
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.result import Progress
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Workload
+from autotile.workers.jobs import Workload
 
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]
@@ -60,3 +61,19 @@ def test_every_fault_is_blamed_and_the_winner_is_healthy(
     assert session.damage() == []
     assert session.result.winner is not None
     assert session.result.winner.config["THREADS"] == 1024
+
+
+def test_finals_dismiss_what_hangs_and_tell_how_long_they_take(
+    tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotile.workers.gpu._RACE_START_S", 0.5)
+    monkeypatch.setattr("autotile.tuning.session_run._MOVED_S", 0.0)
+    states: list[Progress] = []
+    session = tune_faults(tmp_path, "hangs_later", cache=cubin_cache_folder, finals=5, observe=states.append)
+    assert session.damage() == []
+    (refused,) = session.result.refused
+    assert (refused.config["FAULT"], refused.outcome) == ("hangs_later", Outcome.TIMED_OUT)
+    left_s = [state.remaining_s for state in states if state.phase == "finals"]
+    assert len(left_s) > 2
+    assert left_s[-1] == 0.0
+    assert session.result.speedup is not None  # what is right raced again

@@ -12,6 +12,7 @@ from autotile.kernel_tuner.observers.register import RegisterObserver
 from autotile.errors import InputError
 from autotile.kernel_tuner import run_kernel, tune_kernel
 from autotile.kernel_tuner.accuracy import AccuracyObserver, TunablePrecision
+from autotile.kernel_tuner.kernelbuilder import PythonKernel
 
 pytestmark = pytest.mark.gpu
 
@@ -88,6 +89,66 @@ def test_one_configuration_runs_and_returns_its_arguments() -> None:
     assert n == N
     assert not given[0].any()
     del b
+
+
+class TestArraysOnTheGpu:
+    """Arrays that are on the GPU already are used in place, as Kernel Tuner's CuPy backend does."""
+
+    @staticmethod
+    def arrays() -> tuple[Any, Any, Any]:
+        cupy = pytest.importorskip("cupy")
+        a, b = (cupy.random.random(N, dtype=cupy.float32) for _ in range(2))
+        return cupy.zeros_like(a), a, b
+
+    def test_a_python_kernel(self) -> None:
+        c, a, b = self.arrays()
+        before = a.get(), b.get()
+        source = ADD.replace("const ", "")
+        add = PythonKernel("add", source, N, [c, a, b, np.int32(N)], {"block_size_x": 128}, lang="cupy")
+        assert add(c, a, b, np.int32(N)) == []
+        np.testing.assert_array_equal(c.get(), before[0] + before[1])
+        np.testing.assert_array_equal(a.get(), before[0])
+        add(a, c, b, np.int32(N))
+        np.testing.assert_array_equal(a.get(), c.get() + before[1])
+
+    def test_arrays_of_both_kinds(self) -> None:
+        c, a, b = self.arrays()
+        add = PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128})
+        (returned,) = add(np.zeros(N, np.float32), a, b, np.int32(N))
+        np.testing.assert_array_equal(returned, (a + b).get())
+
+    def test_an_output_that_is_no_input_of_the_call(self) -> None:
+        c, a, b = self.arrays()
+        inputs = [False, True, True, True]
+        add = PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128}, inputs=inputs)
+        add(None, a, b, np.int32(N))
+        np.testing.assert_array_equal(c.get(), (a + b).get())
+
+    @pytest.mark.parametrize("step", [1, 2])
+    def test_one_run(self, step: int) -> None:
+        c, a, b = self.arrays()
+        spread = c.repeat(step)[::step]
+        returned = run_kernel("add", ADD, N, [spread, a, b, np.int32(N)], {"block_size_x": 128})
+        np.testing.assert_array_equal(spread.get(), (a + b).get())
+        np.testing.assert_array_equal(returned[0], spread.get())
+
+    def test_an_array_that_is_two_arguments(self) -> None:
+        c, a, b = self.arrays()
+        expected = (a + b).get()
+        run_kernel("add", ADD.replace("const ", ""), N, [a, a, b, np.int32(N)], {"block_size_x": 128})
+        np.testing.assert_array_equal(a.get(), expected)
+        del c
+
+    def test_tensors(self) -> None:
+        torch = pytest.importorskip("torch")
+        c, a, b = (torch.as_tensor(array, device="cuda") for array in self.arrays())
+        PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128})(c, a, b, np.int32(N))
+        assert torch.equal(c, a + b)
+
+    def test_tuning_leaves_them_as_they_are(self) -> None:
+        c, a, b = self.arrays()
+        tune_kernel("add", ADD, N, [c, a, b, np.int32(N)], SIZES, quiet=True)
+        assert not c.any()
 
 
 def test_constants_templates_and_generated_source() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_calls import evaluate
 
 import autotile
 from autotile.core.dtypes import DTYPES, output_tolerance
@@ -22,7 +23,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.reference import Tolerance
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Evaluation, Workload
+from autotile.workers.jobs import Candidate, Reading, Workload
 
 pytestmark = pytest.mark.gpu
 SIDE = 1024
@@ -99,7 +100,7 @@ class TestError:
 
 
 @pytest.fixture(scope="module")
-def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Evaluation]:
+def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Reading]:
     """Evaluate the default configuration of a matrix product, with and without its energy."""
     folder = tmp_path_factory.mktemp("energy")
     kernel = load_kernel("matmul_tiled")
@@ -112,19 +113,19 @@ def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Evaluati
         )
         gpu = Gpu(workload, deadline_s=30.0)
         try:
-            found[energy] = gpu.evaluate(candidate, None)
+            found[energy] = evaluate(gpu, candidate, None)
         finally:
             gpu.close()
     return found
 
 
 class TestCandidate:
-    def test_its_error_is_that_of_fp32(self, evaluations: dict[bool, Evaluation]) -> None:
+    def test_its_error_is_that_of_fp32(self, evaluations: dict[bool, Reading]) -> None:
         errors = [float(evaluation.telemetry["max_error"]) for evaluation in evaluations.values()]
         assert 0 < errors[0] < output_tolerance(FLOAT, [FLOAT], SIDE)
         assert errors[0] == errors[1]
 
-    def test_its_energy_is_measured_where_it_is_asked_for(self, evaluations: dict[bool, Evaluation]) -> None:
+    def test_its_energy_is_measured_where_it_is_asked_for(self, evaluations: dict[bool, Reading]) -> None:
         assert "energy_mj" not in evaluations[False].telemetry
         asked = evaluations[True]
         assert asked.outcome is Outcome.OK

@@ -12,6 +12,8 @@ import pytest
 import autotile
 from autotile.database.database import Database
 from autotile.errors import ArgumentError
+from autotile.kernel.inputs import read_captured_call, with_captured_call
+from autotile.kernel.library import load_kernel
 from autotile.serving import libraries
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.racing import RacedKernel
@@ -176,3 +178,51 @@ def test_a_library_of_ones_own(scale_toml: Path) -> None:
     stream.synchronize()
     assert (result == 2 * x).all()
     assert (kernel.kernel, called) == ("cupy", [stream.ptr])
+
+
+@pytest.mark.parametrize("kind", ["library", "raced", "plain"])
+class TestAllKinds:
+    """What a kernel can do, a library and a race can."""
+
+    @pytest.fixture
+    def kernel(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+        if kind == "plain":
+            return autotile.get_best_kernel("sgemm", **SIZES)
+        if kind == "library":
+            only_cublas(monkeypatch)
+        return served(EMULATE=0, race=kind == "raced")
+
+    def test_a_call_is_captured(self, kernel: Any, tmp_path: Path) -> None:
+        a, b = factors()
+        captured = autotile.capture(kernel, tmp_path / "calls", calls=1)
+        for stream in (None, cupy.cuda.Stream(non_blocking=True)):
+            result = captured(a, b, stream=stream)
+            cupy.cuda.Device().synchronize()
+            assert is_close(result, a, b)
+        (folder,) = (tmp_path / "calls").iterdir()
+        call = read_captured_call(folder)
+        assert call.dtype == "float32"
+        assert set(SIZES.items()) <= set(call.sizes.items())
+        np.testing.assert_array_equal(np.load(folder / "A.npy").reshape(a.shape), a.get())
+        assert with_captured_call(load_kernel(call.kernel).spec, folder)
+
+    def test_it_adopts_itself_and_others(self, kernel: Any, kind: str) -> None:
+        a, b = factors()
+        assert kernel.adopt(kernel)
+        assert is_close(kernel(a, b), a, b)
+        default_dispatcher.clear()
+        other = served(EMULATE=0)
+        other.load()
+        kernel.adopt(other)
+        for _ in range(2):
+            assert is_close(kernel(a, b), a, b)
+        assert kernel.explain()
+        del kind
+
+    def test_a_bound_call(self, kernel: Any) -> None:
+        a, b = factors()
+        out = cupy.zeros((70, 96), "float32")
+        kernel.bind(a, b, out)()
+        assert is_close(out, a, b)
+        with pytest.raises(ArgumentError, match="gamma"):
+            kernel.bind(a, b, out, gamma=1.0)

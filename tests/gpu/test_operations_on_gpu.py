@@ -87,7 +87,7 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
     from autotile.cuda.driver import live_device
     from autotile.kernel.library import load_kernel
     from autotile.workers.gpu_worker import GpuWorker
-    from autotile.workers.protocol import Candidate, Workload
+    from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message
 
     kernel = load_kernel(str(scale_toml))
     config = dict(kernel.spec.default)
@@ -98,17 +98,17 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
     second = replace(first, sizes={"n": 2000})
     worker = GpuWorker()
 
-    def ask(**message: Any) -> Any:
+    def ask(message: Any) -> Any:
         return worker(message, lambda stage: None)
 
-    benches = []
+    problems = []
     for workload in (first, second, first):
-        ask(op="open", workload=workload.to_json())
-        benches.append(worker._bench)
-        reply = ask(op="evaluate", **Candidate(config, str(cubin.path), cubin.symbols).to_json(), best_us=None)
-        assert reply["outcome"] == Outcome.OK
-    assert benches[0] is benches[2]
-    assert benches[0] is not benches[1]
+        ask({"op": "open", "workload": workload.to_json()})
+        problems.append(worker._bench._present)
+        reply = ask(job_message(Time((Entry(Candidate(config, str(cubin.path), cubin.symbols)),))))
+        assert [one["outcome"] for one in reply["readings"]] == [Outcome.OK]
+    assert problems[0] is problems[2]
+    assert problems[0] is not problems[1]
 
 
 def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:
@@ -139,18 +139,26 @@ def test_products_are_swept_beside_cublas() -> None:
     from autotile.tuning.operation_sweep import Sweep, SweepCandidate, problem_of
     from autotile.workers.child import WorkerPool
     from autotile.workers.compile_pool import CompilePool
+    from autotile.workers.gpu import Gpu
 
     operation, settings, device = load_operation("matmul"), read_settings(), live_device()
     kernels = {member.name: member.load() for member in operation.members if "float32" in member.dtypes}
     libraries = [OperationLibrary(one.name, one.version, one.call) for one in libraries_for(operation)]
-    setup = Sweep.setup_of(
-        kernels, "float32", "cold", cache=str(settings.cache), limit_bytes=settings.cache_limit_bytes, device_index=0
-    )
     candidates = [SweepCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
     with Database.open(settings.database) as database, WorkerPool() as pool:
         compilers = CompilePool(settings.cache, settings.cache_limit_bytes, 4, 60.0, worker_pool=pool)
+        gpu = Gpu(None, 30.0, worker_pool=pool)
         sweep = Sweep(
-            operation, kernels, libraries, setup, device, database=database, compile_pool=compilers, worker_pool=pool
+            operation,
+            "float32",
+            kernels,
+            libraries,
+            settings=settings,
+            options=TuneOptions(),
+            device=device,
+            database=database,
+            compile_pool=compilers,
+            gpu=gpu,
         )
         try:
             for sizes in ({"M": 256, "N": 512, "K": 128}, {"M": 33, "N": 65, "K": 129, "TRANS_A": 1}):
@@ -162,5 +170,72 @@ def test_products_are_swept_beside_cublas() -> None:
                 assert {trial.outcome.has_time for trial in swept.trials.values()} == {True}, swept.trials
                 assert len(database.best("matmul:cublas")) >= 1
         finally:
-            sweep.close()
+            gpu.close()
+            compilers.close()
+
+
+FAULTS = {
+    "trap": Outcome.CRASHED,
+    "infinite_loop": Outcome.TIMED_OUT,
+    "wrong_element": Outcome.WRONG_RESULT,
+    "write_outside": Outcome.OUT_OF_BOUNDS,
+    "keeps_result": Outcome.WRONG_RESULT,
+    "hangs_later": Outcome.TIMED_OUT,
+}
+"""Faults of the kit, the last two of which show in repeated launches only, with the outcome of each in a sweep."""
+
+
+@pytest.mark.timeout(600)
+def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever one does to the worker, those before and after it are right."""
+    from faults.fault_kit import HEALTHY, fault_kernel
+
+    from autotile.cuda.driver import live_device
+    from autotile.kernel.operation import load_operation
+    from autotile.tuning.operation_sweep import Sweep, SweepCandidate
+    from autotile.workers import gpu as gpu_module
+    from autotile.workers.child import WorkerPool
+    from autotile.workers.compile_pool import CompilePool
+
+    monkeypatch.setattr(gpu_module, "_GRID_DEADLINE_S", 20.0)
+    monkeypatch.setattr(gpu_module, "_ENTRY_DEADLINE_S", 0.0)
+    fault_kernel(tmp_path, *FAULTS)
+    path = tmp_path / "doubling.toml"
+    path.write_text(
+        '[operation]\nname = "doubling"\nsizes = { n = 100000 }\ndtypes = ["float32"]\n\n'
+        '[kernels.faults]\nkernel = "./faults.toml"\n'
+    )
+    operation, settings, device = load_operation(str(path)), read_settings(), live_device()
+    kernels = {member.name: member.load() for member in operation.members}
+    (name,) = kernels
+    healthy = [SweepCandidate(name, {"THREADS": threads, "FAULT": HEALTHY}) for threads in (64, 128, 256)]
+    faulty = [SweepCandidate(name, {"THREADS": 128, "FAULT": fault}) for fault in FAULTS]
+    order = [healthy[0], *faulty[:3], healthy[1], *faulty[3:], healthy[2]]
+    with Database.open(settings.database) as database, WorkerPool() as pool:
+        compilers = CompilePool(settings.cache, settings.cache_limit_bytes, 4, 60.0, worker_pool=pool)
+        gpu = gpu_module.Gpu(None, 30.0, worker_pool=pool)
+        sweep = Sweep(
+            operation,
+            "float32",
+            kernels,
+            [],
+            settings=settings,
+            options=TuneOptions(),
+            device=device,
+            database=database,
+            compile_pool=compilers,
+            gpu=gpu,
+        )
+        try:
+            for n in (100_000, 200_000):
+                swept = sweep.run(sweep.prepare(operation.resolve({"n": n}), {name: {"n": n}}, order))
+                assert swept is not None
+                found = {key: trial.outcome for (_, key), trial in swept.trials.items()}
+                assert all(swept.trials[one.key].outcome.has_time for one in healthy), swept.trials
+                if n == 100_000:
+                    assert {one.config["FAULT"]: swept.trials[one.key].outcome for one in faulty} == FAULTS
+                else:
+                    assert len(found) == len(healthy)  # the others are excluded
+        finally:
+            gpu.close()
             compilers.close()

@@ -9,7 +9,15 @@ from candidates import evaluate
 from feature_kernels import write_kernel
 
 from autotile.core.model import Outcome
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.driver import live_device
 from autotile.errors import InputError
+from autotile.kernel.library import load_kernel
+from autotile.settings import read_settings
+from autotile.tuning.backend import kernel_source
+from autotile.workers.bench import Bench
+from autotile.workers.jobs import Candidate, Entry, Reading, Time, Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -144,3 +152,87 @@ def test_tolerances_of_single_outputs(tmp_path: Path) -> None:
     wrong = evaluate(toml, ERROR=1)
     assert wrong.outcome is Outcome.WRONG_RESULT
     assert "within 0.5" in wrong.reason
+
+
+ACCUMULATED_TEMPLATE = """
+extern "C" __global__ void counted(const float* x, float* y, unsigned int* counts, int n) {
+    const int i = blockIdx.x * 64 + threadIdx.x;
+    if (i < n) y[i] = x[i] + atomicAdd(&counts[i], 1u);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK) same(const float* x, float* y, unsigned int* counts, int n) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) y[i] = x[i] + counts[i];
+}
+"""
+
+ACCUMULATED_SPACE = """
+[kernel]
+name = "same"
+template = "same.cu"
+entry = "same"
+
+[problem]
+sizes = { N = 5000 }
+
+[parameters]
+BLOCK = [64, 128]
+
+[default]
+BLOCK = 128
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+counts = { workspace = "uint32", shape = ["N"], init = "zeros" }
+n = { scalar = "int32", value = "N" }
+
+[reference]
+kernel = "counted"
+block = [64]
+grid = ["ceil_div(N, 64)"]
+"""
+
+
+def test_a_workspace_of_the_reference_is_cleared_before_each_of_its_launches(tmp_path: Path) -> None:
+    """The reference kernel counts its launches there, so that the second one would compute something else."""
+    found = evaluate(write_kernel(tmp_path, ACCUMULATED_TEMPLATE, ACCUMULATED_SPACE))
+    assert found.outcome is Outcome.OK, found.reason
+
+
+def test_a_workspace_is_cleared_for_each_configuration(tmp_path: Path) -> None:
+    """One configuration leaves its workspace other than zero, and is refused; the next one finds it zero."""
+    template = ACCUMULATED_TEMPLATE.replace(
+        "y[i] = x[i] + counts[i];", "{ y[i] = x[i] + counts[i]; if (BLOCK == 64) counts[i] = 7; }"
+    )
+    toml = write_kernel(tmp_path, template, ACCUMULATED_SPACE)
+    kernel, settings = load_kernel(str(toml)), read_settings()
+    spec, cache = kernel.spec, CubinCache(settings.cache, settings.cache_limit_bytes)
+    bench = Bench()
+    bench.open(
+        Workload(
+            spec_text=spec.text,
+            spec_source=spec.source,
+            spec_folder=spec.folder,
+            sizes=dict(spec.sizes),
+            dtype="float32",
+            l2="cold",
+            cache=str(settings.cache),
+            cache_limit_bytes=settings.cache_limit_bytes,
+            sample_limit_s=0.02,
+            reference_source=kernel_source(kernel),
+        )
+    )
+    outcomes = []
+    for block in (128, 64, 128):
+        job = compile_job(kernel, {"BLOCK": block}, "float32", live_device().architecture)
+        cubin = cache.get_or_compile(job)
+        candidate = Candidate({"BLOCK": block}, str(cubin.path), cubin.symbols)
+        readings: list[Reading] = []
+        bench.run(Time((Entry(candidate),)), lambda stage: None, readings)
+        outcomes.append(readings[0].outcome)
+    assert outcomes == [Outcome.OK, Outcome.WRONG_RESULT, Outcome.OK]

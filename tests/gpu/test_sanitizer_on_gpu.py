@@ -13,7 +13,8 @@ from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.errors import ToolchainError
-from autotile.workers.protocol import Candidate, Workload
+from autotile.kernel.library import load_kernel
+from autotile.workers.jobs import Candidate, Workload
 from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, ToolResult, find_sanitizer
 
 pytestmark = pytest.mark.gpu
@@ -113,3 +114,26 @@ def test_a_kernel_without_end_is_given_up(
         found = kit.sanitizer(20).check(endless, tool)
     expected = "could not be checked: not finished within 20 s at n=1001"
     assert (found.result, found.reason) == (ToolResult.UNCHECKED, expected)
+
+
+def test_what_a_kernel_prints_is_not_taken_for_a_report(kit: Kit, scale_toml: Path, tmp_path: Path) -> None:
+    """It prints what the tool prints of a fault, and what the child prints when it fails."""
+    lines = (
+        "========= Invalid __global__ write of size 4 bytes",
+        "=========     at nowhere+0x10",
+        "========= ERROR SUMMARY: 7 errors",
+        "autotile: error it never ran",
+    )
+    said = "".join(f"{line}\\n" for line in lines)
+    template = scale_toml.with_suffix(".cu")
+    template.write_text(
+        template.read_text().replace("{\n", f'{{\n    if (blockIdx.x + threadIdx.x == 0) printf("{said}");\n', 1)
+    )
+    kernel = load_kernel(str(scale_toml))
+    spec = kernel.spec
+    job = compile_job(kernel, spec.default, "float32", live_device().architecture)
+    cubin = CubinCache(tmp_path / "cache", 10**8).get_or_compile(job)
+    workload = Workload(spec.text, spec.source, spec.sizes, "float32", "cold", "", 10**8, 0.1)
+    candidate = Candidate(spec.default, str(cubin.path), cubin.symbols)
+    found = Sanitizer(workload, find_sanitizer(), DEADLINE_S).check(candidate, "memcheck")
+    assert (found.result, found.reason) == (ToolResult.PASSED, "")

@@ -75,6 +75,25 @@ def test_a_table_of_two_kinds_is_refused() -> None:
         parse_spec(text, "sgemm.toml")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "key", "meant"),
+    [
+        ('K"], access = "in" }', 'K"], access = "in", acess = "in" }', "arguments.A.acess", "access"),
+        ('init = "uniform"', 'intit = "uniform"', "arguments.B.intit", "init"),
+        ("check = 0.75", "chek = 0.75", "arguments.alpha.chek", "check"),
+        ('value = "M" }', 'value = "M", valu = "M" }', "arguments.M.valu", "value"),
+        ("\nM = {", '\nw = { workspace = "float32", shape = ["M"], shap = ["M"] }\nM = {', "arguments.w.shap", "shape"),
+    ],
+)
+def test_a_misspelt_key_of_an_argument_is_refused_by_the_name_that_was_meant(
+    old: str, new: str, key: str, meant: str
+) -> None:
+    assert old in SGEMM
+    with pytest.raises(SpecError, match=f"unknown key '{key.rpartition('.')[2]}'.*did you mean '{meant}'") as caught:
+        parse_spec(SGEMM.replace(old, new), "sgemm.toml")
+    assert key in str(caught.value)
+
+
 @dataclass(frozen=True, slots=True)
 class SeedArgument(ArgumentKind):
     """``{ seed = 3 }``: a kind defined by this test."""

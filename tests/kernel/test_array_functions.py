@@ -45,12 +45,25 @@ def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
         ("v[::0]", "the step of a slice is 0"),
         ("v & 1", "& takes whole numbers"),
         ("v << 1", "<< takes whole numbers"),
+        ("i & 2.5", "& takes whole numbers; convert with int"),
+        ("i << 0.5", "<< takes whole numbers; convert with int"),
+        ("2.5 | i", "| takes whole numbers; convert with int"),
+        ("~2.5 + i", "~ takes whole numbers; convert with int"),
         ("zeros(N ** 30)", "more than 4,294,967,296 elements"),
         ("v[:, None, None, None] + zeros(9999, 9999, 99)", "more than 4,294,967,296 elements"),
         ("repeat(v, -1)", "would have the shape (-4,)"),
         ("reshape(A, 5, -1)", "has no shape"),
         ("einsum('ij,jk', A, B)", "einsum takes subscripts"),
         ("einsum('ij,ik->jk', A, B)", "has the extents 3 and 4"),
+        ("einsum('ii->i', A)", "the axis 'i' has the extents 3 and 4"),
+        ("einsum('i->i', A)", "'i' for an array of 2 axes"),
+        ("einsum('ijk->ijk', A)", "'ijk' for an array of 2 axes"),
+        ("einsum('ij->ii', A)", "the result 'ii' does not name axes of the operands, each once"),
+        ("einsum('ij->ik', A)", "the result 'ik' does not name axes of the operands, each once"),
+        ("einsum('ij->i', A, A)", "one group for each of 2 arrays"),
+        ("einsum('ij,jk->ik', A)", "one group for each of 1 arrays"),
+        ("einsum('i1->i', A)", "einsum takes subscripts"),
+        ("einsum('...j->j', A)", "einsum takes subscripts"),
         ("concatenate((A, v))", "do not fit along axis 0"),
         ("stack((A, v))", "arrays of different shapes"),
         ("pad(v, -1)", "widths from 0"),
@@ -86,3 +99,30 @@ def test_an_operand_may_have_the_name_of_a_function() -> None:
 def test_a_size_may_be_a_real_number() -> None:
     expression = parse_array_expression("pad(x, (0, -N % 4))[:N]", ["x", "N"], KINDS)
     assert expression.evaluate({"x": np.ones(6), "N": 6.0}).shape == (6,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "einsum('i,j->ij', x, x)",
+        "einsum('i,j->ji', x, x)",
+        "einsum('i,j->', x, x)",
+        "einsum('i,j->i', x, x)",
+        "einsum('i,j,k->k', x, y, x)",
+    ],
+)
+def test_an_einsum_of_too_many_products_is_refused_by_its_shapes(text: str) -> None:
+    expression = parse_array_expression(text, ["x", "y"])
+    small, large, huge = (ShapeOnly((extent,)) for extent in (64, 2**16, 2**23))
+    assert len(expression.shape({"x": small, "y": small})) == len(text.partition("->")[2].partition("'")[0])
+    expression.shape({"x": large, "y": ShapeOnly((1,))})
+    with pytest.raises(SpecError, match=r"multiplications|elements"):
+        expression.shape({"x": huge, "y": huge})
+
+
+@pytest.mark.parametrize(("text", "same"), [("i & 2.0", "i & 2"), ("1.0 << i", "1 << i"), ("i | 4 / 2", "i | 2")])
+def test_a_whole_value_of_a_real_number_counts_as_a_whole_number(text: str, same: str) -> None:
+    names = [name for name in environment() if name != "FLAG"]
+    found, expected = (parse_array_expression(one, names, KINDS).evaluate(environment()) for one in (text, same))
+    assert found.dtype.kind in "iu"
+    assert found.tolist() == expected.tolist()

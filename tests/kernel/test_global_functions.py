@@ -1,3 +1,7 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from autotile.kernel.source_text import FunctionParameter, GlobalFunction, global_functions
 
 SOURCE = """
@@ -37,6 +41,27 @@ def test_functions_and_their_parameters() -> None:
     assert found["split"].parameters == (FunctionParameter("a", "int"),)
 
 
-def test_any_text_is_read() -> None:
-    for text in ("", "__global__", "__global__ void f(", "__global__ void f(((", "template < __global__ f()", "}" * 99):
-        assert isinstance(global_functions(text), list)
+WHOLE = GlobalFunction("g", (), (FunctionParameter("n", "int"),))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "__global__", "__global__ void f(", "__global__ void f(((", "template < typename T", "}" * 99, "/*", '"'],
+)
+def test_what_is_not_whole_is_no_function(text: str) -> None:
+    assert global_functions(text) == []
+    if text not in ("/*", '"'):  # which take the rest of the source
+        assert global_functions(f"{text}; __global__ void g(int n) {{}}") == [WHOLE]
+    assert global_functions(f"__global__ void g(int n) {{}}\n{text}") == [WHOLE]
+
+
+@given(
+    st.lists(st.sampled_from([*"(){}<>,;=*&\"'\\\n", "__global__ ", "template ", "void f", "int n", "//", "/*", "*/"]))
+)
+def test_any_text_is_read(parts: list[str]) -> None:
+    """No text is an error, and every name and parameter that is found stands in it."""
+    text = "".join(parts)
+    for function in global_functions(text):
+        assert function.name in text
+        assert all(parameter.name in text for parameter in function.parameters)
+    assert WHOLE in global_functions(f"__global__ void g(int n) {{}}\n{text}")

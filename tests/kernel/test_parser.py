@@ -301,6 +301,13 @@ REFERENCE = [
     ('flops = "2 * M * N * K"', 'flops = "2 * BX"', "work.flops", ["unknown name 'BX'"]),
     ('flops = "2 * M * N * K"', 'flops = "2 ** M"', "work.flops", ["the exponent is not within 0 to 63"]),
     ('\nbytes = "4', '\nbyte = "4', "work.byte", ["did you mean 'bytes'?"]),
+    (
+        '\nbytes = "4',
+        '\nunit = "tensors"\nbytes = "4',
+        "work.unit",
+        ["not an arithmetic unit", "did you mean 'tensor'?"],
+    ),
+    ('\nbytes = "4', '\npasses = 0\nbytes = "4', "work.passes", ["1"]),
 ]
 
 

@@ -32,6 +32,17 @@ class TestWorkrate:
         half = Workrate(flops=2 * 4096**3, bytes=6 * 4096**2, dtype="float16")
         assert half.text(200, self.h200) == "687 TFLOP/s"
 
+    def test_tensor_cores_have_a_peak_for_each_type(self):
+        half = Workrate(2 * 4096**3, 6 * 4096**2, "float16", "tensor_float16")
+        assert half.text(200, self.h200) == "687 TFLOP/s (69.5 % of fp16 tensor peak)"
+        emulated = Workrate(2 * 4096**3, 12 * 4096**2, "float32", "tensor_bfloat16", 6)
+        assert emulated.text(1453, self.h200) == "94.6 TFLOP/s (57.4 % of bf16 tensor peak over 6 products)"
+        assert Workrate(2**36, 2**26, "float32", "fma_float32").text(4790, self.h200).endswith("% of fp32 peak)")
+
+    def test_a_unit_without_a_known_peak_is_no_reason_to_name_the_memory(self):
+        g80 = device_profile("g80")
+        assert Workrate(2 * 4096**3, 6 * 4096**2, "float16", "tensor_float16").text(20_000, g80) == "6.87 TFLOP/s"
+
     def test_nothing_known_is_nothing_said(self):
         assert Workrate(None, None, "float32").text(1.0, self.h200) == "-"
         assert self.sgemm.text(None, self.h200) == "-"

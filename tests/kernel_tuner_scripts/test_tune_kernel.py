@@ -1,14 +1,20 @@
 """`tune_kernel` from its arguments to its results, with real compilers and a fake GPU worker; needs no GPU."""
 
+import itertools
 import json
 import os
+import sys
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from autotile.kernel_tuner.observers.nvml import NVMLObserver
 from autotile.kernel_tuner.observers.pmt import PMTObserver
+from kernel_tuner.interface import strategy_map
 
 from autotile.core.device import device_profile
 from autotile.errors import InputError
@@ -250,6 +256,43 @@ def test_a_kernel_is_a_function() -> None:
     np.testing.assert_allclose(c, given[1] + given[2])
 
 
+class GpuArray(np.ndarray[Any, Any]):
+    """Stand-in for an array of CuPy where there is no GPU."""
+
+    device = nullcontext()
+
+    def get(self) -> Any:
+        return np.array(self, subok=False)
+
+
+GpuArray.__module__ = "cupy.stand_in"
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments as arrays of a GPU."""
+    stand_in = SimpleNamespace(
+        asarray=np.asarray,
+        cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None)),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    return [each.view(GpuArray) if isinstance(each, np.ndarray) else each for each in arguments()]
+
+
+def test_arrays_of_a_gpu_are_used_in_place(on_gpu: list[Any]) -> None:
+    """The real ones are in `tests/gpu`."""
+    c, a, b, n = on_gpu
+    add = PythonKernel("add", ADD, N, [np.ones_like(c), a, b, n], {"block_size_x": 64})
+    assert add(c, a, b, n) == []
+    np.testing.assert_allclose(c.get(), a.get() + b.get())
+    c[:] = 0
+    (returned,) = add(np.zeros(N, np.float32), a, b, n)
+    np.testing.assert_allclose(returned, a.get() + b.get())
+    assert not c.any()
+    run_kernel("add", ADD, N, on_gpu, {"block_size_x": 64})
+    np.testing.assert_allclose(c.get(), a.get() + b.get())
+
+
 def test_results_are_written_as_t4(tmp_path: Path) -> None:
     results, _ = tuned()
     store_output_file(tmp_path / "out", results, SIZES)
@@ -257,3 +300,83 @@ def test_results_are_written_as_t4(tmp_path: Path) -> None:
     assert [entry["configuration"] for entry in document["results"]] == [
         {"block_size_x": result["block_size_x"]} for result in results
     ]
+
+
+SPACE = {"block_size_x": [32, 64, 96, 128, 160], "unused": [1, 2, 3, 4]}
+LISTED = sorted(strategy_map)
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Path:
+    """A cache file with a time of every configuration."""
+    rows = [dict(zip(SPACE, row, strict=True)) for row in itertools.product(*SPACE.values())]
+    header = {"device_name": "NVIDIA H200", "kernel_name": "add", "problem_size": N, "objective": "time"}
+    times = {",".join(map(str, row.values())): {**row, "time": 1000 / row["block_size_x"]} for row in rows}
+    file = tmp_path / "cache.json"
+    file.write_text(
+        json.dumps({**header, "tune_params_keys": list(SPACE), "tune_params": SPACE, "cache": times}, indent="")
+    )
+    return file
+
+
+NOT_HERE = {"skopt": "needs scikit-optimize", "pyatf_strategies": "pyATF builds the space anew"}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["by name", "with an option", "as a module", "as a name of the package"])
+@pytest.mark.parametrize("name", LISTED)
+def test_every_strategy_that_kernel_tuner_lists(cached: Path, name: str, how: str) -> None:
+    """Either it searches, or it is refused in words; the same with options of its own."""
+    strategy = {"as a module": strategy_map[name], "as a name of the package": getattr(strategies, name)}.get(how, name)
+    options: dict[str, Any] = {"max_fevals": 8}
+    package = NOT_HERE.get(name)
+    if how == "with an option" and not package:
+        own = getattr(strategy_map[name], "_options", {})
+        options |= {key: default for key, (_, default) in own.items() if key != "max_fevals"}
+    if package and (name != "skopt" or find_spec("skopt") is None):
+        with pytest.raises(InputError, match=package):
+            tuned(params=SPACE, strategy=strategy, strategy_options=options, cache=cached, simulation_mode=True)
+        return
+    found, _ = tuned(
+        params=SPACE, strategy=strategy, strategy_options=options, cache=cached, simulation_mode=True, seed=1
+    )
+    assert 1 <= len(found) <= 20
+
+
+@pytest.mark.parametrize("options", [None, {"max_fevals": 8}, {"max_fevals": 8, "popsize": 4}])
+@pytest.mark.parametrize("strategy", ["no_such", "HybridVNDX", "nsga4", 5, strategies.no_such, object()])
+@pytest.mark.parametrize("simulation_mode", [False, True])
+def test_an_unknown_strategy(cached: Path, strategy: Any, options: Any, simulation_mode: bool) -> None:
+    """Kernel Tuner raises a `ValueError`, too."""
+    if not strategy and strategy != "":
+        return
+    with pytest.raises(
+        ValueError, match=r"no strategy .*expected one of .*nsga3|expected a name, or an object"
+    ) as caught:
+        tuned(params=SPACE, strategy=strategy, strategy_options=options, cache=cached, simulation_mode=simulation_mode)
+    assert isinstance(caught.value, InputError)
+
+
+@pytest.mark.parametrize("strategy", LISTED)
+def test_an_unknown_option(cached: Path, strategy: str) -> None:
+    with pytest.raises(ValueError, match=r"no_such_option|needs scikit-optimize|pyATF builds"):
+        tuned(
+            strategy=strategy, strategy_options={"no_such_option": 1}, params=SPACE, cache=cached, simulation_mode=True
+        )
+
+
+@pytest.mark.parametrize("strategy", ["nsga2", "nsga3"])
+@pytest.mark.parametrize("simulation_mode", [False, True])
+def test_several_objectives(cached: Path, strategy: str, simulation_mode: bool) -> None:
+    results, env = tuned(
+        params=SPACE,
+        strategy=strategy,
+        strategy_options={"popsize": 4, "max_fevals": 12},
+        metrics={"threads": lambda p: p["block_size_x"]},
+        objective=["time", "threads"],
+        objective_higher_is_better=[False, False],
+        seed=1,
+        **({"cache": cached, "simulation_mode": True} if simulation_mode else {}),
+    )
+    assert len(results) >= 4
+    assert isinstance(env["best_config"], list)

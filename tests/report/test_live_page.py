@@ -8,12 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report_studies import SCRIPT, Session, store_session
+from sqlalchemy import select
 
+from autotile.database.database import Database
+from autotile.database.schema import RUNS, TRIALS
 from autotile.report.live_server import LiveServer
 
 ROOT = Path(__file__).parents[2]
@@ -136,3 +140,71 @@ def test_a_page_whose_server_has_ended_says_so(watch: Any, tmp_path: Path) -> No
     page.server.stop()
     page.wait(lambda: "cannot be reached" in page.text("#connection"), "no message")
     assert page.count(".session figure") > 0
+
+
+PARALLEL = '.session figure[data-chart="parallel"]'
+
+
+def test_all_parameters_are_drawn_without_webgl(watch: Any, tmp_path: Path) -> None:
+    """With the canvas of the report, whose selected ranges stay when trials are added."""
+    path = tmp_path / "a.db"
+    store_session(path, Session(trials=60, ended=False, finals=False))
+    page = watch(path)
+    page.wait(lambda: page.count(f"{PARALLEL} .plot") == 1, "no figure")
+    page.browser.execute_script(f"document.querySelector('{PARALLEL}').scrollIntoView()")
+    page.wait(lambda: page.count(f"{PARALLEL} canvas") == 1, "not drawn")
+    script = f"""
+        const canvas = document.querySelector('{PARALLEL} canvas'), pen = canvas.getContext('2d');
+        return new Set(new Uint32Array(pen.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
+    """
+    assert page.browser.execute_script(script) > 10  # lines of many colours
+    assert "WebGL" not in page.text("body")
+    assert page.count(f"{PARALLEL} .main-svg") == 0
+    chosen = f"""
+        const select = document.querySelectorAll('{PARALLEL} select')[0];
+        select.selectedIndex = 1;
+        select.dispatchEvent(new Event('change'));
+        return select.selectedOptions[0].textContent;
+    """
+    value = page.browser.execute_script(chosen)
+    assert "lines are selected" in page.text(f"{PARALLEL} .note")
+    before = page.text(f"{PARALLEL} figcaption")
+    store_session(path, Session(trials=90, seed=1, ended=False, finals=False))
+    page.wait(lambda: page.text(f"{PARALLEL} figcaption") != before, "not updated")
+    page.wait(lambda: "lines are selected" in page.text(f"{PARALLEL} .note"), "the selection is lost")
+    kept = f"return document.querySelectorAll('{PARALLEL} select')[0].selectedOptions[0].textContent"
+    assert page.browser.execute_script(kept) == value
+    page.check()
+
+
+def test_progress_and_the_time_left(watch: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    start = datetime.now(UTC) - timedelta(seconds=30)
+    store_session(path, Session(trials=50, ended=False, finals=False))
+    with Database.open(path) as database, database.writing() as connection:
+        settings = {"trial_target": 200, "objectives": ["time"]}
+        connection.execute(RUNS.update().values(settings=settings, started_at=start.isoformat()))
+        for number, row in enumerate(connection.execute(select(TRIALS.c.id)).scalars().all()):
+            moment = (start + timedelta(seconds=0.5 * number)).isoformat(timespec="microseconds")
+            connection.execute(TRIALS.update().where(TRIALS.c.id == row).values(created_at=moment))
+    page = watch(path)
+    page.wait(lambda: "of 200 configurations tried" in page.text(".session .progress"), "no progress")
+    assert "50 of 200 configurations tried, about 1 min 1" in page.text(".session .progress")
+    assert page.browser.execute_script("return document.querySelector('.session progress').value") == 0.25
+    assert page.text("#sessions tr td:nth-child(9)").startswith("about 1 min 1")
+    with Database.open(path) as database, database.writing() as connection:
+        connection.execute(RUNS.update().values(ended_at=datetime.now(UTC).isoformat()))
+    page.wait(lambda: page.text(".session .state").startswith("ended"), "not ended")
+    hidden = "return document.querySelector('.session .progress').hidden"
+    page.wait(lambda: page.browser.execute_script(hidden), "the progress is still shown")
+    page.check()
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(watch: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    store_session(path, Session(trials=60, ended=False, finals=False))
+    page = watch(path)
+    metrics = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.wait(lambda: page.count(f"{PARALLEL} .plot") == 1 and len(page.drawn()) > 6, "not drawn")
+    assert page.browser.execute_script("return document.documentElement.scrollWidth") <= 390

@@ -5,17 +5,20 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupts import heeded_interrupts
 from report_studies import Session as Sessions
 from report_studies import store_session
 from sqlalchemy import select, update
@@ -368,9 +371,12 @@ class TestServer:
     def test_the_command_until_it_is_interrupted(self, path: Path, session: Session, ending: signal.Signals) -> None:
         command = [sys.executable, "-m", "autotile", "watch", str(path), "--no-open"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+        with (
+            heeded_interrupts(),
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as process,
+        ):
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             place, token = url.removeprefix("http://").rstrip("/").split("/")
@@ -384,3 +390,132 @@ class TestServer:
         assert process.returncode == (0 if ending == signal.SIGINT else -signal.SIGTERM)
         assert out == ""
         assert err == "Ctrl-C ends it\n"
+
+
+class Strangers:
+    """Connections of one who does not know the token, and who sends what a test says."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._sockets: list[socket.socket] = []
+
+    def connect(self, count: int, *sent: bytes) -> None:
+        """Open connections, with one of the texts each."""
+        for number in range(count):
+            one = socket.create_connection(self._address, timeout=30)
+            self._sockets.append(one)
+            with suppress(OSError):  # it may have been closed to make room
+                one.sendall(sent[number % len(sent)])
+
+    def dribble(self) -> None:
+        """Send another byte over each."""
+        for one in self._sockets:
+            with suppress(OSError):
+                one.sendall(b"a")
+
+    def count_open(self) -> int:
+        """Return the number of connections that the server has not closed."""
+        return sum(map(self._is_open, self._sockets))
+
+    def close(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+    @staticmethod
+    def _is_open(one: socket.socket) -> bool:
+        one.setblocking(False)
+        try:
+            while received := one.recv(65536):
+                assert received.startswith(b"HTTP/1.1 40") or b"wrong address" in received
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def serving(path: Path, session: Session) -> Iterator[LiveServer]:
+    server = LiveServer([path])
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    while server._server is None or not server._server.started:
+        time.sleep(0.01)
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def strangers(serving: LiveServer) -> Iterator[Strangers]:
+    made = Strangers(serving._socket.getsockname())
+    yield made
+    made.close()
+
+
+def user(serving: LiveServer) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(*serving._socket.getsockname(), timeout=30)
+
+
+def get(connection: http.client.HTTPConnection, serving: LiveServer, name: str = "state") -> tuple[int, int]:
+    """Return status and length of an answer."""
+    connection.request("GET", f"/{serving.url.split('/')[3]}/{name}")
+    answer = connection.getresponse()
+    return answer.status, len(answer.read())
+
+
+REFUSED = b"GET /wrong/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+HALF = (
+    b"",
+    b"G",
+    b"GET / HTTP/1.1\r\nHost: 127",
+    b"\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\na",
+)
+
+
+class TestHalfOpenConnections:
+    @pytest.mark.parametrize("sent", [*[(one,) for one in HALF], HALF, (2000 * REFUSED,)])
+    def test_they_keep_nobody_out(self, serving: LiveServer, strangers: Strangers, sent: tuple[bytes, ...]) -> None:
+        for _ in range(3):
+            strangers.connect(100, *sent)
+            with closing(user(serving)) as connection:
+                assert get(connection, serving)[0] == 200
+        assert strangers.count_open() <= 64
+
+    def test_they_do_not_displace_the_user(self, serving: LiveServer, strangers: Strangers) -> None:
+        with closing(user(serving)) as connection:
+            assert get(connection, serving)[0] == 200
+            used = connection.sock
+            strangers.connect(300, *HALF)
+            assert get(connection, serving, "plotly.js")[1] > 1_000_000
+            assert connection.sock is used
+
+    def test_they_end(self, serving: LiveServer, strangers: Strangers, monkeypatch: pytest.MonkeyPatch) -> None:
+        from autotile.report import live_connections
+
+        monkeypatch.setattr(live_connections, "_MAX_WAIT_S", 0.5)
+        strangers.connect(60, *HALF, REFUSED + b"GET /", 2000 * REFUSED)
+        deadline = time.monotonic() + 60
+        while strangers.count_open() and time.monotonic() < deadline:
+            strangers.dribble()
+            time.sleep(0.05)
+        assert strangers.count_open() == 0
+
+    def test_a_user_who_is_slow_to_take_an_answer_gets_all_of_it(
+        self, serving: LiveServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from autotile.report import live_connections
+
+        monkeypatch.setattr(live_connections, "_MAX_WAIT_S", 0.2)
+        with socket.create_connection(serving._socket.getsockname(), timeout=60) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+            token = serving.url.split("/")[3]
+            one.sendall(f"GET /{token}/plotly.js HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+            received = one.recv(1000)
+            length = int(received.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            time.sleep(1.0)
+            while more := one.recv(1 << 20):
+                received += more
+        assert len(received.partition(b"\r\n\r\n")[2]) == length

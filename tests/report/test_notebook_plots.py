@@ -13,6 +13,7 @@ from report_studies import SCRIPT, Session, store_session
 
 import autotile
 from autotile.core.device import device_profile
+from autotile.core.model import Outcome
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.library import load_kernel
 from autotile.report.notebook import StudyPlots, newest_study
@@ -109,8 +110,29 @@ class TestTrials:
             trials.to_pandas()
 
     def test_they_are_drawn_without_their_runs(self, trials: Any) -> None:
-        assert trials.plot_time_by_parameter("BN").data
-        assert trials.plot_best_so_far().data
+        """The trials alone, as of several databases, give the same points as those of a study."""
+        alone = autotile.TrialList(trials.trials)
+        timed = [entry.stored.trial for entry in alone.trials if entry.stored.phase == "search"]
+        timed = [trial for trial in timed if trial.outcome.has_time]
+        boxes, fastest = alone.plot_time_by_parameter("BN").data
+        values = sorted({trial.config["BN"] for trial in timed})
+        assert [int(name) for name in boxes.x] == values
+        least = [min(trial.time_us for trial in timed if trial.config["BN"] == value) for value in values]
+        assert list(fastest.y) == least == list(boxes.lowerfence)
+        steps = next(trace for trace in alone.plot_best_so_far().data if trace.name == "best so far")
+        assert min(steps.y) == steps.y[-1] == min(trial.time_us for trial in timed if trial.outcome is Outcome.OK)
+        assert list(steps.y) == sorted(steps.y, reverse=True)
+
+    @pytest.mark.parametrize("name", [name for name in STUDY_PLOTS if name != "plot_front"])
+    def test_each_chart_is_that_of_the_page(self, path: Path, trials: Any, name: str) -> None:
+        """The roofline among them, which needs the device and the ceilings."""
+        made, shown = (getattr(one, name)(*ARGUMENTS.get(name, ())) for one in (trials, TestStudy.study(path)))
+        assert made.to_json() == shown.to_json()
+
+    def test_a_roofline_of_some_of_the_trials(self, path: Path) -> None:
+        few = autotile.trials("sgemm_2d", SIZES, database=path, outcome="ok", limit=3)
+        names = {trace.name for trace in few.plot_roofline().data}
+        assert {"winner", "DRAM (datasheet) 4,814 GB/s"} <= names
 
     def test_trials_of_several_problems_are_refused(self) -> None:
         with pytest.raises(InputError, match="one problem"):

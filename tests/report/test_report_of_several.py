@@ -1,5 +1,6 @@
 """Reports of several problems: an overview, families with their rules, operations with libraries, measured ceilings."""
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,3 +119,150 @@ def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> N
     above = study.bound(faster)
     assert above is not None
     assert above.roof.label == "tf32 tensor cores"  # faster than FMA allows
+
+
+@pytest.fixture(scope="module")
+def text(several: Path) -> str:
+    """Page of the operation in the database of several."""
+    opened = Database.open_readonly(several)
+    assert opened is not None
+    with opened:
+        return report_page(read_operation_report(opened, load_operation("matmul"), {}))
+
+
+class TestPageOfAnOperation:
+    """What won stands first: problem, winner, library, ratio and the race, before any kernel of its own."""
+
+    def test_the_head_has_the_problem(self, text: str) -> None:
+        page = Reader(text)
+        assert "matmul M=1024 N=1024 K=1024 float32 on NVIDIA H200" in page.text
+        assert "The answer" in page.text
+
+    def test_the_first_headline_names_the_winner_and_the_ratio(self, text: str) -> None:
+        first = text[text.index('class="headline"') :]
+        headline = Reader(first[: first.index("</p>") + 4].partition(">")[2]).text
+        assert re.match(r"cublas is 1\.\d{3}\N{MULTIPLICATION SIGN} faster than sgemm", headline.strip())
+        assert "95 % interval" in headline
+
+    def test_it_serves_the_operation_and_names_what_won(self, text: str) -> None:
+        page = Reader(text)
+        assert "Serve cublas" in page.text
+        line = 'kernel = autotile.get_best_kernel("matmul", M=1024, N=1024, K=1024, dtype="float32")'
+        assert line in page.text
+        assert page.text.index(line) < page.text.index("Serve this kernel alone")
+        assert "Serve it" not in page.text
+
+    def test_kernels_that_cannot_compute_it_are_not_applicable(self, text: str) -> None:
+        page = Reader(text)
+        assert "not applicable: it computes bfloat16, float16" in page.text
+        assert "not applicable: the rule 'vector_like' leaves none of" in page.text
+        assert "not tuned" in page.text
+        assert "failed:" not in page.text
+
+    def test_kernels_are_in_the_order_of_their_times(self, tmp_path: Path) -> None:
+        """The slowest was tuned first, and none of them was raced with a library."""
+        path = tmp_path / "a.db"
+        slow, fast = (f"{name}-nvidia-h200-4096x4096x4096-bfloat16" for name in ("gemm_mma", "gemm_wgmma"))
+        store_session(path, Session(trials=30), slow)
+        store_session(path, Session(trials=30), fast)
+        opened = Database.open_readonly(path)
+        assert opened is not None
+        with opened:
+            found = read_operation_report(opened, load_operation("matmul"), {})
+        (operation,) = found.operations
+        assert found.title == "matmul M=4096 N=4096 K=4096 bfloat16 on NVIDIA H200"
+        assert [one.name for one in operation.contenders] == ["gemm_wgmma", "gemm_mma"]
+        assert [study.key.kernel for study in found.studies] == ["gemm_wgmma", "gemm_mma"]
+        page = Reader(report_page(found))
+        assert "gemm_wgmma is the fastest" in page.text
+        assert "no library was timed" in page.text
+        assert "Serve gemm_wgmma" in page.text
+
+    def test_replayed_times_are_marked(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.db"
+        name = "gemm_wgmma-nvidia-h200-4096x4096x4096-bfloat16"
+        store_session(path, Session(trials=30), name, source="replayed")
+        opened = Database.open_readonly(path)
+        assert opened is not None
+        with opened:
+            found = read_operation_report(opened, load_operation("matmul"), {})
+        text = Reader(report_page(found)).text
+        time = found.operations[0].contenders[0].time_text
+        assert time.endswith(" us (replayed)")
+        assert found.title.endswith(" on NVIDIA H200 (replayed)")
+        shown = time.replace(" us", " \N{MICRO SIGN}s")
+        assert text.count(shown) >= 3  # headline, table, chart
+
+
+def test_a_problem_is_that_of_the_sizes_of_a_kernel() -> None:
+    matmul = load_operation("matmul")
+    sizes = dict(recording_of(KILO).header.key.sizes)
+    problem = matmul.problem_of("sgemm", sizes, "float32")
+    assert problem == matmul.resolve({"M": 1024, "N": 1024, "K": 1024}, "float32")
+    assert matmul.stated(problem).sizes == {"M": 1024, "N": 1024, "K": 1024}
+    assert matmul.problem_of("sgemm", {**sizes, "TRANS_A": 1}, "float32").sizes["TRANS_A"] == 1
+    assert matmul.problem_of("sgemm", {"M": 1024}, "float32") is None
+    assert matmul.problem_of("sgemm_2d", sizes, "float32") is None
+    rows = load_operation(str(Path(__file__).parents[2] / "examples" / "row_sums" / "row_sums.toml"))
+    kernel, *_ = rows.members
+    named = dict.fromkeys(kernel.load().spec.sizes, 7)
+    found = rows.problem_of(kernel.name, named, rows.dtypes[0])
+    assert found is not None
+    assert set(found.sizes.values()) == {7}
+
+
+GEMM_MMA = "gemm_mma-nvidia-h200-4096x4096x4096-bfloat16"
+BF16X6 = "sgemm_bf16x6_ws-nvidia-h200-4096x4096x4096-float32"
+
+
+@pytest.mark.parametrize(
+    ("recording", "label", "rate"),
+    [
+        (GEMM_MMA, "bf16 tensor cores (datasheet)", 989.4e12),
+        (BF16X6, "bf16 tensor cores over 6 products (datasheet)", 989.4e12 / 6),
+    ],
+)
+def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: str, label: str, rate: float) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40), recording)
+    study = read_one(tmp_path / "a.db")
+    bound = study.bound(study.winner)
+    assert bound is not None
+    assert bound.roof.label == label
+    assert bound.roof.rate == pytest.approx(rate, rel=1e-3)
+    assert 0.3 < bound.share < 1.0
+    memory, *compute = roofline_chart([study]).figure.data[:2]
+    assert "DRAM" in memory.name
+    assert [trace.name.partition(" (")[0] for trace in compute] == [label.partition(" (")[0]]
+    assert max(memory.y) == pytest.approx(rate / 1e12, rel=1e-3)  # the line of the memory ends at the other
+    assert "tensor" in Reader(report_page(report_of(tmp_path / "a.db", study.key.kernel))).text
+
+
+def test_measured_rates_of_tensor_cores_take_the_place_of_the_datasheets(tmp_path: Path) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40), BF16X6)
+    rates = {"dram_read": 4.1e12, "fma_float32": 5.8e13, "tensor_tf32": 4.0e14, "tensor_bfloat16": 7.2e14}
+    measured = DeviceCeilings(
+        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
+        gpu_name="NVIDIA H200",
+        compute_capability="9.0",
+        driver="13.0",
+        measured_at=datetime.now(UTC),
+        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
+    )
+    with Database.open(tmp_path / "a.db") as database:
+        save_ceilings(database, measured)
+    study = read_one(tmp_path / "a.db")
+    bound = study.bound(study.winner)
+    assert bound is not None
+    assert (bound.roof.label, bound.roof.rate) == ("bf16 tensor cores over 6 products", pytest.approx(1.2e14))
+
+
+def test_a_memory_without_a_rate_of_arithmetic_ends_at_the_last_point(tmp_path: Path) -> None:
+    store_session(tmp_path / "a.db", Session(trials=40))
+    study = read_one(tmp_path / "a.db")
+    assert study.device is not None
+    unknown = replace(study, device=replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0))
+    (memory, *_) = roofline_chart([unknown]).figure.data
+    work = study.work_of(study.winner)
+    assert work.flops is not None
+    assert work.bytes is not None
+    assert max(memory.x) == pytest.approx(work.flops / work.bytes)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import make_space, spaces
 
-from autotile.search.row_sampler import Candidates, positions
+from autotile.search.embedding import positions
+from autotile.search.row_sampler import Candidates
 from autotile.space.search_space import SearchSpace
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from optuna.study import StudyDirection
 
+from autotile.search.embedding import Rows
 from autotile.search.gaussian_process import Floats
 from autotile.search.history import History
-from autotile.search.row_sampler import Rows
-from autotile.search.surrogate import STARTUP, Refits, due_fit
+from autotile.search.surrogate import STARTUP, Refits, Surrogate, due_fit
 
 GROUPS = np.array([0, 1])
 
@@ -57,3 +57,24 @@ def test_the_coordinate_that_decides_has_the_shorter_length() -> None:
 
 def test_the_first_fit_has_a_success() -> None:
     assert refits_of(history_of(11, failures=10)).newest().trials == 11
+
+
+def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces() -> None:
+    history = history_of(30)
+    fit = refits_of(history).newest()
+
+    def surrogate() -> Surrogate:
+        return Surrogate(fit, history, directions=[StudyDirection.MINIMIZE], max_first=30)
+
+    used, weights = surrogate(), np.ones(1)
+    for first, count in ((0, 30), (40, 30), (20, 10), (60, 20), (70, 30), (10, 30)):
+        rows = np.arange(first, first + count)
+        used.set_rows(rows)
+        found = used.predict(history, weights)
+        fresh = surrogate()
+        fresh.set_rows(rows)
+        expected = fresh.predict(history, weights)
+        assert found.rows.tolist() == rows.tolist()
+        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.deviation, expected.deviation, rtol=1e-3, atol=1e-4)
+    assert len(used._process._points) == 30

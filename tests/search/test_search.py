@@ -152,6 +152,23 @@ def test_the_gain_of_many_proposals_is_known_when_all_had_a_model() -> None:
     assert search.settled_gain == pytest.approx(64)
 
 
+@pytest.mark.parametrize("compiles_first", [False, True])
+def test_nothing_is_known_of_proposals_when_no_row_is_left(compiles_first: bool) -> None:
+    space = tile_space()
+    search = Search(space, "feasible", 0, ahead=4)
+    for told in range(len(space)):
+        if compiles_first and told == 40:
+            break
+        row, config = search.propose() or pytest.fail("too few rows")
+        search.tell(row, ok(config, 100.0 + told % 7))
+    while compiles_first and search.nominate() is not None:
+        pass
+    assert search.gain_of(4) is None if compiles_first else search.gain_of(4) is not None
+    assert compiles_first or search.propose() is None
+    assert search.gain_of(4) is None
+    assert search.gain_of(1) is None
+
+
 def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window() -> None:
     search = Search(tile_space(), "feasible", 0, ahead=4)
     assert search.proposals_until(0.1, 8) is None  # nothing was proposed

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import autotile
+from autotile.api.operation_tuning import export_models
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
@@ -214,6 +215,15 @@ class TestLearned:
             "matmul", "float32", DEVICE.name
         )
         assert serve().choice == shipped.choice
+
+    def test_one_of_an_earlier_version_is_not(self, tmp_path: Path) -> None:
+        """Its configurations were not verified at ragged sizes."""
+        self.learn(lambda document: document.pop("verified"))
+        assert model_of(read_settings().database, "matmul", "float32", DEVICE.name) is shipped_model(
+            "matmul", "float32", DEVICE.name
+        )
+        with pytest.raises(InputError, match="was learned by an earlier version"):
+            export_models(load_operation("matmul"), tmp_path / "models")
 
     def test_a_damaged_one_is_not(self) -> None:
         self.learn(lambda document: document.update(candidates=[]))

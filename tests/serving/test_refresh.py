@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -394,3 +395,60 @@ class TestThread:
         thread = refreshing._Thread()
         thread.watch(default_dispatcher.refresher)
         assert thread._thread is None
+
+
+class Pauses(threading.Event):
+    """An event that notes how long it is waited for, and lets nobody wait; it is set after a number of waits."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.times_s: list[float | None] = []
+        self._count = count
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.times_s.append(timeout)
+        if len(self.times_s) > self._count:
+            self.set()
+        return self.is_set()
+
+
+class TestPause:
+    @pytest.mark.parametrize("setting", ["7.5", "0.25"])
+    def test_between_two_looks_it_is_the_setting(self, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AUTOTILE_REFRESH", setting)
+        thread, polled = refreshing._Thread(), []
+        thread._stop = pauses = Pauses(3)
+        refresher = refreshing.Refresher(default_dispatcher.misses, ())
+        monkeypatch.setattr(refresher, "poll", polled.append)
+        thread.watch(refresher)
+        assert thread._thread is not None
+        thread._thread.join(60)
+        assert not thread._thread.is_alive()
+        assert pauses.times_s == [float(setting)] * 4
+        assert len(polled) == 3
+
+    def test_after_a_choice_it_is_nine_times_what_that_took(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.ask(4096)
+        now_s, paused = [0.0], list[float]()
+        monkeypatch.setattr(refreshing, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        choose = default_dispatcher.find_best_kernel
+
+        def slow(*given: Any, **named: Any) -> BoundKernel:
+            now_s[0] += 2.0
+            return choose(*given, **named)
+
+        monkeypatch.setattr(default_dispatcher, "find_best_kernel", slow)
+        store.put(4096, BEST)
+        assert default_dispatcher.refresher.poll(paused.append) == 1
+        assert paused == [pytest.approx(18.0)]
+
+    def test_the_thread_pauses_after_each_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AUTOTILE_REFRESH", "5")
+        thread = refreshing._Thread()
+        thread._stop = pauses = Pauses(3)
+        refresher = refreshing.Refresher(default_dispatcher.misses, ())
+        monkeypatch.setattr(refresher, "poll", lambda pause: pause(18.0))
+        thread.watch(refresher)
+        assert thread._thread is not None
+        thread._thread.join(60)
+        assert pauses.times_s[:3] == [5.0, 18.0, 5.0]

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM
 
 START_S = 120.0
 ROLES = ("SCHEDULER", "WORKER", "CLIENT")
@@ -32,6 +34,8 @@ class ClusterKit:
         Empty folder.
     tls
         Variables that name the certificates to Dask; empty for a cluster without TLS.
+    host
+        Address of this machine at which the scheduler listens.
 
     Attributes
     ----------
@@ -41,12 +45,12 @@ class ClusterKit:
         Folder of the cubin cache of the workers.
     """
 
-    def __init__(self, folder: Path, tls: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, tls: Mapping[str, str] | None = None, host: str = "127.0.0.1") -> None:
         self._started: list[subprocess.Popen[bytes]] = []
         self._environment = tls or {}
         self._file = folder / "scheduler.json"
         self.cache = folder / "cache of the workers"
-        self.scheduler = f"{'tls' if tls else 'tcp'}://127.0.0.1:0"
+        self.scheduler = f"{'tls' if tls else 'tcp'}://{host}:0"
         self.start_scheduler()
         wait_until(lambda: self._file.exists() and self._file.read_text().endswith("}"))
         self.scheduler = str(json.loads(self._file.read_text())["address"])
@@ -55,6 +59,7 @@ class ClusterKit:
         """Start the scheduler, a second time at the same address."""
         host, _, port = self.scheduler.rpartition(":")
         words = ["--host", host, "--port", port, "--no-dashboard", "--scheduler-file", str(self._file)]
+        words += ["--dashboard-address", "127.0.0.1:0"]
         self._scheduler = self._start("dask", ["scheduler", *words])
 
     def kill_scheduler(self) -> None:
@@ -90,9 +95,11 @@ class ClusterKit:
 
 
 @contextmanager
-def running_cluster(folder: Path, tls: Mapping[str, str] | None = None) -> Iterator[ClusterKit]:
+def running_cluster(
+    folder: Path, tls: Mapping[str, str] | None = None, host: str = "127.0.0.1"
+) -> Iterator[ClusterKit]:
     """Start a scheduler, and end all processes in the end."""
-    kit = ClusterKit(folder, tls)
+    kit = ClusterKit(folder, tls, host)
     try:
         yield kit
     finally:
@@ -104,6 +111,30 @@ def children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task").glob("*/children")
     direct = [int(word) for file in found for word in file.read_text().split()]
     return [*direct, *(below for one in direct for below in children(one))]
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Return the TCP and UDP ports at which a process and those below it can be reached, with their addresses."""
+    import psutil  # comes with Dask
+
+    found = set[tuple[str, int]]()
+    for one in [pid, *children(pid)]:
+        with suppress(psutil.NoSuchProcess):
+            for connection in psutil.Process(one).net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN or (connection.type == SOCK_DGRAM and connection.laddr):
+                    found.add((connection.laddr.ip, connection.laddr.port))
+    return found
+
+
+def outer_address() -> str | None:
+    """Return an IPv4 address of this machine that others may reach; None if it has none."""
+    import psutil
+
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family == AF_INET and not ip_address(one.address).is_loopback:
+                return str(one.address)
+    return None
 
 
 def tls_variables(folder: Path) -> dict[str, str]:

@@ -1,17 +1,22 @@
-"""GPU worker without a GPU: answers ``sweep`` with times from a formula, and breaks at some configurations."""
+"""GPU worker without a GPU: answers jobs of a grid with times from a formula, and breaks at some configurations."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from autotile.core.device import device_profile
 from autotile.workers.protocol import FinalReply, Stage, serve
 
 WRONG, CRASHES, HANGS, BREAKS = ({"THREADS": t, "WORK": 4} for t in (32, 64, 128, 256))
 """Configurations that are wrong, end the process, never return, and leave a context that cannot be used."""
+RAGGED_WRONG = {"THREADS": 64, "WORK": 1}
+"""Configuration that is right, and fast, at every size but the ragged ones."""
 
 
 def time_us(kernel: int, config: Mapping[str, Any], n: int) -> float:
@@ -22,26 +27,37 @@ def time_us(kernel: int, config: Mapping[str, Any], n: int) -> float:
 
 def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     """Answer a request."""
-    assert message["op"] == "sweep"
-    assert not message["libraries"]
+    if message["op"] == "open":
+        return {"device": device_profile("h200").to_json()}
+    assert message["op"] == "time"
+    assert message["grid"]
     faulty = os.environ.get("AUTOTILE_FAULTY_SWEEP")
-    swept = []
-    for number, entry in enumerate(message["entries"]):
-        stage(f"sweep {number}")
-        config, n = entry["config"], message["sizes"][entry["kernel"]]["n"]
+    readings: list[Any] = []
+    for number, (entry, place) in enumerate(zip(message["entries"], message["places"], strict=True)):
+        stage(f"load {number}" if len(message["entries"]) > 1 else "load")
+        candidate, workload = entry["candidate"], message["workloads"][place]
+        config = candidate["config"]
+        if log := os.environ.get("AUTOTILE_SWEEP_LOG"):
+            with Path(log).open("a") as file:
+                file.write(json.dumps(candidate) + "\n")
+        if os.environ.get("AUTOTILE_RAGGED_WRONG") and config == RAGGED_WRONG:
+            readings.append({"outcome": "wrong_result", "reason": "y[0] is 1, expected 2 at n=1001"})
+            continue
         if faulty and config == CRASHES:
             os._exit(3)
         if faulty and config == HANGS:
             time.sleep(60)
         if faulty and config == BREAKS:
-            raise FinalReply({"swept": swept, "failed": "an illegal address", "outcome": "crashed", "last": True})
+            readings.append({"outcome": "crashed", "reason": "an illegal address in stage verify", "stage": "verify"})
+            raise FinalReply({"readings": readings, "last": True})
         if faulty and config == WRONG:
-            swept.append({"outcome": "wrong_result", "reason": "y[0] is 1, expected 2"})
+            readings.append({"outcome": "wrong_result", "reason": "y[0] is 1, expected 2"})
             continue
-        found = time_us(entry["kernel"], config, n)
+        kernel = 'name = "second"' in workload["spec_text"]
+        found = time_us(int(kernel), config, workload["sizes"]["n"])
         measurement = {"time_us": found, "low_us": found, "high_us": found, "samples_us": [found], "l2": "cold"}
-        swept.append({"outcome": "ok", "measurement": measurement})
-    return {"swept": swept}
+        readings.append({"outcome": "ok", "measurement": measurement})
+    return {"readings": readings}
 
 
 if __name__ == "__main__":

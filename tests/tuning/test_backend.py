@@ -23,7 +23,7 @@ from autotile.tuning import backend as backends
 from autotile.tuning.backend import Backend, LiveBackend, choose_backend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend
-from autotile.workers.protocol import Candidate, Evaluation
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
@@ -90,7 +90,7 @@ def test_a_worker_that_dies_in_the_race_gives_no_times(bench: Any) -> None:
         raise WorkerError("the worker died")
 
     gpu: Any = SimpleNamespace(race=race)
-    assert LiveBackend(gpu, bench.device).race([Candidate(CANDIDATE, "")], 9, 0, 0.1) is None
+    assert LiveBackend(gpu, bench.device).race(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0), 0.1) is None
 
 
 def test_findings_need_a_sanitizer(bench: Any) -> None:
@@ -177,9 +177,9 @@ def test_a_missing_recording(choose: Callable[..., Backend]) -> None:
         choose(replay=Path("nowhere.npz"))
 
 
-def evaluated(backend: Backend, candidate: Candidate, best_us: float | None) -> Evaluation:
+def evaluated(backend: Backend, candidate: Candidate, best_us: float | None) -> Reading:
     backend.submit(candidate, best_us)
-    return backend.result().evaluation
+    return backend.result().reading
 
 
 class TestReplay:
@@ -215,9 +215,8 @@ class TestReplay:
 
     def test_nothing_runs_again(self, backend: ReplayBackend) -> None:
         candidate = Candidate(CANDIDATE, "")
-        assert backend.race([candidate], 9, 0, 0.1) is None
-        backend.draw_second_inputs(1)
-        assert backend.verify(candidate, 75, None).outcome is Outcome.OK
+        assert backend.race(Race((Entry(candidate),), 9, 0), 0.1) is None
+        assert backend.check(Check((Entry(candidate),), 75, seed=1)).outcome is Outcome.OK
         assert backend.sanitize([candidate, candidate]) == [[], []]
 
     def test_available_rows_are_the_recorded_ones(self, bench: Any, backend: ReplayBackend) -> None:

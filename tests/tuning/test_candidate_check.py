@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from gpu_calls import raced
 
 from autotile.core.model import Measurement, Outcome, Resources
 from autotile.cuda.compiler import CompiledFunction
@@ -19,7 +20,7 @@ from autotile.tuning.backend import Finished
 from autotile.tuning.candidate_check import Judge
 from autotile.tuning.pipeline import Pipeline
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 CONFIG = {"THREADS": 128, "WORK": 1}
@@ -69,33 +70,31 @@ class Device:
         name = Path(candidate.cubin_path).stem
         outcome = self.candidate.get(f"{name}_outcome", Outcome.OK)
         time = Measurement(10.0, 9.9, 10.1) if outcome is Outcome.OK else None
-        evaluation = Evaluation(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
+        evaluation = Reading(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
         return Finished(candidate, evaluation)
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
         self.log.append("race")
-        assert [Path(one.cubin_path).stem for one in candidates] == ["candidate", "winner"]
+        names = [Path(one.candidate.cubin_path).stem for one in job.entries if one.candidate is not None]
+        assert names == ["candidate", "winner"]
         if self.candidate.get("race_breaks"):
             return None
         outcome = self.candidate.get("timed", Outcome.OK)
-        times_us = tuple(self.candidate.get("time_us", 5.0) + index / 1000 for index in range(rounds))
-        winners = tuple(10.0 + index / 1000 for index in range(rounds))
-        return [RaceTimes(times_us, outcome, "" if outcome is Outcome.OK else "stale"), RaceTimes(winners)]
+        times_us = [self.candidate.get("time_us", 5.0) + index / 1000 for index in range(job.rounds)]
+        winners = [10.0 + index / 1000 for index in range(job.rounds)]
+        return [raced(times_us, outcome, "" if outcome is Outcome.OK else "stale"), raced(winners)]
 
-    def draw_second_inputs(self, seed: int) -> None:
-        self.log.append("second inputs")
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
-        self.log.append("verify")
-        if Path(candidate.cubin_path).stem == "winner":
+    def check(self, job: Check) -> Reading:
+        self.log.append("check with second inputs" if job.seed else "check")
+        (entry,), repeats = job.entries, job.repeats
+        assert entry.candidate is not None
+        if Path(entry.candidate.cubin_path).stem == "winner":
             self.confirmed += 1
             agrees = self.confirmed >= self.candidate.get("agree_after", 2)
-            return Evaluation(Outcome.OK if agrees else Outcome.WRONG_RESULT, "", telemetry={"repeats": repeats})
+            return Reading(Outcome.OK if agrees else Outcome.WRONG_RESULT, "", telemetry={"repeats": repeats})
         if self.candidate.get("repeated") is not None:
-            return Evaluation(self.candidate["repeated"], "sometimes, in repeat 3 of 75", "verify")
-        return Evaluation(Outcome.OK, stage="verify", telemetry={"repeats": repeats})
+            return Reading(self.candidate["repeated"], "sometimes, in repeat 3 of 75", "verify")
+        return Reading(Outcome.OK, stage="verify", telemetry={"repeats": repeats})
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [list(self.candidate.get("findings", ())) for _ in candidates]
@@ -131,7 +130,7 @@ class TestVerdict:
         assert found.candidate.time_us == pytest.approx(time_us, rel=0.01)
         assert found.repeats == 75
         assert found.sanitized == ()
-        assert log == ["wait", "race", "second inputs", "verify"]
+        assert log == ["wait", "race", "check with second inputs"]
 
     def test_the_tools_that_found_nothing_are_named(self, judged):
         unchecked = Finding("racecheck", ToolResult.UNCHECKED, "too slow")
@@ -181,8 +180,8 @@ class TestWithoutAReference:
     def test_the_kernel_is_run_until_two_configurations_agree(self, judged):
         found, log = judged(confirming=OWN, agree_after=2)
         assert found.verdict == "faster"
-        assert log.index("race") > log.index("verify")
-        assert log.count("verify") == 3  # two of the kernel, one of the candidate
+        assert log.index("race") > log.index("check with second inputs")
+        assert log.count("check with second inputs") == 3  # two of the kernel, one of the candidate
 
     def test_a_kernel_that_never_agrees_judges_nothing(self, judged):
         with pytest.raises(InputError, match="no two of its configurations agree"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
@@ -17,11 +18,14 @@ from typing import Any
 
 import pytest
 from cluster_kit import START_S, ClusterKit, children, running_cluster, tls_variables, wait_until
+from rich.console import Console
 
+from autotile.cli.progress import TuneProgress
 from autotile.core.model import config_key
 from autotile.errors import InputError, WorkerError
+from autotile.kernel.problem import Workrate
 from autotile.settings import read_settings
-from autotile.tuning.result import TuneResult
+from autotile.tuning.result import Progress, TuneResult
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
@@ -125,6 +129,59 @@ def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate(
     assert not any(use.lost for use in result.gpus)
 
 
+def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: ClusterKit) -> None:
+    recording, seen = bench.record(), list[str]()
+    kit.simulated(recording, 0, SECONDS)
+    console = Console(file=io.StringIO(), width=400, markup=False)
+    shown = TuneProgress(console, bench.problem(), Workrate.of(bench.kernel.spec, bench.problem()))
+    threads = set[int]()
+
+    def observe(progress: Progress) -> None:
+        shown(progress)
+        seen.append(progress.waiting)
+        threads.add(threading.get_ident())
+
+    def kill() -> None:
+        wait_until(lambda: len(bench.stored()) >= 1)
+        kit.kill_scheduler()
+        wait_until(lambda: any(seen))
+        kit.start_scheduler()
+
+    with meanwhile(kill):
+        result = bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler)
+    check(result, bench)
+    waiting = f"the scheduler {kit.scheduler} does not answer; it is waited for, 5 min at most"
+    assert {*seen} == {"", waiting}
+    assert seen.count(waiting) == 1
+    assert seen[-1] == ""
+    assert threads == {threading.get_ident()}
+    lines = console.file.getvalue().splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.startswith(f"{waiting}; searching: ")]
+    assert lines[number + 1].startswith("searching: ")
+
+
+def test_a_session_says_that_it_waits_for_a_gpu(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_ABSENT_S", 1.0)
+    recording, seen = bench.record(), list[str]()
+    first = kit.simulated(recording, 0, SECONDS)
+
+    def replace() -> None:
+        wait_until(lambda: len(bench.stored()) >= 1)
+        doomed = [first.pid, *children(first.pid)]
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: any(seen))
+        kit.simulated(recording, 1)
+
+    with meanwhile(replace):
+        result = bench.tune(
+            recording, lambda progress: seen.append(progress.waiting), sampler="brute-force", scheduler=kit.scheduler
+        )
+    check(result, bench)
+    assert {*seen} == {"", "no GPU of the scheduler is left; one is waited for, 5 min at most"}
+    assert seen[-1] == ""
+
+
 def test_a_scheduler_that_does_not_come_back(kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"_RECONNECT_S": 0.2, "_CONNECT_S": 0.5, "_LOOK_S": 0.5, "_POLL_S": 0.05}.items():
         monkeypatch.setattr(connection, name, seconds)
@@ -172,7 +229,7 @@ def asked(bench: Any, connected: Futures) -> client.Reply:
     one._connection = connected  # type: ignore[assignment]
     options = TuneOptions()
     work = RemoteWork(bench.kernel.name, workload_of(bench.kernel, bench.problem(), read_settings(), options), 1.0)
-    return one.result(one.send("GPU-7", "describe", (), work))
+    return one.result(one.send("GPU-7", "describe", work))
 
 
 def test_a_request_that_was_lost_is_sent_again(bench: Any) -> None:
@@ -192,6 +249,22 @@ def test_a_request_that_fails_again_and_again_is_given_up(bench: Any, ends: list
 def wait_forever(connected: Connection) -> None:
     while True:
         connected.await_look()
+
+
+def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: ClusterKit) -> None:
+    kit.kill_scheduler()
+    command = [sys.executable, "-m", "autotile", "worker", kit.scheduler, "--replay", str(bench.record())]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        assert worker.stderr.readline().startswith(f"no scheduler answers at {kit.scheduler} yet; it is tried for")
+        kit.start_scheduler()
+        assert worker.stderr.readline().endswith(f"offered to {kit.scheduler}\n")
+        kit.kill_scheduler()
+        assert worker.stderr.readline().endswith("the scheduler is lost; it joins again when it is back\n")
+        kit.start_scheduler()
+        assert worker.stderr.readline().endswith(f"offered to {kit.scheduler}\n")
+        worker.terminate()
+        assert worker.wait(START_S) == 0
 
 
 def test_a_scheduler_without_workers(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:

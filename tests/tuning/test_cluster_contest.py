@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from gpu_calls import raced
 
 from autotile import __version__
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Outcome
-from autotile.errors import ToolchainError, WorkerError
+from autotile.errors import WorkerError
 from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
 from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
-from autotile.workers.protocol import Candidate, LibraryCall, RaceTimes, Workload
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time, Workload
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
 from autotile.tuning.cluster.client import AbsentGpuError, Cluster, Sent
-from autotile.tuning.cluster.remote_sweep import RemoteSweepWorker, RemoteSweepWorkers
+from autotile.tuning.cluster.gpus import FreeGpu
 from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu, Reply, Request
 
 
@@ -39,23 +46,26 @@ class FakeGpu:
 
     seen: list[Any]
 
-    def __init__(self, workload: Workload, deadline_s: float) -> None:
+    def __init__(self, workload: Workload | None, deadline_s: float, **named: Any) -> None:
         self.workload = workload
 
-    def contest(
-        self,
-        entries: Sequence[tuple[Workload, Candidate]],
-        libraries: Sequence[LibraryCall],
-        rounds: int,
-        seed: int,
-        *,
-        expected_s: float,
-    ) -> list[RaceTimes]:
-        for workload, candidate in entries:
-            cubin = Path(candidate.cubin_path)
-            assert hashlib.sha256(cubin.read_bytes()).hexdigest() == cubin.stem
-            FakeGpu.seen.append((dict(workload.sizes), workload.device_index, dict(candidate.config)))
-        return [RaceTimes((10.0 + number,) * rounds) for number in range(len(entries) + len(libraries))]
+    def wait(self) -> None:
+        """The problem is laid out."""
+
+    def race(self, job: Race, *, expected_s: float) -> list[Reading]:
+        for entry in job.entries:
+            assert entry.workload is not None
+            if entry.candidate is not None:
+                cubin = Path(entry.candidate.cubin_path)
+                assert hashlib.sha256(cubin.read_bytes()).hexdigest() == cubin.stem
+                config = dict(entry.candidate.config)
+                FakeGpu.seen.append((dict(entry.workload.sizes), entry.workload.device_index, config))
+        return [
+            raced((10.0 + number,) * job.rounds)
+            if entry.library is None
+            else replace(raced((10.0 + number,) * job.rounds), telemetry={LIBRARY_VERSION: "13.1.0"})
+            for number, entry in enumerate(job.entries)
+        ]
 
     def close(self) -> None:
         FakeGpu.seen.append("closed")
@@ -76,7 +86,7 @@ class NearCluster(Cluster):
         sent.future = Future()
         sent.future.set_result(encode_json(msgspec.to_builtins(reply)))
 
-    def result(self, sent: Sent, limit_s: float = math.inf) -> Reply:
+    def result(self, sent: Sent, limit_s: float = math.inf, *, meanwhile: Any = None) -> Reply:
         if sent.gpu in self.absent:
             raise AbsentGpuError("it is gone")
         return decode_json(sent.future.result(), Reply)
@@ -108,24 +118,11 @@ def race(bench: Any, judges: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return hold
 
 
-def test_kernels_and_the_library_of_its_machine_are_raced(
-    bench: Any, race: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster_worker, "cublas_version", lambda: "13.1.0")
+def test_kernels_and_the_library_of_its_machine_are_raced(bench: Any, race: Any) -> None:
     raced = race("GPU-a")
     assert [one.trial.time_us for one in raced] == [10.0, 11.0, 12.0]
     assert [one.version for one in raced] == ["", "", "13.1.0"]
     assert FakeGpu.seen == [*(({"n": 4096}, 3, config) for config in bench.configs()[:2]), "closed"]
-
-
-def test_a_library_that_the_machine_lacks_is_left_out(race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> str:
-        raise ToolchainError("cuBLAS is not installed")
-
-    monkeypatch.setattr(cluster_worker, "cublas_version", absent)
-    raced = race("GPU-a")
-    assert [one.trial.outcome for one in raced] == [Outcome.OK, Outcome.OK, Outcome.CRASHED]
-    assert "does not have it" in raced[2].trial.reason
 
 
 def test_a_gpu_that_is_not_there_is_an_error(race: Any) -> None:
@@ -133,57 +130,69 @@ def test_a_gpu_that_is_not_there_is_an_error(race: Any) -> None:
         race("GPU-b")
 
 
-class TestSweep:
-    """Sweeps for a family of an operation."""
+class TestGrid:
+    """Jobs of a grid, whose entries have problems of their own."""
 
     @pytest.fixture
     def near(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[NearCluster]:
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
-        monkeypatch.setattr(cluster_worker, "GPU_WORKER", "fake_sweep_worker")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        monkeypatch.setattr(cluster_worker, "Gpu", partial(Gpu, module="fake_sweep_worker"))
         plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device, 3))
         yield NearCluster(plugin)
         plugin.teardown(None)
 
     @staticmethod
-    def message(folder: Path, *configs: dict[str, int]) -> dict[str, Any]:
-        cubin = folder / "one.cubin"
+    def job(bench: Any, *configs: dict[str, int]) -> Time:
+        workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+        cubin = bench.folder / "one.cubin"
         cubin.write_bytes(b"cubin")
-        entries = [{"kernel": 0, "cubin_path": str(cubin), "config": config} for config in configs]
-        return {"op": "sweep", "setup": {}, "sizes": [{"n": 4096}], "libraries": [], "entries": entries}
+        return Time(tuple(Entry(Candidate(config, str(cubin)), workload=workload) for config in configs), grid=True)
 
-    def test_the_worker_of_its_machine_answers(self, near: NearCluster, tmp_path: Path) -> None:
-        workers = RemoteSweepWorkers(Lane(("GPU-a",), None, near), {})
-        worker = workers.acquire("of this machine")
-        first = worker.request(self.message(tmp_path, {"THREADS": 64, "WORK": 1}), 30.0)
-        assert [one["outcome"] for one in first["swept"]] == ["ok"]
+    def test_the_worker_of_its_machine_answers(self, near: NearCluster, bench: Any) -> None:
+        gpu = FreeGpu(Lane(("GPU-a",), None, near, bench.device), 10.0)
+        (first,) = gpu.time(self.job(bench, {"THREADS": 64, "WORK": 1}))
+        assert first.outcome is Outcome.OK
         assert near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
-        workers.release(worker)
+        gpu.close()
         assert not near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
 
-    def test_a_death_is_blamed_on_its_stage(
-        self, near: NearCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_cubins_for_ragged_sizes_go_along(
+        self, near: NearCluster, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(tmp_path / "entries.jsonl"))
+        other = tmp_path / "other.cubin"
+        other.write_bytes(b"for 1001 elements")
+        (entry,) = self.job(bench, {"THREADS": 64, "WORK": 1}).entries
+        assert entry.candidate is not None
+        candidate = replace(entry.candidate, others=(SizedCubin({"n": 1001}, str(other), {}),))
+        gpu = FreeGpu(Lane(("GPU-a",), None, near, bench.device), 10.0)
+        (reading,) = gpu.time(Time((replace(entry, candidate=candidate),), grid=True))
+        assert reading.outcome is Outcome.OK
+        (logged,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
+        (sent,) = logged["others"]
+        assert sent["sizes"] == {"n": 1001}
+        assert sent["cubin_path"] != str(other)
+        assert Path(sent["cubin_path"]).read_bytes() == b"for 1001 elements"
+        gpu.close()
+
+    def test_a_death_is_blamed_on_its_entry(
+        self, near: NearCluster, bench: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
-        worker = RemoteSweepWorker(Lane(("GPU-a",), None, near), {})
-        with pytest.raises(WorkerError, match="exit code 3") as raised:
-            worker.request(self.message(tmp_path, {"THREADS": 64, "WORK": 1}, {"THREADS": 64, "WORK": 4}), 30.0)
-        assert raised.value.stage == "sweep 1"
-        assert len(worker.request(self.message(tmp_path, {"THREADS": 64, "WORK": 1}), 30.0)["swept"]) == 1
+        gpu = FreeGpu(Lane(("GPU-a",), None, near, bench.device), 10.0)
+        good = {"THREADS": 64, "WORK": 1}
+        readings = gpu.time(self.job(bench, good, {"THREADS": 64, "WORK": 4}, good))
+        assert [one.outcome for one in readings] == [Outcome.OK, Outcome.CRASHED, Outcome.OK]
+        assert "exit code 3" in readings[1].reason
+        gpu.close()
 
-    def test_another_machine_goes_on(self, near: NearCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_machine_goes_on(self, near: NearCluster, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         near.absent.add("GPU-b")
         looks = iter([["GPU-b"], ["GPU-a"]])
         monkeypatch.setattr(near, "look", lambda: next(looks))
-        worker = RemoteSweepWorker(Lane(("GPU-a", "GPU-b"), None, near), {})
-        assert len(worker.request(self.message(tmp_path, {"THREADS": 64, "WORK": 1}), 30.0)["swept"]) == 1
-
-    def test_its_library_must_be_the_same(
-        self, near: NearCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(cluster_worker, "cublas_version", lambda: "13.1.0")
-        worker = RemoteSweepWorker(Lane(("GPU-a",), None, near), {"cublas": "12.8.4"})
-        with pytest.raises(ToolchainError, match=r"has cublas 13\.1\.0, and the session 12\.8\.4"):
-            worker.request(self.message(tmp_path), 30.0)
+        gpu = FreeGpu(Lane(("GPU-a", "GPU-b"), None, near, bench.device), 10.0)
+        assert len(gpu.time(self.job(bench, {"THREADS": 64, "WORK": 1}))) == 1
+        gpu.close()
 
 
 def test_the_worker_process_waits_for_the_next_session(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,17 +202,13 @@ def test_the_worker_process_waits_for_the_next_session(bench: Any, monkeypatch: 
         def __init__(self, workload: Workload, deadline_s: float, worker_pool: WorkerPool) -> None:
             pools.append(worker_pool)
 
-        def wait(self) -> None:
-            return
-
     FakeGpu.seen = []
     monkeypatch.setattr(cluster_worker, "Gpu", OpenGpu)
     options = TuneOptions(scheduler="tcp://127.0.0.1:1")
     workload = workload_of(bench.kernel, bench.problem(), read_settings(), options)
     plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device))
     for session in ("first", "second"):
-        asked = Request("evaluate", __version__, session, workload=workload)
-        plugin.handle(asked, {})
+        plugin.handle(Request("open", __version__, session, workload=workload), {})
         monkeypatch.setattr(cluster_worker, "_IDLE_S", 60.0 if session == "first" else 0.01)
         plugin.handle(Request("close", __version__, session), {})
     assert pools[0] is pools[1]

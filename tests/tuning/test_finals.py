@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from gpu_calls import raced
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -30,6 +31,7 @@ class Racer:
         wrong_when_timed: Sequence[Config] = (),
         breaks_race: Sequence[Config] = (),
         takes_s: float = 0.0,
+        fails_after_s: float = 0.0,
     ) -> None:
         self._times_us = times_us
         self._faulty = faulty
@@ -37,6 +39,7 @@ class Racer:
         self._wrong_when_timed = wrong_when_timed
         self._breaks_race = list(breaks_race)
         self._takes_s = takes_s
+        self._fails_after_s = fails_after_s
         self.rounds = 0
         self.races = 0
         self.repeats = 0
@@ -45,23 +48,25 @@ class Racer:
         self.limits_s: list[float | None] = []
         self.digests: dict[object, str] = {}
 
-    def draw_second_inputs(self, seed: int) -> None:
-        self.seed = seed
-        if seed == self.refused_seed:
+    def check(self, job: Check) -> Reading:
+        (entry,) = job.entries
+        candidate, repeats, limit_s = entry.candidate, job.repeats, job.limit_s
+        self.seed = self.seed or job.seed
+        if job.seed == self.refused_seed:
             raise InputError("the reference is not finite")
-
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
-        assert self.seed, "the second inputs are drawn before the first verification"
+        assert self.seed, "a second set of inputs is asked for at the first verification"
+        assert candidate is not None
         self.repeats = max(self.repeats, repeats)  # those of the winner
         self.verified.append(candidate.config)
         self.limits_s.append(limit_s)
         if candidate.config in (*self._faulty, *self._breaks_race):
-            return Evaluation(Outcome.WRONG_RESULT, "sometimes", "verify")
+            time.sleep(self._fails_after_s)
+            return Reading(Outcome.WRONG_RESULT, "sometimes", "verify")
         done = repeats if limit_s is None or not self._takes_s else int(min(1.0, limit_s / self._takes_s) * repeats)
         time.sleep(self._takes_s * done / repeats)
         digest = self.digests.get(candidate.config["TILE"])
         found = {OUTPUT_DIGEST: digest} if digest else {}
-        return Evaluation(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
+        return Reading(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
@@ -69,20 +74,18 @@ class Racer:
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         raise AssertionError("the finals evaluate no candidate")
 
-    def result(self) -> Evaluation:
+    def result(self) -> Reading:
         raise AssertionError("the finals evaluate no candidate")
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
-        self.rounds = rounds
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+        self.rounds = job.rounds
         self.races += 1
+        candidates = [one.candidate for one in job.entries if one.candidate is not None]
         if self._times_us is None or any(c.config in self._breaks_race for c in candidates):
             return None
         wrong = [Outcome.WRONG_RESULT if c.config in self._wrong_when_timed else Outcome.OK for c in candidates]
         return [
-            RaceTimes(tuple(self._times_us[int(c.config["TILE"])]), outcome, "")
-            for c, outcome in zip(candidates, wrong, strict=True)
+            raced(self._times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)
         ]
 
     def close(self) -> None:
@@ -95,10 +98,16 @@ def ran(judges: dict[str, Any]) -> Callable[..., Trial]:
 
 
 def hold(
-    finalists: list[Trial], racer: Racer, default: Config = D, incumbent: Config | None = None, *, hurried: bool = False
+    finalists: list[Trial],
+    racer: Racer,
+    default: Config = D,
+    incumbent: Config | None = None,
+    *,
+    hurried: bool = False,
+    observe: Callable[[float], None] = lambda _: None,
 ) -> Finals:
     racing = [(trial, Candidate(trial.config, f"{trial.config}.cubin")) for trial in finalists]
-    return run_finals(racing, racer, default=default, incumbent=incumbent, seed=0, hurried=hurried)
+    return run_finals(racing, racer, default=default, incumbent=incumbent, seed=0, hurried=hurried, observe=observe)
 
 
 class TestChoice:
@@ -318,3 +327,64 @@ class TestChecks:
         steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))
         finals = hold([ran(A, 1.0), ran(B, 1.0)], Racer({1: list(1 + steps[0]), 2: list(1.0002 + steps[1])}))
         assert len(finals.ties) == 1
+
+
+def family(stages: Sequence[int]) -> list[Config]:
+    """Return configurations, fastest first; those of equal ``STAGES`` are alike."""
+    return [{"TILE": place, "WIDTH": 8 * place, "STAGES": value} for place, value in enumerate(stages, start=1)]
+
+
+class TestFaultyFamily:
+    """Finalists that share a fault, which shows late."""
+
+    def times_us(self, configs: Sequence[Config]) -> dict[int, Sequence[float]]:
+        return {int(one["TILE"]): [float(one["TILE"])] * 9 for one in configs}
+
+    def test_the_fault_is_looked_for_in_those_that_are_alike_first(self, ran: Callable[..., Trial]) -> None:
+        configs = family([4, 2, 3, 2, 4, 4])
+        faulty = [one for one in configs if one["STAGES"] == 4]
+        racer = Racer(self.times_us(configs), faulty=faulty)
+        finals = hold([ran(one, float(one["TILE"])) for one in configs], racer, default=configs[3])
+        assert racer.verified[:3] == faulty
+        assert finals.winner is not None
+        assert finals.winner.config == configs[1]
+        assert [trial.config for trial in finals.refused] == faulty
+
+    @pytest.mark.parametrize("breaks_race", [False, True])
+    def test_faulty_finalists_share_one_limit_of_time(
+        self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch, breaks_race: bool
+    ) -> None:
+        monkeypatch.setattr("autotile.tuning.finals._FAULTS_S", 0.1)
+        configs = family([4] * 10 + [2, 3])
+        healthy = configs[10:]
+        kind = "breaks_race" if breaks_race else "faulty"
+        racer = Racer(self.times_us(configs), fails_after_s=0.04, **{kind: configs[:10]})
+        finals = hold([ran(one, float(one["TILE"])) for one in configs], racer, default=configs[11])
+        assert [trial.config for trial in finals.ranked] == healthy
+        assert finals.speedup is not None
+        assert len(finals.refused) < 6
+        assert len(set(map(str, racer.verified))) < 8
+        (notice,) = finals.notices
+        assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and are not ranked")
+
+    def test_all_are_tried_until_one_is_right(self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("autotile.tuning.finals._FAULTS_S", 0.0)
+        configs = family([4] * 6)
+        racer = Racer(self.times_us(configs), faulty=configs[:5], fails_after_s=0.001)
+        finals = hold([ran(one, float(one["TILE"])) for one in configs], racer)
+        assert [trial.config for trial in finals.ranked] == configs[5:]
+        racer = Racer(self.times_us(configs), faulty=configs, fails_after_s=0.001)
+        assert hold([ran(one, float(one["TILE"])) for one in configs], racer).winner is None
+
+    def test_the_time_left_counts_the_faults_to_come(self, ran: Callable[..., Trial]) -> None:
+        configs = family([4, 4, 4, 2])
+        trials = [ran(one, float(one["TILE"])) for one in configs]
+        right: list[float] = []
+        hold(trials, Racer(self.times_us(configs), takes_s=0.002), observe=right.append)
+        assert right[-1] == 0.0
+        wrong: list[float] = []
+        hold(trials, Racer(self.times_us(configs), faulty=configs[:3], fails_after_s=0.1), observe=wrong.append)
+        assert wrong[0] >= 0.3  # three more like the first
+        assert wrong[0] > max(right)
+        assert wrong[0] > wrong[1] > wrong[2]
+        assert wrong[-1] == 0.0

@@ -22,7 +22,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import pareto_front
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Workload
+from autotile.workers.jobs import Workload
 
 BEST = {"THREADS": 256, "WORK": 4}
 REGISTERS = ("time", "registers")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupts import heeded_interrupts
 from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
 
 from autotile.database.database import Database
@@ -113,7 +114,8 @@ class TestProcess:
         def command(*words: str) -> subprocess.Popen[str]:
             call = [sys.executable, "-m", "autotile", "tune", "matmul_tiled", *SIZES, "--replay", "--json", *words]
             pipe = subprocess.PIPE
-            started.append(subprocess.Popen(call, env=environment, text=True, stdout=pipe, stderr=pipe))
+            with heeded_interrupts():
+                started.append(subprocess.Popen(call, env=environment, text=True, stdout=pipe, stderr=pipe))
             return started[-1]
 
         yield command

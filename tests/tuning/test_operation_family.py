@@ -6,26 +6,32 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_sweep_worker import BREAKS, CRASHES, HANGS, WRONG
+from fake_sweep_worker import BREAKS, CRASHES, HANGS, RAGGED_WRONG, WRONG
 
 from autotile.api.operation_tuning import export_models
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database
+from autotile.database.fast_access import read_winners_fast
 from autotile.database.learned_store import read_models
-from autotile.errors import InputError, ProblemError
+from autotile.database.winners import UNVERIFIED_SAMPLER
+from autotile.errors import InputError, ProblemError, ToolchainError
 from autotile.families.model_fit import fit_model
 from autotile.families.operation_model import OperationModel
 from autotile.kernel.operation import Operation, load_operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_family, operation_learning, operation_sweep
+from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_family import tune_operation_family
 from autotile.tuning.operation_result import OperationFamilyResult, SweepStep
-from autotile.tuning.operation_sweep import Sweep
 from autotile.tuning.options import TuneOptions
+from autotile.workers import gpu as gpu_module
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import LIBRARY_VERSION, Reading
 
 OPERATION = """
 [operation]
@@ -42,13 +48,6 @@ when = "n > 5000"
 PROBLEMS = 26
 
 
-class FakeSweep(Sweep):
-    """A sweep whose GPU worker needs no GPU."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named, module="fake_sweep_worker")
-
-
 @pytest.fixture
 def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
     return operation_of_copies(OPERATION, ("first", "second"))
@@ -60,7 +59,7 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setattr(operation_family, "has_driver", lambda: True)
     monkeypatch.setattr(operation_family, "device_count", lambda: 1)
     monkeypatch.setattr(operation_family, "live_device", lambda index: device_profile("h200"))
-    monkeypatch.setattr(operation_family, "Sweep", FakeSweep)
+    monkeypatch.setattr(operation_sweep, "Gpu", partial(Gpu, module="fake_sweep_worker"))
     monkeypatch.setattr(operation_learning, "fit_model", partial(fit_model, epochs=2))  # the times are simple
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
 
@@ -107,8 +106,8 @@ def test_a_run_that_was_killed_goes_on(run: Any) -> None:
 
 def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
-    monkeypatch.setattr(operation_sweep, "_DEADLINE_S", 2.0)
-    monkeypatch.setattr(operation_sweep, "_DEADLINE_PER_CANDIDATE_S", 0.0)
+    monkeypatch.setattr(gpu_module, "_GRID_DEADLINE_S", 2.0)
+    monkeypatch.setattr(gpu_module, "_ENTRY_DEADLINE_S", 0.0)
     result = run()
     faulty = {config_key(config) for config in (WRONG, CRASHES, HANGS, BREAKS)}
     with Database.open(read_settings().database) as database:
@@ -129,6 +128,105 @@ def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkey
     assert not faulty & {config_key(one.config) for one in model.candidates}
     assert result.refused >= len(faulty)
     assert result.problems == PROBLEMS  # the others were measured at each of them
+
+
+class TestBudget:
+    """Half of a budget is for the first round, up to three quarters for both, and the rest for the model."""
+
+    @pytest.fixture
+    def ticks(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[SweepStep], None]:
+        """A clock that goes on by a second with each problem that was measured."""
+        clock = [100.0]
+        monkeypatch.setattr(operation_family, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+        def tick(step: SweepStep) -> None:
+            clock[0] += step.phase == "measuring"
+
+        return tick
+
+    def test_it_ends_the_measurements_and_a_model_is_learned(self, run: Any, ticks: Any) -> None:
+        result = run(ticks, trials=60, budget_s=40.0)
+        assert result.problems == 30  # 20 in half of the time, and 10 in the next quarter
+        assert result.seconds == 30.0
+
+    def test_without_one_all_problems_are_measured(self, run: Any, ticks: Any) -> None:
+        assert run(ticks, trials=50).problems == 50
+
+    def test_a_first_round_that_was_far_from_its_end_is_not_followed_by_a_second(self, run: Any, ticks: Any) -> None:
+        """With fewer than half of the problems of the first round there is too little to choose by."""
+        assert run(ticks, trials=400, budget_s=60.0).problems == 30
+
+
+def test_problems_that_take_too_long_are_left_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their operations; those of the tiny kernel are its elements."""
+    monkeypatch.setattr(operation_family, "_MAX_FLOPS", 50_000)
+    seen: list[int] = []
+    run(lambda step: seen.append(step.problem.sizes["n"]) if step.problem is not None else None)
+    assert len(seen) >= PROBLEMS
+    assert max(seen) <= 50_000
+
+
+class TestRaggedSizes:
+    """What a family stores may be served, and is verified as in a session: at the ragged sizes, too."""
+
+    @pytest.fixture
+    def entries(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
+        """Return a function that reads the entries that the worker was sent, in order."""
+        log = tmp_path / "entries.jsonl"
+        monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(log))
+        return lambda: [json.loads(line) for line in log.read_text().splitlines()]
+
+    def test_where_sizes_are_compiled_in_there_is_code_for_them(
+        self, scale_toml: Path, run: Any, operation: Operation, entries: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("first", "second"):
+            file = scale_toml.with_name(f"{name}.toml")
+            file.write_text(file.read_text().replace("[problem]", 'defines = { SIZE = "n" }\n\n[problem]'))
+            source = file.with_suffix(".cu")
+            source.write_text(source.read_text().replace("i < n;", "i < SIZE;"))
+        monkeypatch.setattr(operation_family, "_SEEDS", 1)
+        run(trials=24)
+        possible = [one for one in entries() if one["config"] != {"THREADS": 256, "WORK": 4}]  # by the kernel's rule
+        assert possible
+        assert all([other["sizes"] for other in one["others"]] == [{"n": 1001}] for one in possible)
+        assert all(one["others"][0]["cubin_path"] != one["cubin_path"] for one in possible)
+
+    def test_one_that_is_wrong_there_is_never_served(
+        self, run: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert run().refused == 0
+        with Database.open(read_settings().database) as database:
+            assert RAGGED_WRONG in [best.trial.config for best in database.best("first")]  # it is fast
+        monkeypatch.setenv("AUTOTILE_DB", f"{scale_toml.parent}/other.db")
+        monkeypatch.setenv("AUTOTILE_RAGGED_WRONG", "1")
+        assert run().refused == 2  # of each kernel
+        with Database.open(read_settings().database) as database:
+            (stored,) = read_models(database)
+            trials = [t for study in database.studies() for t in database.trials(study.study_id)]
+            assert {t.outcome for t in trials if t.config == RAGGED_WRONG} == {Outcome.WRONG_RESULT}
+            assert RAGGED_WRONG not in [best.trial.config for best in database.best()]
+        candidates = OperationModel.from_json(stored.document).candidates
+        assert candidates
+        assert RAGGED_WRONG not in [one.config for one in candidates]
+
+    def test_what_earlier_versions_stored_is_measured_again_and_not_served(
+        self, run: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        location = str(read_settings().database)
+        with monkeypatch.context() as earlier:
+            earlier.setattr(operation_sweep, "_SAMPLER", UNVERIFIED_SAMPLER)
+            pairs = run().pairs
+        with Database.open(location) as database:
+            assert len([t for study in database.studies() for t in database.trials(study.study_id)]) == pairs
+            assert database.best() == []
+            assert database.winners("first", "float32") == []
+        assert not read_winners_fast(location, "first", "float32")
+        result = run()
+        assert result.resumed == 0
+        assert result.problems == PROBLEMS
+        with Database.open(location) as database:
+            assert database.winners("first", "float32")
+        assert run().resumed == PROBLEMS
 
 
 def test_an_interrupt_ends_it_without_a_model(run: Any) -> None:
@@ -153,8 +251,8 @@ class TestFamily:
         assert str(parse([*words, "EMULATE=0"], "float32").extents["EMULATE"]) == "0"
 
     def test_a_size_that_is_missing_is_named(self) -> None:
-        with pytest.raises(ProblemError, match="the family needs the size K"):
-            operation_family.operation_family(load_operation("matmul"), ["M=1..16", "N=1"], "bfloat16")
+        with pytest.raises(ProblemError, match="the family needs the size M"):
+            operation_family.operation_family(load_operation("matmul"), [], "bfloat16")
 
 
 def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,3 +260,10 @@ def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.M
     family = operation_family.operation_family(operation, ["n=1000..2000"], "float32")
     with pytest.raises(InputError, match="measured on a GPU"):
         tune_operation_family(operation, family, "float32", read_settings(), TuneOptions())
+
+
+def test_the_library_of_another_machine_must_be_the_same() -> None:
+    library = OperationLibrary("cublas", "12.8.4")
+    reading = Reading(Outcome.OK, telemetry={LIBRARY_VERSION: "13.1.0"})
+    with pytest.raises(ToolchainError, match=r"has cublas 13\.1\.0, and the session 12\.8\.4"):
+        operation_sweep.Sweep._check_version(library, reading)

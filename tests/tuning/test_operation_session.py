@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from autotile.kernel.operation import Operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
 from autotile.tuning.contest import OperationLibrary, RacedTrial
-from autotile.tuning.operation_result import OperationResult, OperationStep
+from autotile.tuning.operation_result import OperationResult, OperationStep, tried_text
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import TuneOptions
 
@@ -80,6 +81,18 @@ class TestHalving:
         assert [by_name[name].trials for name in NAMES] == [12, 12, 5]
         assert by_name["first"].ratio.value == pytest.approx(1.5, rel=0.2)
 
+    def test_a_hopeless_kernel_gets_no_more_though_it_is_in_the_faster_half(self, record: Any, run: Any) -> None:
+        """Of three, two go on to the second round, unless they take more than twice as long as the fastest."""
+        record(first=3.0, second=1.0, third=4.0)
+        result = run(trials=45)
+        by_name = {one.name: one for one in result.contenders}
+        assert {name: by_name[name].state for name in NAMES} == {
+            "first": "dropped",
+            "second": "won",
+            "third": "dropped",
+        }
+        assert by_name["first"].trials == by_name["third"].trials < by_name["second"].trials
+
     def test_the_kernels_of_a_round_share_several_gpus(self, record: Any, run: Any) -> None:
         record(first=1.5, second=1.0, third=4.0)
         result = run(trials=45, devices=(0, 1))
@@ -100,6 +113,23 @@ class TestHalving:
         assert (third.name, third.state, third.trials) == ("third", "failed", 0)
         assert "no recording" in third.reason
         assert result.winner.name == "first"
+
+    def test_a_kernel_that_cannot_compute_the_problem_is_not_applicable(
+        self, record: Any, run: Any, operation: Operation
+    ) -> None:
+        """Its rules leave no configuration: nothing has failed."""
+        (third,) = (member.kernel for member in operation.members if member.name == "third")
+        text = Path(third).read_text()
+        text = text.replace("n = 4096", "n = 2000").replace("[rules]", '[rules]\nsmall = "n <= 2000"')
+        Path(third).write_text(text)
+        record(first=1.0, second=2.0)
+        result = run(trials=12)
+        third_one = result.contenders[-1]
+        assert (third_one.name, third_one.state) == ("third", "inapplicable")
+        assert third_one.reason.startswith("the rule 'small' leaves none of ")
+        assert third_one.reason.endswith(": n <= 2000")
+        assert result.row(third_one)[-1].startswith("not applicable: the rule 'small'")
+        assert tried_text(result.contenders).endswith(" of 2 kernels")
 
     def test_where_none_runs_the_reasons_are_stated(self, run: Any) -> None:
         with pytest.raises(InputError, match=r"no kernel of scaling ran for scaling n=4096 float32: there is no"):

@@ -100,3 +100,54 @@ def test_where_nothing_can_be_told_that_is_said(space: SearchSpace) -> None:
     assert noise.sentence == "the parameters explain the differences no better than chance"
     assert isinstance(noise, ParameterEffects)
     assert noise.to_json()["importance"] == []
+
+
+WIDE = (
+    Parameter("W", tuple(range(1, 17))),
+    Parameter("F", tuple(each / 8 for each in range(1, 9))),
+    Parameter("NAME", ("a", "b", "c", "d", "e", "f")),
+)
+
+
+@pytest.fixture(scope="module")
+def wide_space() -> SearchSpace:
+    codes = np.array(list(product(*(range(len(each.values)) for each in WIDE))), np.uint8)
+    return SearchSpace(WIDE, np.asfortranarray(codes), len(codes), rules=(), limits=(), seconds=0.0)
+
+
+def plain_trials(space: SearchSpace, time_us: Callable[[Config], float], count: int = 400) -> list[Trial]:
+    """Return trials of random rows, without a geometry, so that the parameters alone are known of them."""
+    found = []
+    for number, row in enumerate(np.random.default_rng(1).permutation(len(space))[:count]):
+        config = space.config(int(row))
+        time = time_us(config) * (1 + 0.0001 * number / count)
+        found.append(Trial(config, Outcome.OK, "", "measure", measurement=Measurement(time, 0.99 * time, 1.01 * time)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("expected", "slow"),
+    [
+        (("W", "above", 8, "W=8"), lambda config: config["W"] > 8),
+        (("W", "below", 9, "W=9"), lambda config: config["W"] < 9),
+        (("F", "above", 0.625, "F=0.625"), lambda config: config["F"] > 0.625),
+    ],
+)
+def test_a_parameter_has_thresholds_of_its_own(
+    wide_space: SearchSpace, expected: tuple[str, str, float, str], slow: Callable[[Config], bool]
+) -> None:
+    measured = plain_trials(wide_space, lambda config: 155.0 if slow(config) else 100.0)
+    effects = find_parameter_effects(wide_space, measured)
+    (found,) = effects.thresholds
+    assert (found.quantity, found.side, found.value) == expected[:3]
+    assert found.trials == sum(slow(trial.config) for trial in measured)
+    assert found.loss == pytest.approx(0.55, abs=0.001)
+    assert f"{expected[3]} came within" in effects.sentence
+
+
+def test_a_parameter_of_texts_has_no_threshold(wide_space: SearchSpace) -> None:
+    measured = plain_trials(wide_space, lambda config: 155.0 if str(config["NAME"]) > "d" else 100.0)
+    effects = find_parameter_effects(wide_space, measured)
+    assert effects.effects[0].parameter == "NAME"
+    assert effects.effects[0].matters
+    assert effects.thresholds == ()

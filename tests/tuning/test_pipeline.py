@@ -20,7 +20,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.tuning.backend import Finished
 from autotile.tuning.pipeline import Pipeline
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.protocol import Candidate, Evaluation, SizedCubin
+from autotile.workers.jobs import Candidate, Reading, SizedCubin
 
 SMALL = Resources(32, 0, 0, 0, 1024)
 
@@ -70,14 +70,14 @@ class Device:
     def result(self) -> Finished:
         assert self.ended < len(self.ran)
         self.ended += 1
-        evaluation = Evaluation(
+        evaluation = Reading(
             Outcome.OK,
             "",
             "measure",
             Measurement(10.0, 9.0, 11.0),
             {"load": 0.1, "measure": 0.2},
             {"power_w": 500.0},
-            self.began_at,
+            began_at=self.began_at,
         )
         return Finished(self.given[self.ended - 1], evaluation, "GPU-1")
 

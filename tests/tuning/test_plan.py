@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +11,16 @@ from typing import Any
 
 import pytest
 
+import autotile
 from autotile.api.plans import PlanStep, plan_of_misses, tune_plan, write_plan
 from autotile.core.model import Problem
 from autotile.database.database import Database
 from autotile.errors import InputError
+from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import Operation
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plan import MAX_PROBLEMS, plan_text, read_plan
+from autotile.tuning.plan import MAX_PROBLEMS, PlannedProblem, is_done, plan_text, read_plan
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ class TestFile:
         ("text", "message"),
         [
             ("", "missing required field tune"),
-            ("[[tune]]\nkernel = KERNEL\n", "names no problem"),
+            ("[[tune]]\nkernel = KERNEL\nsizes = { n = [] }\n", "names no problem"),
             ("[[tune]]\nkernel = KERNEL\nsize = { n = 1 }\n", "did you mean 'sizes'"),
             ("[[tune]]\nkernel = 'nonesuch'\nsizes = { n = 1 }\n", "number 1: .*nonesuch"),
             ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1, m = 2 }\n", "number 1: .*m"),
@@ -105,6 +109,61 @@ class TestFile:
             plan_of_misses("sgemm", TuneOptions())
 
 
+def captured(folder: Path, kernel: str, source: str = "", dtype: str = "float32", **sizes: int) -> Path:
+    """Write the document of a captured call; return its folder."""
+    folder.mkdir(parents=True)
+    call = {"kernel": kernel, "source": source, "sizes": sizes, "dtype": dtype, "scalars": {}, "arrays": {}}
+    (folder / "call.json").write_text(json.dumps(call))
+    return folder
+
+
+class TestCalls:
+    def test_each_call_is_a_problem_on_its_own_arguments(
+        self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        own = captured(tmp_path / "one", "scale", str(scale_toml), n=512)
+        shipped = captured(tmp_path / "shipped", "matmul_tiled", "gone.toml", M=64, N=32, K=16)
+        monkeypatch.chdir(tmp_path)
+        found = autotile.plan(captured=["one", shipped], output=tmp_path / "plan.toml")
+        first, second = found.problems
+        assert (first.asked_as, first.captured, dict(first.problem.sizes)["n"]) == (str(scale_toml), str(own), 512)
+        assert (second.asked_as, second.captured) == ("matmul_tiled", str(shipped))
+        assert (second.problem.kernel, dict(second.problem.sizes)) == ("matmul_tiled", {"M": 64, "N": 32, "K": 16})
+        assert first.options(TuneOptions()).captured == str(own)
+        assert first.options(TuneOptions()).fresh
+        read = read_plan(tmp_path / "plan.toml").problems
+        assert {(one.captured, str(one.problem)) for one in read} == {
+            (one.captured, str(one.problem)) for one in found.problems
+        }
+
+    def test_a_folder_of_several_calls_has_a_problem_for_each(self, scale_toml: Path, tmp_path: Path) -> None:
+        folders = [
+            captured(tmp_path / "calls" / name, "scale", str(scale_toml), n=n) for name, n in (("b", 2), ("a", 1))
+        ]
+        found = autotile.plan(captured=[tmp_path / "calls"]).problems
+        assert [(one.captured, one.problem.sizes["n"]) for one in found] == [(str(folders[1]), 1), (str(folders[0]), 2)]
+        (only,) = autotile.plan(captured=[tmp_path / "calls" / "b"]).problems
+        assert only.problem.sizes["n"] == 2
+
+    def test_what_is_no_captured_call(self, scale_toml: Path, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        for kernel, sizes, said in (
+            ("nothing", {"n": 1}, "no kernel named 'nothing'"),
+            ("matmul_tiled", {"M": 64}, "needs the size N"),
+            ("matmul_tiled", {"M": 64, "N": 1, "K": 1, "Q": 1}, "'Q'"),
+        ):
+            folder = captured(tmp_path / f"{kernel}{len(sizes)}", kernel, "x" * 3000, **sizes)
+            with pytest.raises(InputError, match=said):
+                autotile.plan(captured=[folder])
+        with pytest.raises(InputError, match="float9"):
+            autotile.plan(captured=[captured(tmp_path / "dtype", "matmul_tiled", dtype="float9", M=1, N=1, K=1)])
+        for place in ("empty", "none", "x" * 3000, "a\0b"):
+            with pytest.raises(InputError):
+                autotile.plan(captured=[tmp_path / place])
+        with pytest.raises(InputError, match="leave the kernel out"):
+            autotile.plan("scale", captured=[tmp_path / "empty"])
+
+
 class TestRuns:
     @pytest.fixture
     def recorded(self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -139,6 +198,35 @@ class TestRuns:
         path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {recorded} }}\ntrials = 9\n")
         assert [entry.state for entry in tune_plan(path, options).entries] == ["tuned"] * 3
         assert tune_plan(path, options).to_json()["complete"]
+
+    def test_a_smaller_gain_asks_for_more_and_a_greater_one_does_not(
+        self, recorded: list[int], plan_file: Any, bench: Any
+    ) -> None:
+        def states(until: float) -> list[str]:
+            head = "[[tune]]\nkernel = KERNEL\ntrials = 6\n"
+            path = plan_file(f"{head}until = {until}\nsizes = {{ n = {recorded[0]} }}\n")
+            return [entry.state for entry in tune_plan(path, TuneOptions(replay="auto", workers=1)).entries]
+
+        assert states(0.01) == ["tuned"]
+        assert states(0.01) == states(0.05) == ["done"]
+        assert states(0.001) == ["tuned"]
+
+    def test_an_operation_is_done_once_its_last_race_was_held(
+        self, bench: Any, operation_of_copies: Callable[..., Operation]
+    ) -> None:
+        text = '[operation]\nname = "scaling"\nsizes = { n = 4096 }\ndtypes = ["float32"]\n\n'
+        operation = operation_of_copies(f'{text}[kernels.first]\nkernel = "./first.toml"\n', ["first"])
+        bench.kernel = load_kernel(operation.members[0].kernel)
+        options = TuneOptions(replay="auto", workers=1)
+        planned = PlannedProblem("scaling", operation, operation.resolve({"n": 4096}))
+        winner = bench.tune(bench.record()).winner
+        with Database.open(read_settings().database) as database:
+            assert not is_done(database, planned, options, "")  # a session of a kernel alone
+            (study,) = database.studies()
+            run = database.start_run(study.study_id, sampler="contest")
+            database.add_trial(study.study_id, run, winner, phase="final", rank=1)
+            database.end_run(run)
+            assert is_done(database, planned, options, "")
 
     def test_one_that_fails_does_not_stop_the_others(self, recorded: list[int], plan_file: Any) -> None:
         path = plan_file(f"[[tune]]\nkernel = KERNEL\nsizes = {{ n = {[77, *recorded]} }}\ntrials = 3\n")

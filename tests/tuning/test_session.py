@@ -227,6 +227,18 @@ class TestResume:
         assert result.winner.config == first
         assert second in result.ties
 
+    def test_the_best_of_a_session_without_finals_is_an_incumbent_too(self, bench: Any, judges: dict[str, Any]) -> None:
+        """It is what was served; a session that was killed has none."""
+        first, second = {"THREADS": 256, "WORK": 4}, {"THREADS": 256, "WORK": 2}
+
+        def favouring(favourite: Config) -> Callable[[Config], Trial]:
+            return lambda config: judges["timed"](config, 10.0 if config == favourite else 10.05)
+
+        assert bench.tune(bench.record(favouring(first)), finals=0).winner.config == first
+        result = bench.tune(bench.record(favouring(second)), fresh=True)
+        assert result.winner.config == first
+        assert second in result.ties
+
 
 class TestRepeatable:
     """The same seed tries the same configurations in the same order."""

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
+from interrupts import heeded_interrupts
 
 from autotile.tuning.result import Progress
 from autotile.tuning.stopping import StopRequest
@@ -28,6 +31,19 @@ def test_afterwards_ctrl_c_is_what_it_was() -> None:
     with pytest.raises(RuntimeError), StopRequest():
         raise RuntimeError
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_children_heed_it_though_the_tests_run_in_the_background() -> None:
+    """A shell lets the commands that it starts in the background ignore Ctrl-C, and their children inherit that."""
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with heeded_interrupts():
+            child = subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert child.returncode == -signal.SIGINT
 
 
 def test_another_thread_is_left_alone() -> None:

@@ -10,8 +10,9 @@ import pytest
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.errors import InputError
 from autotile.search import search
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.stopping import Clock, StoppingRules, StopRequest, check_until
+from autotile.tuning.stopping import Clock, StoppingRules, StopRequest, TrialLog, check_until
 
 MANY = {
     "THREADS = [32, 64, 128, 256]": f"THREADS = {list(range(32, 1025, 32))}",
@@ -159,3 +160,19 @@ class TestRule:
     def test_several_objectives_have_no_best(self) -> None:
         with pytest.raises(InputError, match="several objectives"):
             check_until(TuneOptions(until=0.01, objectives=("time", "registers")))
+
+
+def test_trials_that_run_take_up_room(valley: tuple[Any, Path]) -> None:
+    """They are not in the log yet; on several GPUs many run at once."""
+    bench, _ = valley
+    space = feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
+    log = TrialLog(space, [Trial(space.config(row), Outcome.CRASHED) for row in range(3)])
+    rules = StoppingRules(TuneOptions(trials=10), log, Clock(), StopRequest())
+    assert rules.room == 7
+    rules.running = 5
+    assert rules.room == 2
+    assert rules.stopped is None
+    rules.running = 7
+    assert rules.room == 0
+    assert rules.stopped is not None
+    assert rules.stopped.rule == "trials"

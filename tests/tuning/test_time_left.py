@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.core.model import Measurement, Outcome, Trial
+from autotile.core.pace import Pace
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.time_left import Pace, TimeLeft
+from autotile.tuning.time_left import TimeLeft
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "time_left.json"
 REPLAYED = Trial({"BM": 1}, Outcome.OK, source="replayed", measurement=Measurement(10.0, 9.0, 11.0))
@@ -114,6 +115,12 @@ class TestFinals:
         few = left_after([1.0, 2.0], trial=self.OK).finals_s
         many = left_after([float(n) for n in range(40)], trial=self.OK).finals_s
         assert 0.4 < few < many < 3.5
+
+    def test_those_of_a_session_that_only_resumes_have_one_too(self):
+        left = TimeLeft(TuneOptions(), 100)
+        left.remember([self.OK] * 20)
+        assert left.finals_s == left_after([float(n) for n in range(20)], trial=self.OK).finals_s
+        assert left.search_s(20, 1.0) is None  # they say nothing of the pace
 
     def test_they_can_be_left_out(self):
         assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0

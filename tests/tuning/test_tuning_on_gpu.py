@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import heeded_interrupts
 from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
 
 import autotile
@@ -32,7 +33,7 @@ from autotile.tuning.recorder import record
 from autotile.tuning.result import Progress
 from autotile.tuning.session import tune
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 
 pytestmark = pytest.mark.gpu
 N = 1 << 20
@@ -169,7 +170,10 @@ class TestInterrupts:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         command = [sys.executable, "-m", "autotile", "tune", str(STENCIL), "H=4096", "W=4096", "--trials", "300"]
-        with subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        with (
+            heeded_interrupts(),
+            subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE) as process,
+        ):
             wait_for_trials(location, 4)
             process.send_signal(number)
             errors = process.communicate(timeout=PATIENCE_S)[1]

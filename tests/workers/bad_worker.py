@@ -105,6 +105,10 @@ def answering(reply: object) -> Deed:
     return (partial(answer, reply),)
 
 
+def reading(found: dict[str, Any], **others: Any) -> Deed:
+    return answering({"readings": [found], **others})
+
+
 enter_verify = partial(stage, "verify")
 flood_errors = partial(os.write, 2, 8 * MEGABYTE)
 leave = partial(os._exit, 0)
@@ -139,6 +143,7 @@ DEEDS: dict[str, Deed] = {
     # deaths
     "exit": (partial(os._exit, 3),),
     "leave_a_grandchild": (leave_a_grandchild,),
+    "slow_repeats": (*(enter_verify, partial(time.sleep, 0.3)) * 4, *reading({**EVALUATION, "measurement": None})),
     "die_in_load": (partial(die, "load", signal.SIGKILL),),
     "die_in_verify": (partial(die, "verify", signal.SIGKILL),),
     "die_in_measure": (partial(die, "measure", signal.SIGKILL),),
@@ -147,28 +152,33 @@ DEEDS: dict[str, Deed] = {
     "busy": (be_busy, *answering(COMPILED)),
     "fault_in_verify": (partial(die, "verify", signal.SIGSEGV),),
     # replies of a GPU worker, valid and malformed
-    "ok": answering(EVALUATION),
-    "wrong": answering({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
-    "refused": answering({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
+    "ok": reading(EVALUATION),
+    "verified": reading({**EVALUATION, "seconds": {"verify": 0.05}}),
+    "wrong": reading({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
+    "refused": reading({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
     "assertion": (
         partial(os.write, 2, b"faults.cu:7: Assertion `i < n` failed.\n"),
-        *answering({**FAILED, "outcome": "crashed", "reason": "ASSERT", "last": True}),
+        *reading({**FAILED, "outcome": "crashed", "reason": "ASSERT"}, last=True),
         leave,
     ),
-    "spent": (*answering({**FAILED, "outcome": "out_of_bounds", "last": True}), leave),
-    "again": (*answering({"again": True, "last": True}), leave),
+    "spent": (*reading({**FAILED, "outcome": "out_of_bounds"}, last=True), leave),
+    "again": (*answering({"readings": [], "last": True}), leave),
     "times": answering(
         {
-            "raced": [
-                {"times_us": [1, 2.5], "outcome": "ok", "reason": ""},
-                {"times_us": [3, 4], "outcome": "wrong_result", "reason": "y[0] is 1"},
+            "readings": [
+                {"rounds_us": [1, 2.5], "outcome": "ok", "reason": ""},
+                {"rounds_us": [3, 4], "outcome": "wrong_result", "reason": "y[0] is 1"},
             ]
         }
     ),
-    "times_of_wrong_shape": answering({"raced": [{"times_us": 5, "outcome": "ok", "reason": ""}]}),
+    "cuda_error": (
+        *answering({"error": "an illegal address", "kind": "cuda", "stage": "check 0", "last": True}),
+        leave,
+    ),
+    "times_of_wrong_shape": reading({"rounds_us": 5, "outcome": "ok", "reason": ""}),
     "no_keys": answering({}),
-    "unknown_outcome": answering({**EVALUATION, "outcome": "splendid"}),
-    "measurement_of_wrong_shape": answering({**EVALUATION, "measurement": [1, 2]}),
+    "unknown_outcome": reading({**EVALUATION, "outcome": "splendid"}),
+    "measurement_of_wrong_shape": reading({**EVALUATION, "measurement": [1, 2]}),
     "error_of_no_kind": answering({"error": "something"}),
     "setup_error": answering({"error": "too large", "kind": "input"}),
     # replies of a compile worker, valid and malformed
@@ -198,6 +208,16 @@ def open_device(workload: dict[str, Any]) -> None:
         answer({"device": device_profile("h200").to_json()})
 
 
+def race_of(deeds: list[str]) -> None:
+    """Do what each entry says when it is verified, unless it is well; then answer with times of all."""
+    for place, deed in enumerate(deeds):
+        stage(f"check {place}")
+        if deed != "well":
+            perform(deed)
+    stage("race")
+    answer({"readings": [{"rounds_us": [1, 2], "outcome": "ok", "reason": ""} for _ in deeds]})
+
+
 def main() -> None:
     global number
     for line in sys.stdin.buffer:
@@ -206,10 +226,12 @@ def main() -> None:
         caches.append(Path(request.get("cache", "")))
         if request.get("op") == "open":
             open_device(request["workload"])
-        elif request.get("op") == "race":
-            perform(request["candidates"][0]["config"]["DO"])
+        elif request.get("checks"):
+            race_of([entry["candidate"]["config"]["DO"] for entry in request["entries"]])
+        elif "entries" in request:
+            perform(request["entries"][0]["candidate"]["config"]["DO"])
         else:
-            perform(request.get("do") or request.get("config", {}).get("DO") or request["job"]["entry"])
+            perform(request.get("do") or request["job"]["entry"])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults.fault_kit import HEALTHY, fault_kernel
+from gpu_calls import evaluate, race, verify
 
 from autotile.core.model import Config, Outcome
 from autotile.cuda.compiler import compile_job
@@ -16,7 +17,7 @@ from autotile.errors import WorkerError
 from autotile.kernel.library import Kernel
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Entry, Race, Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +57,7 @@ def candidate(kernel: Kernel, cache: Path) -> Make:
 
 
 def test_a_healthy_candidate_is_measured(gpu: Gpu, candidate: Make) -> None:
-    good = gpu.evaluate(candidate(), None)
+    good = evaluate(gpu, candidate(), None)
     assert (good.outcome, good.reason, good.stage) == (Outcome.OK, "", "measure")
     assert good.measurement is not None
     assert 0 < good.measurement.low_us <= good.measurement.time_us <= good.measurement.high_us
@@ -64,29 +65,28 @@ def test_a_healthy_candidate_is_measured(gpu: Gpu, candidate: Make) -> None:
 
 
 def test_a_slow_candidate_is_dropped_and_its_time_kept(gpu: Gpu, candidate: Make) -> None:
-    evaluation = gpu.evaluate(candidate(), 0.01)
+    evaluation = evaluate(gpu, candidate(), 0.01)
     assert evaluation.outcome is Outcome.PRUNED
     assert evaluation.measurement is not None
 
 
 def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(gpu: Gpu, candidate: Make) -> None:
-    again = gpu.verify(candidate("wrong_sometimes"), repeats=300)  # missed once in 10^5 times
+    again = verify(gpu, candidate("wrong_sometimes"), 300)  # missed once in 10^5 times
     assert again.outcome is Outcome.WRONG_RESULT
     assert "1 of " in again.reason
     assert " of 300" in again.reason
-    healthy = gpu.verify(candidate(), repeats=300)
+    healthy = verify(gpu, candidate(), 300)
     assert (healthy.outcome, healthy.reason) == (Outcome.OK, "")
 
 
 def test_a_kernel_that_keeps_its_result_is_wrong_as_soon_as_the_inputs_change(gpu: Gpu, candidate: Make) -> None:
-    assert gpu.verify(candidate("keeps_result"), repeats=75).outcome is Outcome.OK
-    gpu.draw_second_inputs(1)
-    kept = gpu.verify(candidate("keeps_result"), repeats=75)
+    assert verify(gpu, candidate("keeps_result"), 75).outcome is Outcome.OK
+    kept = verify(gpu, candidate("keeps_result"), 75, seed=1)
     assert kept.outcome is Outcome.WRONG_RESULT
     assert kept.reason.endswith("in repeat 3 of 75")
-    healthy = gpu.verify(candidate(), repeats=75)
+    healthy = verify(gpu, candidate(), 75, seed=1)
     assert (healthy.outcome, healthy.telemetry["repeats"]) == (Outcome.OK, 75)
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -101,61 +101,69 @@ def test_a_kernel_that_keeps_its_result_is_wrong_as_soon_as_the_inputs_change(gp
 def test_repeated_verification_finds_what_fails_at_a_later_launch(
     gpu: Gpu, candidate: Make, fault: str, outcome: Outcome
 ) -> None:
-    assert gpu.verify(candidate(fault), repeats=75).outcome is outcome
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert verify(gpu, candidate(fault), 75).outcome is outcome
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
 
 
 def test_a_race_blames_the_candidates_whose_timed_launches_were_wrong(gpu: Gpu, candidate: Make) -> None:
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
-    raced = gpu.race([candidate(fault) for fault in (HEALTHY, "wrong_later", "stores_once")], rounds=9, seed=0)
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
+    raced = race(gpu, [candidate(fault) for fault in (HEALTHY, "wrong_later", "stores_once")], 9, 0)
     wrong = Outcome.WRONG_RESULT
     assert [row.outcome for row in raced] == [Outcome.OK, wrong, wrong]
     assert "y[0] is " in raced[1].reason
-    assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+    assert evaluate(gpu, candidate(threads=64), None).outcome is Outcome.OK
 
 
 def test_a_race_does_not_reward_skipped_work(gpu: Gpu, candidate: Make) -> None:
-    healthy, idle = gpu.race([candidate(), candidate("skips_work")], rounds=9, seed=0)
+    healthy, idle = race(gpu, [candidate(), candidate("skips_work")], 9, 0)
     assert (healthy.outcome, idle.outcome) == (Outcome.OK, Outcome.OK)
-    assert min(idle.times_us) > 10 * max(healthy.times_us)
+    assert min(idle.rounds_us) > 10 * max(healthy.rounds_us)
+
+
+def test_a_race_compares_times_by_their_weights(gpu: Gpu, candidate: Make) -> None:
+    """After the first rounds those leave that are clearly slower, by their weighted times."""
+    plain = race(gpu, [candidate(), candidate("skips_work")], 30, 0)
+    assert [len(row.rounds_us) for row in plain] == [30, 15]
+    weighted = gpu.race(Race((Entry(candidate(), weight=1e5), Entry(candidate("skips_work"))), 30, 0))
+    assert [len(row.rounds_us) for row in weighted] == [15, 30]
 
 
 def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> None:
-    with pytest.raises(WorkerError, match="no answer within 16 s"):
-        gpu.race([candidate(), candidate("hangs_later")], rounds=9, seed=0)
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    with pytest.raises(WorkerError, match="no answer within 10 s"):
+        race(gpu, [candidate(), candidate("hangs_later")], 9, 0)
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(("fault", "threads"), [("shared_memory", 128), ("registers", 1024), ("device_memory", 128)])
 def test_what_the_driver_refuses_leaves_the_worker_alive(gpu: Gpu, candidate: Make, fault: str, threads: int) -> None:
     worker = gpu._child
-    refused = gpu.evaluate(candidate(fault, threads), None)
+    refused = evaluate(gpu, candidate(fault, threads), None)
     assert refused.outcome is Outcome.RESOURCE_EXCEEDED, refused.reason
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
     assert gpu._child is worker
 
 
 def test_a_missing_cubin_does_not_end_the_worker(gpu: Gpu, candidate: Make) -> None:
     worker = gpu._child
-    missing = gpu.evaluate(Candidate(candidate().config, "/nowhere/gone.cubin"), None)
+    missing = evaluate(gpu, Candidate(candidate().config, "/nowhere/gone.cubin"), None)
     assert (missing.outcome, missing.stage) == (Outcome.CRASHED, "load")
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
     assert gpu._child is worker
 
 
 def test_a_wrong_candidate_leaves_a_worker_that_is_known_to_be_intact(gpu: Gpu, candidate: Make) -> None:
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
     worker = gpu._child
     for fault in ("wrong_element", "changed_input", "write_outside", "unwritten"):
-        assert not gpu.evaluate(candidate(fault), None).outcome.has_time
+        assert not evaluate(gpu, candidate(fault), None).outcome.has_time
     assert gpu._child is worker
 
 
 @pytest.mark.parametrize("fault", ["write_overhang", "write_astray"])
 def test_a_stray_write_leaves_no_worker_that_would_blame_others(gpu: Gpu, candidate: Make, fault: str) -> None:
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
-    assert gpu.evaluate(candidate(fault), None).outcome in (Outcome.OUT_OF_BOUNDS, Outcome.WRONG_RESULT)
-    assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
+    assert evaluate(gpu, candidate(fault), None).outcome in (Outcome.OUT_OF_BOUNDS, Outcome.WRONG_RESULT)
+    assert evaluate(gpu, candidate(threads=64), None).outcome is Outcome.OK
 
 
 def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, cache: Path, candidate: Make) -> None:
@@ -163,8 +171,8 @@ def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, ca
     with WorkerPool() as worker_pool:
         for n in (100_000, 100_000, 5000):  # the same problem, then another
             gpu = Gpu(workload(kernel, cache, n=n), deadline_s=8.0, worker_pool=worker_pool)
-            assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
-            assert gpu.evaluate(candidate("wrong_element"), None).outcome is Outcome.WRONG_RESULT
+            assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
+            assert evaluate(gpu, candidate("wrong_element"), None).outcome is Outcome.WRONG_RESULT
             assert gpu._child is not None
             workers.add(gpu._child.pid)
             gpu.close()
@@ -173,16 +181,16 @@ def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, ca
 
 def test_five_deaths_in_a_row_stop_what_never_ran(gpu: Gpu, candidate: Make) -> None:
     for _ in range(5):
-        assert gpu.evaluate(candidate("trap"), None).outcome is Outcome.CRASHED
+        assert evaluate(gpu, candidate("trap"), None).outcome is Outcome.CRASHED
     with pytest.raises(WorkerError, match="5 GPU workers died"):
-        gpu.evaluate(candidate("trap"), None)
+        evaluate(gpu, candidate("trap"), None)
 
 
 def test_five_deaths_in_a_row_do_not_stop_what_still_runs(gpu: Gpu, candidate: Make) -> None:
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
     for _ in range(6):
-        assert gpu.evaluate(candidate("trap"), None).outcome is Outcome.CRASHED
-    assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+        assert evaluate(gpu, candidate("trap"), None).outcome is Outcome.CRASHED
+    assert evaluate(gpu, candidate(threads=64), None).outcome is Outcome.OK
 
 
 def test_the_driver_agrees_on_occupancy(gpu: Gpu, candidate: Make) -> None:
@@ -190,11 +198,11 @@ def test_the_driver_agrees_on_occupancy(gpu: Gpu, candidate: Make) -> None:
 
 
 def test_a_race_times_every_candidate_in_every_round(gpu: Gpu, candidate: Make) -> None:
-    times = gpu.race([candidate(threads=threads) for threads in (64, 128, 256)], rounds=5, seed=0)
-    assert [(len(row.times_us), row.outcome) for row in times] == [(5, Outcome.OK)] * 3
+    times = race(gpu, [candidate(threads=threads) for threads in (64, 128, 256)], 5, 0)
+    assert [(len(row.rounds_us), row.outcome) for row in times] == [(5, Outcome.OK)] * 3
 
 
 def test_a_race_that_a_candidate_breaks_is_told_and_blamed_on_no_later_one(gpu: Gpu, candidate: Make) -> None:
     with pytest.raises(WorkerError, match=r"(?i)launch.?fail|illegal.?instruction"):
-        gpu.race([candidate(), candidate("trap")], rounds=5, seed=0)
-    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+        race(gpu, [candidate(), candidate("trap")], 5, 0)
+    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK

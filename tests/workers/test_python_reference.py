@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import signal
+import stat
+import sys
+import tempfile
+import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,3 +101,192 @@ def hangs(A: np.ndarray) -> None:
 def test_faults_are_told(function: Callable[..., Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         results(function, limit_s=0.3 if function is hangs else 30.0)
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class ExitsError(Exception):
+    def __str__(self) -> str:  # noqa: PLE0307
+        sys.exit("out of the text")
+
+    __repr__ = __str__
+
+
+class InterruptsError(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class NotArray:
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise ZeroDivisionError("no array")
+
+
+class ExitingArray:
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        sys.exit(3)
+
+
+class Base(BaseException):
+    pass
+
+
+class Names(dict):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        raise UnprintableError
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    def function(A: np.ndarray) -> None:
+        raise error
+
+    return function
+
+
+def recurses(A: np.ndarray) -> Any:
+    return recurses(A)
+
+
+def writes_garbage(A: np.ndarray) -> None:
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                os.write(descriptor, b"garbage\n")
+
+
+def writes_half(A: np.ndarray) -> None:
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                os.write(descriptor, b'{"error": "ha')
+    os._exit(0)
+
+
+def leaves_a_process(A: np.ndarray) -> None:
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    os._exit(5)
+
+
+def leaves_a_thread(A: np.ndarray) -> None:
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    atexit.register(time.sleep, 60)
+    raise ValueError("with a thread")
+
+
+def warns(A: np.ndarray) -> None:
+    warnings.simplefilter("error")
+    warnings.warn("as an error", stacklevel=1)
+
+
+def damages_warnings(A: np.ndarray) -> None:
+    json.dumps = None  # type: ignore[assignment]
+    traceback.extract_tb = None  # type: ignore[assignment]
+    raise ValueError("gone")
+
+
+def interrupted(A: np.ndarray) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (raising(UnprintableError), "raises UnprintableError: .its text cannot be made."),
+        (raising(ExitsError), "raises ExitsError: .its text cannot be made."),
+        (raising(InterruptsError), "cannot be computed: KeyboardInterrupt"),
+        (raising(SystemExit), "raises SystemExit"),
+        (raising(SystemExit(0)), "raises SystemExit: 0"),
+        (raising(KeyboardInterrupt), "KeyboardInterrupt"),
+        (raising(GeneratorExit), "GeneratorExit"),
+        (raising(Base("based")), "Base: based"),
+        (raising(MemoryError), "raises MemoryError"),
+        (raising(ExceptionGroup("several", [ValueError(1)])), "raises ExceptionGroup: several"),
+        (
+            raising(ValueError("long " * 40_000)),
+            "raises ValueError: long long .* in function, .*line [0-9]+: raise error",
+        ),
+        (raising(ValueError("\ud800\0\x1b[2J\u202e")), r"raises ValueError: \\ud800\\x00\\x1b\[2J\\u202e"),
+        (raising(InputError('"}' * 40_000)), '["}]{1000}'),
+        (recurses, "raises RecursionError"),
+        (lambda A: NotArray(), "raises ZeroDivisionError: no array"),
+        (lambda A: ExitingArray(), "raises SystemExit: 3"),
+        (lambda A: Names(C=1), "raises UnprintableError"),
+        (lambda A: [[1], [1, 2]], "raises ValueError"),
+        (lambda A: (each for each in A), "type object"),
+        (lambda A: np.empty((5, 4), object), "type object"),
+        (lambda A: sys, "type object"),
+        (writes_garbage, "sent a damaged answer"),
+        (writes_half, "sent a damaged answer"),
+        (lambda A: os.closerange(3, 256), "ended its process"),
+        (lambda A: os.kill(os.getpid(), signal.SIGTERM), "ended its process, with status -15"),
+        (leaves_a_process, "ended its process, with status 5"),
+        (leaves_a_thread, "raises ValueError: with a thread"),
+        (warns, "raises UserWarning: as an error"),
+        (damages_warnings, "cannot be described"),
+        (interrupted, "ended its process, with status -10"),
+    ],
+)
+def test_the_child_ends_whatever_the_function_does(
+    function: Callable[..., Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def handler(*_: object) -> None:
+        raise KeyError("a handler of the program")
+
+    program = os.getpid()
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(InputError, match=said) as caught:
+            results(function)
+    finally:
+        if os.getpid() != program:  # the child came back
+            os._exit((tmp_path / "returned").write_text("the child returned"))
+        signal.signal(signal.SIGUSR1, before)
+    assert not (tmp_path / "returned").exists()
+    assert len(str(caught.value)) < 5000
+    assert str(caught.value).replace("\n", "").isprintable()
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_signals_are_as_before() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    results(lambda A, B: A @ B)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_function_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    def function(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+        os.write(1, b"from the function")
+        return A @ B
+
+    results(function)
+    assert "from the function" in capfd.readouterr().out
+
+
+def test_a_program_that_does_not_wait_for_children() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes them itself
+    try:
+        (found,) = results(lambda A, B: A @ B)
+        with pytest.raises(InputError, match="ended its process"):
+            results(lambda A: os._exit(7))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert found.shape == (5, 4)
+
+
+def test_more_than_double_precision_becomes_double() -> None:
+    (found,) = results(lambda A, B: (A @ B).astype(np.longdouble))
+    assert found.dtype == np.float64
+
+
+def test_no_room_for_the_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(InputError, match="set TMPDIR"):
+        results(lambda A, B: A @ B)

@@ -13,10 +13,11 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
+from interrupts import heeded_interrupts
 
 from autotile.errors import ToolchainError
 from autotile.workers import sanitizer
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, ToolResult, find_sanitizer
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -332,8 +333,9 @@ def installed(folder: Path) -> Path:
 def interrupted_after(seconds: float, act: Callable[[], object]) -> None:
     """Call a function, and press Ctrl-C meanwhile."""
     timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        act()
-    finally:
-        timer.join()
+    with heeded_interrupts():
+        timer.start()
+        try:
+            act()
+        finally:
+            timer.join()

@@ -14,7 +14,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Config
 from autotile.kernel.library import load_kernel
 from autotile.workers import sanitizer_worker
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 from autotile.workers.sanitizer import Notice, format_notice
 from autotile.workers.sanitizer_worker import Launcher
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gpu_calls import evaluate
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
@@ -16,7 +17,7 @@ from autotile.workers import gpu as gpus
 from autotile.workers.child import Child, WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Candidate, Workload
 
 MODULE = "bad_worker"
 JOB = CompileJob("", "hash", "/nowhere/fill.cu", "compiled", "sm_90", ())
@@ -53,8 +54,8 @@ def gpu(worker_pool: WorkerPool, tmp_path: Path) -> Callable[..., Gpu]:
     return start
 
 
-def evaluate(gpu: Gpu, deed: str) -> Outcome:
-    return gpu.evaluate(Candidate({"DO": deed}, "a.cubin"), None).outcome
+def run(gpu: Gpu, deed: str) -> Outcome:
+    return evaluate(gpu, Candidate({"DO": deed}, "a.cubin")).outcome
 
 
 def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Compiled]:
@@ -99,7 +100,7 @@ def test_the_next_session_sets_up_its_problem_in_the_same_worker(
 ) -> None:
     for _ in range(3):
         session = gpu()
-        assert evaluate(session, "ok") is Outcome.OK
+        assert run(session, "ok") is Outcome.OK
         session.close()
     assert len(started) == 1
     assert (tmp_path / "openings").stat().st_size == 3
@@ -110,7 +111,7 @@ def test_a_reused_worker_that_cannot_set_up_the_next_problem_is_replaced(
 ) -> None:
     for openings in ((), ("well", "setup_error"), ()):
         session = gpu(*openings)
-        assert evaluate(session, "ok") is Outcome.OK
+        assert run(session, "ok") is Outcome.OK
         session.close()
     assert len(started) == 2
 
@@ -125,10 +126,10 @@ def test_a_child_released_to_a_closed_pool_is_ended(started: list[Child]) -> Non
 @pytest.mark.parametrize("deed", ["fault_in_verify", "spent", "sleep"])
 def test_a_worker_that_a_candidate_broke_is_not_kept(gpu: Callable[..., Gpu], started: list[Child], deed: str) -> None:
     first = gpu()
-    evaluate(first, deed)
+    run(first, deed)
     first.close()
     second = gpu()
-    assert evaluate(second, "ok") is Outcome.OK
+    assert run(second, "ok") is Outcome.OK
     second.close()
     assert len(started) == 2
 

@@ -45,6 +45,11 @@
   // Figures come in the colours of the light theme; each has a counterpart of the same role in the dark one.
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   let colours = new Map();
+  let palettes = [{}, {}];
+  const page = {
+    themed: (value) => (dark.matches ? themed(value) : value),
+    colour: (role) => palettes[dark.matches ? 1 : 0][role],
+  };
 
   function themed(value) {
     if (typeof value === "string") return colours.get(value) ?? value;
@@ -55,6 +60,11 @@
 
   function draw(plot, figure) {
     plot.figure = figure;
+    if (figure.data.some((trace) => trace.type === "parcoords")) {
+      if (plot.parallel) plot.parallel.update(figure);
+      else plot.parallel = new Parallel(plot, figure, page);
+      return;
+    }
     const { data, layout } = dark.matches ? themed(figure) : figure;
     const kept = { ...layout, uirevision: plot.dataset.chart }; // what the reader has zoomed stays
     window.Plotly.react(plot, data, kept, { displayModeBar: false, responsive: true });
@@ -75,6 +85,11 @@
       this.heading = element("h2");
       this.place = element("p", undefined, "place");
       this.state = element("p", undefined, "state");
+      this.bar = element("progress");
+      this.bar.max = 1;
+      this.left = element("span");
+      this.progress = element("p", undefined, "progress");
+      this.progress.append(this.bar, this.left);
       this.facts = element("dl");
       this.plots = element("div", undefined, "charts");
       const latest = element("details", undefined, "latest");
@@ -88,7 +103,7 @@
       const scroll = element("div", undefined, "scroll");
       scroll.append(table);
       latest.append(scroll);
-      this.root.append(this.heading, this.place, this.state, this.facts, this.plots, latest);
+      this.root.append(this.heading, this.place, this.state, this.progress, this.facts, this.plots, latest);
     }
 
     list(session) {
@@ -96,6 +111,12 @@
       this.place.textContent = session.host ? `${session.device}, ${session.host}` : session.device;
       this.state.textContent = `${STATES[session.state](session)}; ${session.trials.toLocaleString("en")} trials`;
       this.root.dataset.state = session.state;
+      this.progress.hidden = session.progress === null;
+      if (session.progress === null) return;
+      const { share, text, left } = session.progress;
+      this.bar.value = share;
+      this.bar.setAttribute("aria-label", text);
+      this.left.textContent = [text, session.state === "silent" ? "" : left].filter(Boolean).join(", ");
     }
 
     async update(session) {
@@ -150,7 +171,8 @@
     remove() {
       for (const one of this.charts.values()) {
         inView.unobserve(one.plot);
-        window.Plotly.purge(one.plot);
+        if (one.plot.parallel) one.plot.parallel.close();
+        else window.Plotly.purge(one.plot);
       }
       this.root.remove();
     }
@@ -186,8 +208,9 @@
       box.setAttribute("aria-label", `show ${session.kernel} ${session.problem}`);
       const cell = element("td");
       cell.append(box);
+      const left = session.state === "running" ? session.progress?.left ?? "" : "";
       const figures = [session.trials.toLocaleString("en"), session.elapsed].map((text) => element("td", text, "number"));
-      return row([cell, session.kernel, session.problem, session.device, session.host, session.state, ...figures,
+      return row([cell, session.kernel, session.problem, session.device, session.host, session.state, ...figures, left,
         session.database]);
     });
     const focused = document.activeElement?.dataset?.session;
@@ -250,6 +273,7 @@
 
   document.addEventListener("visibilitychange", () => { if (!document.hidden) inView.takeRecords(); });
   ask("palette").then(([light, other]) => {
+    palettes = [light, other];
     colours = new Map(Object.keys(light).map((role) => [light[role], other[role]]));
   }).finally(follow);
 })();

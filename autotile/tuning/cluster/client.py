@@ -8,7 +8,7 @@ import hashlib
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from autotile.tuning.cluster.compilers import ClusterCompilers
 from autotile.tuning.cluster.connection import Connection
 from autotile.tuning.cluster.scheduler import distributed
 from autotile.tuning.cluster.worker import SIMULATED, Operation, Reply, answer
-from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.jobs import Job, Workload, job_message, with_files
 
 _POLL_S = 1.0
 """Interval at which a request that waits looks whether its GPU is gone."""
@@ -41,7 +41,7 @@ class RemoteWork:
     kernel
         Name of the kernel.
     workload
-        The session's problem.
+        The session's problem; None if each entry of its jobs has one of its own.
     deadline_s
         Time after which the worker of a candidate is killed, in seconds.
     session
@@ -49,7 +49,7 @@ class RemoteWork:
     """
 
     kernel: str
-    workload: Workload
+    workload: Workload | None
     deadline_s: float
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -74,6 +74,11 @@ class Cluster:
         """Whether the scheduler does not answer."""
         return self._connection.lost_s > 0
 
+    @property
+    def waiting(self) -> str:
+        """Remark for the user while the scheduler does not answer; otherwise empty."""
+        return self._connection.waiting
+
     def look(self) -> list[str]:
         """Return the UUIDs of the GPUs that are present."""
         return sorted({name for resources in self._connection.offers() for name in resources if _is_gpu(name)})
@@ -84,41 +89,27 @@ class Cluster:
         self._submit(sent)
         return sent
 
-    def sweep(self, gpu: str, session: str, message: Mapping[str, Any], **fields: Any) -> Sent:
-        """Send a sweep, with the cubins of its entries; see `autotile.tuning.operation_sweep`."""
-        cubins: dict[str, bytes] = {}
-        entries = [{**one, "cubin_path": _packed_cubin(one["cubin_path"], cubins)} for one in message["entries"]]
-        common = {"version": __version__, "session": session}
-        request = {"op": "sweep", **common, **fields, "message": {**message, "entries": entries}}
-        sent = Sent(gpu, encode_json(request), cubins)
-        self._submit(sent)
-        return sent
-
-    def end(self, gpu: str, session: str) -> None:
-        """Release a GPU to other sessions."""
-        sent = Sent(gpu, encode_json({"op": "close", "version": __version__, "session": session}), {})
-        self._submit(sent)
-        sent.forget()
-
     def description(self, sent: Sent) -> Reply | None:
         """Return the answer to `describe`; None if it is not there yet. Errors are those of `result`."""
         if sent.future is None or self._connection.is_lost(sent.future):
             raise WorkerError(f"a request to {sent.gpu} was lost")
         return self.result(sent, 0.0) if sent.future.done() else None
 
-    def send(self, gpu: str, op: Operation, candidates: Sequence[Candidate], work: RemoteWork, **fields: Any) -> Sent:
-        """Send a request with its cubins to a GPU; other fields are those of `Request`.
+    def send(
+        self, gpu: str, op: Operation, work: RemoteWork, job: Job | None = None, *, expected_s: float = 0.0
+    ) -> Sent:
+        """Send a request to a GPU, with a job and its cubins if it carries one.
 
         A GPU answers one at a time, in the order in which they were sent.
         """
         cubins: dict[str, bytes] = {}
-        packed = [_packed(one, cubins) for one in candidates]
-        common = {"version": __version__, **asdict(work)}
-        sent = Sent(gpu, encode_json({"op": op, **common, "candidates": packed, **fields}), cubins)
+        common = {"op": op, "version": __version__, **asdict(work), "expected_s": expected_s}
+        packed = job_message(with_files(job, lambda path: _packed(path, cubins))) if job is not None else {}
+        sent = Sent(gpu, encode_json({**common, "job": packed}), cubins)
         self._submit(sent)
         return sent
 
-    def result(self, sent: Sent, limit_s: float = math.inf) -> Reply:
+    def result(self, sent: Sent, limit_s: float = math.inf, *, meanwhile: Callable[[], None] = lambda: None) -> Reply:
         """Wait for the reply to a request.
 
         Parameters
@@ -127,6 +118,8 @@ class Cluster:
             The request.
         limit_s
             Time to wait at most, in seconds.
+        meanwhile
+            Called about every second, and in the end.
 
         Raises
         ------
@@ -137,9 +130,11 @@ class Cluster:
         """
         end = time.monotonic() + limit_s
         while (reply := self._poll(sent)) is None:
+            meanwhile()
             if time.monotonic() > end:
                 sent.withdraw()
                 raise WorkerError(f"{sent.gpu} has not answered for {limit_s:.0f} s")
+        meanwhile()
         if reply.error:
             raise {"input": InputError, "toolchain": ToolchainError}.get(reply.kind, WorkerError)(reply.error)
         return reply
@@ -218,17 +213,7 @@ def _is_gpu(resource: str) -> bool:
     return resource.startswith((*_GPU_PREFIXES, SIMULATED))
 
 
-def _packed(candidate: Candidate, cubins: dict[str, bytes]) -> dict[str, Any]:
-    """Return a candidate as plain data with hashes in place of its cubins, which are added to ``cubins``."""
-    others = [
-        {"sizes": dict(one.sizes), "symbols": dict(one.symbols), "cubin_path": _packed_cubin(one.cubin_path, cubins)}
-        for one in candidate.others
-    ]
-    plain = {**candidate.to_json(), "config": dict(candidate.config), "computed": dict(candidate.computed)}
-    return {**plain, "cubin_path": _packed_cubin(candidate.cubin_path, cubins), "others": others}
-
-
-def _packed_cubin(path: str, cubins: dict[str, bytes]) -> str:
+def _packed(path: str, cubins: dict[str, bytes]) -> str:
     """Return the hash of a cubin, which is added to ``cubins``; empty for none, as in replay."""
     if not path:
         return ""

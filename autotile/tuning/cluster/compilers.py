@@ -16,7 +16,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -67,7 +67,7 @@ class CompileRequest(msgspec.Struct):
     key: str
     job: CompileJob
     deadline_s: float
-    files: str = ""
+    files: Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
 
 
 class CompileReply(msgspec.Struct):
@@ -170,8 +170,8 @@ def _moved(job: CompileJob, root: Path) -> CompileJob:
 
 def _below(root: Path, path: str) -> str:
     parts = Path(path).parts
-    if not Path(path).is_absolute() or ".." in parts:
-        raise InputError(f"the path {path!r} of a compile job is not absolute")
+    if not Path(path).is_absolute() or ".." in parts or "\0" in path:
+        raise InputError(f"the path {path!r:.200} of a compile job is not absolute")
     return str(root.joinpath(*parts[1:]))
 
 

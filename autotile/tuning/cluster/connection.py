@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from autotile.errors import InputError, WorkerError
-from autotile.tuning.cluster.scheduler import check_scheduler, distributed
+from autotile.errors import WorkerError
+from autotile.tuning.cluster.scheduler import check_scheduler, distributed, local_host, no_scheduler_error
 
 _CONNECT_S = 10.0
 _LOOK_S = 5.0
@@ -46,10 +48,12 @@ class Connection:
     def __init__(self, address: str, *, insecure: bool) -> None:
         self._security = check_scheduler(address, insecure=insecure)
         self._address = address
+        with ThreadPoolExecutor(1) as pool:  # in a notebook, this thread runs a loop of its own
+            pool.submit(asyncio.run, local_host(address, self._security, _CONNECT_S)).result()
         try:
             self._client = self._connected()
-        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-            raise InputError(f"no scheduler answers at {address}: {error}; see `dask scheduler --help`") from None
+        except Exception as error:  # whatever Dask raises where something else answers
+            raise no_scheduler_error(address, error) from None
         self._levels = {name: logging.getLogger(name).level for name in _LOGGERS}
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -69,6 +73,13 @@ class Connection:
         """Time for which the scheduler has not answered, in seconds; 0 if it has answered the last time."""
         lost_at = self._lost_at
         return 0.0 if lost_at is None else time.monotonic() - lost_at
+
+    @property
+    def waiting(self) -> str:
+        """Remark for the user while the scheduler does not answer; otherwise empty."""
+        if self._lost_at is None:
+            return ""
+        return f"the scheduler {self._address} does not answer; it is waited for, {_RECONNECT_S / 60:.0f} min at most"
 
     def offers(self) -> list[Mapping[str, float]]:
         """Return the resources of each process of Dask that is present; none while the scheduler does not answer."""

@@ -8,15 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
-from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
+from autotile.errors import AutotileError, InputError, WorkerError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace
@@ -29,7 +28,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
 from autotile.workers.compile_pool import CompileFarm
-from autotile.workers.protocol import Candidate, Evaluation, LibraryCall, RaceTimes, Workload
+from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading, Time
 from autotile.workers.sanitizer import Finding
 
 _FIRST_GPU_S = 60.0
@@ -61,6 +60,8 @@ class RemoteGpu:
         The session's problem.
     recorded
         What simulated GPUs replay; None for real ones.
+    meanwhile
+        Called about every second while a request is waited for, in the thread that waits.
     """
 
     source: Literal["cuda", "replayed"]
@@ -77,6 +78,7 @@ class RemoteGpu:
         work: RemoteWork,
         *,
         recorded: ReplayBackend | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self.uuid = gpu
@@ -87,6 +89,7 @@ class RemoteGpu:
         self._cluster = cluster
         self._work = work
         self._recorded = recorded
+        self._meanwhile = meanwhile
         self.was_absent = False
         self._submitted: deque[tuple[Candidate, Sent]] = deque()
         """Candidates without a result and their requests, oldest first."""
@@ -99,18 +102,18 @@ class RemoteGpu:
 
     def wait(self) -> None:
         """Wait until the worker has set up the problem."""
-        self._request("evaluate", ())
+        self._request("open", None)
 
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Send a candidate with its cubin; it waits in the process of the GPU while an earlier one runs."""
-        self._submitted.append((candidate, self._send("evaluate", [candidate], best_us=best_us)))
+        self._submitted.append((candidate, self._send("run", Time((Entry(candidate, limit_us=best_us),)))))
 
     def result(self) -> Finished:
         """Wait for the oldest candidate; a crash or a hang of the GPU's worker process is an outcome."""
         candidate, sent = self._submitted[0]
         reply = self._reply(sent)
         self._submitted.popleft()
-        return Finished(candidate, self._evaluation(reply), self.uuid)
+        return Finished(candidate, self._reading(reply), self.uuid)
 
     def withdraw(self) -> None:
         """Forget the candidates without a result."""
@@ -118,66 +121,17 @@ class RemoteGpu:
         for _, sent in submitted:
             sent.withdraw()
 
-    def race(
-        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
-    ) -> list[RaceTimes] | None:
-        """Time the candidates interleaved; None if the worker process of the GPU died."""
-        return self._request("race", candidates, rounds=rounds, seed=seed, expected_s=expected_s).raced
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+        """Race entries; None if the worker process of the GPU died."""
+        return self._request("run", job, expected_s=expected_s).readings
 
-    def draw_second_inputs(self, seed: int) -> None:
-        """Draw a second set of inputs in the worker, and in its successors."""
-        former = self._work
-        self._work = replace(former, workload=replace(former.workload, verify_seed=seed))
-        try:
-            self._request("evaluate", ())
-        except (InputError, ToolchainError):
-            self._work = former
-            raise
+    def check(self, job: Check) -> Reading:
+        """Verify the candidate repeatedly; a crash or a hang is an outcome."""
+        return self._reading(self._request("run", job))
 
-    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
-        """Run the candidate up to ``repeats`` times; a crash or a hang is an outcome."""
-        return self._evaluation(self._request("verify", [candidate], repeats=repeats, limit_s=limit_s))
-
-    def contest(
-        self,
-        entries: Sequence[tuple[Workload, Candidate]],
-        libraries: Sequence[LibraryCall],
-        rounds: int,
-        seed: int,
-        *,
-        expected_s: float,
-    ) -> tuple[list[RaceTimes], list[str]]:
-        """Race candidates of several kernels, and libraries of the GPU's machine.
-
-        Parameters
-        ----------
-        entries, libraries, rounds, seed, expected_s
-            As for `autotile.workers.gpu.Gpu.contest`.
-
-        Returns
-        -------
-        list of RaceTimes
-            Of the candidates, then of the libraries; one that failed, or is not there, has no times.
-        list of str
-            Version of each library.
-
-        Raises
-        ------
-        WorkerError, InputError, ToolchainError
-            As for `autotile.workers.gpu.Gpu.contest`; or the GPU is lost.
-        """
-        reply = self._request(
-            "contest",
-            [candidate for _, candidate in entries],
-            workloads=[workload.to_json() for workload, _ in entries],
-            libraries=[call.to_json() for call in libraries],
-            rounds=rounds,
-            seed=seed,
-            expected_s=expected_s,
-        )
-        if reply.raced is None or len(reply.raced) != len(entries) + len(libraries):
-            raise WorkerError(f"the reply of {self.uuid} holds no times")
-        return reply.raced, reply.versions
+    def time(self, job: Time) -> list[Reading]:
+        """Verify and measure entries; as for `autotile.workers.gpu.Gpu.time`."""
+        return self._request("run", job).readings or []
 
     def spare(self) -> None:
         """Return None: there is no other GPU."""
@@ -194,27 +148,27 @@ class RemoteGpu:
         self.withdraw()
         if self._running is not None:
             self._running.withdraw()
-        self._send("close", ()).forget()
+        self._send("close", None).forget()
 
-    def _evaluation(self, reply: Reply) -> Evaluation:
-        if reply.evaluation is None:
+    def _reading(self, reply: Reply) -> Reading:
+        if not reply.readings:
             raise WorkerError(f"the reply of {self.uuid} holds no result")
         self.is_dead = reply.is_dead
-        return reply.evaluation
+        return reply.readings[0]
 
-    def _request(self, op: Operation, candidates: Sequence[Candidate], **fields: Any) -> Reply:
-        self._running = self._send(op, candidates, **fields)
+    def _request(self, op: Operation, job: Job | None, *, expected_s: float = 0.0) -> Reply:
+        self._running = self._send(op, job, expected_s=expected_s)
         return self._reply(self._running)
 
     def _reply(self, sent: Sent) -> Reply:
         try:
-            return self._cluster.result(sent)
+            return self._cluster.result(sent, meanwhile=self._meanwhile)
         except AbsentGpuError:
             self.was_absent = True
             raise
 
-    def _send(self, op: Operation, candidates: Sequence[Candidate], **fields: Any) -> Sent:
-        return self._cluster.send(self.uuid, op, candidates, self._work, **fields)
+    def _send(self, op: Operation, job: Job | None, *, expected_s: float = 0.0) -> Sent:
+        return self._cluster.send(self.uuid, op, self._work, job, expected_s=expected_s)
 
 
 class ClusterGpus(GpuGroup):
@@ -258,9 +212,23 @@ class ClusterGpus(GpuGroup):
         self._ending = threading.Event()
         self._alone_at = math.inf
         """Time since which no GPU is left, by `time.monotonic`."""
+        self._session_thread = threading.get_ident()
+        self._reported = ""
+        """Remark that was reported last; empty while nothing is waited for."""
         super().__init__(self._first(), work.deadline_s)
         self._watch = threading.Thread(target=self._let_join, name="cluster", daemon=True)
         self._watch.start()
+
+    def wait(self) -> None:
+        """Wait until one GPU can run candidates."""
+        super().wait()
+        self._report_waiting()
+
+    def result(self) -> Finished:
+        """Wait for any candidate that was submitted, and return its evaluation."""
+        finished = super().result()
+        self._report_waiting()
+        return finished
 
     def close(self) -> None:
         """Release the GPUs."""
@@ -294,7 +262,7 @@ class ClusterGpus(GpuGroup):
         for gpu, known in self._joined.items():
             if known and not known[-1].is_closed:
                 with suppress(WorkerError):
-                    self._cluster.send(gpu, "describe", (), self._work).forget()
+                    self._cluster.send(gpu, "describe", self._work).forget()
 
     def _arriving(self, model: DeviceProperties | None) -> Iterator[RemoteGpu]:
         """Yield the GPUs that are present, of the session's model, and not part of it."""
@@ -314,14 +282,15 @@ class ClusterGpus(GpuGroup):
             if (reply.device.name, reply.device.compute_capability) != (model.name, model.compute_capability):
                 self._refused.add(gpu)
                 continue
-            one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded)
+            meanwhile = self._report_waiting
+            one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded, meanwhile=meanwhile)
             known.append(one)
             yield one
 
     def _description(self, gpu: str) -> Reply | None:
         """Return what a GPU says of itself; None if it says nothing."""
         try:
-            return self._cluster.result(self._cluster.send(gpu, "describe", (), self._work), _DESCRIBE_S)
+            return self._cluster.result(self._cluster.send(gpu, "describe", self._work), _DESCRIBE_S)
         except WorkerError:
             return None
 
@@ -334,12 +303,23 @@ class ClusterGpus(GpuGroup):
 
     def _raise_if_lost(self) -> None:
         """Wait for a GPU to come back if all of them are absent."""
+        self._alone_at = math.inf if self._left() else min(self._alone_at, time.monotonic())
+        self._report_waiting()
         if self._left():
-            self._alone_at = math.inf
             return
-        self._alone_at = min(self._alone_at, time.monotonic())
         if time.monotonic() - self._alone_at > _RETURN_S or not isinstance(self._error, AbsentGpuError):
             super()._raise_if_lost()
+
+    def _report_waiting(self) -> None:
+        """Report to the session that it begins to wait for a part of the cluster, or that this is over."""
+        if threading.get_ident() != self._session_thread:
+            return
+        text = self._cluster.waiting
+        if not text and self._alone_at < math.inf and not self._left():
+            text = f"no GPU of the scheduler is left; one is waited for, {_RETURN_S / 60:.0f} min at most"
+        if text != self._reported:
+            self._reported = text
+            self.observe_wait(text)
 
 
 def free_gpu(lane: Lane, work: RemoteWork) -> RemoteGpu:
@@ -360,6 +340,37 @@ def free_gpu(lane: Lane, work: RemoteWork) -> RemoteGpu:
                 return RemoteGpu(lane.cluster, gpu, device, work)
         time.sleep(_POLL_S)
     raise WorkerError("no GPU of the cluster is free")
+
+
+class FreeGpu:
+    """A GPU of a cluster for jobs whose entries have problems of their own; if it is gone, another one.
+
+    Parameters
+    ----------
+    lane
+        GPUs of the cluster.
+    deadline_s
+        Time after which the worker of a candidate is killed, in seconds.
+    """
+
+    def __init__(self, lane: Lane, deadline_s: float) -> None:
+        self._lane = lane
+        self._work = RemoteWork("", None, deadline_s)
+        self._gpu: RemoteGpu | None = None
+
+    def time(self, job: Time) -> list[Reading]:
+        """Verify and measure entries; as for `autotile.workers.gpu.Gpu.time`."""
+        while True:
+            self._gpu = self._gpu or free_gpu(self._lane, self._work)
+            try:
+                return self._gpu.time(job)
+            except AbsentGpuError:
+                self._gpu = None
+
+    def close(self) -> None:
+        """Release the GPU."""
+        if self._gpu is not None:
+            self._gpu.close()
 
 
 def no_gpu_error(present: Sequence[str], model: str = "", reason: str = "") -> InputError:

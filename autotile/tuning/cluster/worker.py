@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,18 +22,23 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Outcome
 from autotile.core.text import plural
-from autotile.cuda.cublas import cublas_version
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
 from autotile.exchange.recording import Recording, read_recording, read_recording_header
-from autotile.settings import read_settings
+from autotile.settings import read_settings, user_path
 from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
-from autotile.tuning.cluster.scheduler import WorkerPlugin, check_scheduler, distributed, ignore_interrupts
+from autotile.tuning.cluster.scheduler import (
+    WorkerPlugin,
+    check_scheduler,
+    distributed,
+    ignore_interrupts,
+    local_host,
+)
 from autotile.tuning.replay import SimulatedGpu
-from autotile.workers.child import Child, WorkerPool
-from autotile.workers.gpu import GPU_WORKER, Gpu
-from autotile.workers.protocol import Candidate, Evaluation, LibraryCall, RaceTimes, Workload
+from autotile.workers.child import WorkerPool
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import Check, Job, Race, Reading, Time, Workload, read_job, with_files
 
 SIMULATED = "simulated-"
 """Prefix of the names of GPUs that replay a recording."""
@@ -44,17 +49,22 @@ _MAX_CUBINS = 256
 """Cubins of a session that are kept: a GPU runs an earlier candidate again to find out whether it is at fault."""
 _RETRY_S = 2.0
 """Time until a worker that the scheduler has lost joins again."""
+_FIRST_ANSWER_S = 5.0
+"""Time after which the user is told that the scheduler does not answer yet."""
 _START_S = 30.0
+"""Time in which a scheduler answers that is started at the same time, and in which a process of Dask joins it."""
+_HTTP_ADDRESS = "127.0.0.1:0"
+"""Address of the HTTP server that each worker of Dask starts, without TLS; nothing uses it."""
 _IDLE_S = 30.0
 """Time for which the GPU worker waits for the next session; it takes seconds to start."""
 
-Operation = Literal["describe", "evaluate", "verify", "race", "contest", "sweep", "close"]
+Operation = Literal["describe", "open", "run", "close"]
 
 
 class Request(msgspec.Struct):
     """A request of a session to a GPU. It is complete: a worker that was replaced answers it like the first one.
 
-    The path of each cubin is its SHA-256 hash; its content is sent along. A contest has a workload for each candidate.
+    The path of each cubin of its job is the SHA-256 hash of the content, which is sent along.
     """
 
     op: Operation
@@ -62,27 +72,17 @@ class Request(msgspec.Struct):
     session: str
     kernel: str = ""
     workload: Workload | None = None
+    """The session's problem; None if each entry of its jobs has one of its own."""
     deadline_s: float = 0.0
-    candidates: list[Candidate] = []
-    best_us: float | None = None
-    rounds: int = 1
-    repeats: int = 1
-    seed: int = 0
+    job: dict[str, Any] = {}
     expected_s: float = 0.0
-    limit_s: float | None = None
-    workloads: list[Workload] = []
-    libraries: list[LibraryCall] = []
-    message: dict[str, Any] = {}
-    """Request of a sweep, as the GPU worker takes it."""
-    versions: dict[str, str] = {}
-    """Versions of the libraries that it times."""
 
 
 class Reply(msgspec.Struct):
     """Reply to a request; ``error`` and its kind are set if it failed.
 
     ``is_dead`` is whether the GPU's worker process died with the candidate, ``is_busy`` whether another session has the
-    GPU.
+    GPU. There are no readings of a race that broke.
     """
 
     error: str = ""
@@ -90,15 +90,7 @@ class Reply(msgspec.Struct):
     is_dead: bool = False
     is_busy: bool = False
     device: DeviceProperties | None = None
-    evaluation: Evaluation | None = None
-    raced: list[RaceTimes] | None = None
-    versions: list[str] = []
-    """Version of each library of a contest; empty if the machine lacks it."""
-    swept: dict[str, Any] | None = None
-    """Reply of the GPU worker to a sweep."""
-    failure: str = ""
-    """Why it died with it, in which stage."""
-    stage: str = ""
+    readings: list[Reading] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +121,10 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._gpu = gpu
         self._backend: Backend | None = None
         self._session = ""
-        self._workload: Workload | None = None
         self._used_at = 0.0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._child: Child | None = None
-        """GPU worker of a sweep."""
+        self._bare: Gpu | None = None
+        """GPU of a session whose entries have problems of their own."""
         self._workers: WorkerPool | None = None
         """The GPU worker between two sessions."""
         self._idle: threading.Timer | None = None
@@ -164,75 +155,51 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         if is_busy:
             raise WorkerError(f"{self._gpu.uuid} works for another session")
         self._used_at = time.monotonic()
-        if request.op == "contest":
-            return self._contest(request, cubins)
-        if request.op == "sweep":
-            return self._sweep(request, cubins)
-        backend = self._opened(request)
         try:
-            return self._run(backend, request, [self._stored(one, cubins) for one in request.candidates])
+            if request.workload is None:
+                return self._run_bare(request, cubins)
+            return self._run(self._opened(request, request.workload), request, cubins)
         except AutotileError:
             self._end()
             raise
         finally:
             self._used_at = time.monotonic()
 
-    def _run(self, backend: Backend, request: Request, candidates: Sequence[Candidate]) -> Reply:
-        if request.op == "race":
-            return Reply(raced=backend.race(candidates, request.rounds, request.seed, request.expected_s))
-        if not candidates:  # the session only waits for the GPU
+    def _run(self, backend: Backend, request: Request, cubins: Mapping[str, bytes]) -> Reply:
+        """Run a job on the session's problem."""
+        if request.op == "open":
             return Reply()
-        if request.op == "verify":
-            evaluation = backend.verify(candidates[0], request.repeats, request.limit_s)
+        job = self._moved(request, cubins)
+        if isinstance(job, Race):
+            return Reply(readings=backend.race(job, request.expected_s))
+        (entry,) = job.entries
+        if isinstance(job, Check):
+            reading = backend.check(job)
         else:
-            backend.submit(candidates[0], request.best_us)
-            evaluation = backend.result().evaluation
-        died = backend.is_dead and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
-        return Reply(evaluation=replace(evaluation, began_at=0.0), is_dead=died)
+            assert entry.candidate is not None
+            backend.submit(entry.candidate, entry.limit_us)
+            reading = backend.result().reading
+        died = backend.is_dead and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
+        return Reply(readings=[replace(reading, began_at=0.0)], is_dead=died)
 
-    def _contest(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
-        """Race candidates of several kernels and the libraries that this machine has."""
-        self._end()
-        self._end_idle()
-        self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
-        try:
-            workloads = [self._on_this_machine(one) for one in request.workloads]
-            entries = list(zip(workloads, [self._stored(one, cubins) for one in request.candidates], strict=True))
-            versions = [_library_version(one.library) for one in request.libraries]
-            calls = [one for one, version in zip(request.libraries, versions, strict=True) if version]
-            with closing(Gpu(workloads[0], request.deadline_s)) as gpu:
-                found = gpu.contest(entries, calls, request.rounds, request.seed, expected_s=request.expected_s)
-        finally:
-            self._end()
-        timed = iter(found[len(entries) :])
-        absent = RaceTimes((), Outcome.CRASHED, f"{socket.gethostname()} does not have it")
-        raced = [*found[: len(entries)], *(next(timed) if version else absent for version in versions)]
-        return Reply(raced=raced, versions=versions)
-
-    def _sweep(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
-        """Pass a request on to the GPU worker, with the cubins as files."""
-        for name, version in request.versions.items():
-            if (own := _library_version(name)) != version:
-                host = socket.gethostname()
-                raise ToolchainError(f"{host} has {name} {own or 'not installed'}, and the session {version}")
+    def _run_bare(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
+        """Run a job whose entries have problems of their own."""
         if self._session != request.session:
             self._end()
             self._end_idle()
             self._session = request.session
             self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
-        settings, message = read_settings(), request.message
-        here = {"cache": str(settings.cache), "cache_limit_bytes": settings.cache_limit_bytes}
-        entries = [{**one, "cubin_path": self._file(one["cubin_path"], cubins)} for one in message["entries"]]
-        setup = {**message["setup"], **here, "device_index": self._gpu.index}
-        self._child = self._child or Child(GPU_WORKER)
-        try:
-            swept = self._child.request({**message, "setup": setup, "entries": entries}, request.deadline_s)
-        except WorkerError as error:
-            self._end_child()
-            return Reply(failure=str(error), stage=error.stage)
-        if swept.get("last"):
-            self._end_child()
-        return Reply(swept=swept)
+        if request.op == "open":
+            return Reply()
+        self._bare = self._bare or Gpu(None, request.deadline_s, device_index=self._gpu.index)
+        job = self._moved(request, cubins)
+        if isinstance(job, Race):
+            return Reply(readings=self._bare.race(job, expected_s=request.expected_s))
+        return Reply(readings=self._bare.time(job) if isinstance(job, Time) else self._bare.check(job))
+
+    def _moved(self, request: Request, cubins: Mapping[str, bytes]) -> Job:
+        """Return the job of a request with the folders of this machine, and its cubins as files."""
+        return with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
 
     def _on_this_machine(self, workload: Workload) -> Workload:
         settings = read_settings()
@@ -243,20 +210,14 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             cache_limit_bytes=settings.cache_limit_bytes,
         )
 
-    def _opened(self, request: Request) -> Backend:
+    def _opened(self, request: Request, workload: Workload) -> Backend:
         """Return the GPU, set up for the session's problem."""
-        workload = request.workload
-        if workload is None:
-            raise WorkerError("the request states no problem")
         if self._backend is not None and self._session == request.session:
-            if workload.verify_seed and workload != self._workload:
-                self._backend.draw_second_inputs(workload.verify_seed)
-                self._workload = workload
             return self._backend
         self._end()
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
         backend = self._start(request, workload)
-        self._backend, self._session, self._workload = backend, request.session, workload
+        self._backend, self._session = backend, request.session
         try:
             backend.wait()
         except BaseException:
@@ -284,11 +245,6 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         known = "; ".join(map(str, found.values()))
         raise InputError(f"{self._gpu.uuid} replays recordings of {known}, not of the session's problem")
 
-    def _stored(self, candidate: Candidate, cubins: Mapping[str, bytes]) -> Candidate:
-        """Return a candidate whose cubins are files of this machine."""
-        others = tuple(replace(one, cubin_path=self._file(one.cubin_path, cubins)) for one in candidate.others)
-        return replace(candidate, cubin_path=self._file(candidate.cubin_path, cubins), others=others)
-
     def _file(self, name: str, cubins: Mapping[str, bytes]) -> str:
         if not name:  # of a replay
             return ""
@@ -306,7 +262,9 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         return str(path)
 
     def _end(self) -> None:
-        self._end_child()
+        bare, self._bare = self._bare, None
+        if bare is not None:
+            bare.close()
         backend, self._backend, self._session = self._backend, None, ""
         if backend is not None:
             backend.close()
@@ -322,19 +280,6 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.close()
-
-    def _end_child(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-
-
-def _library_version(name: str) -> str:
-    """Return the version of a library of `autotile.kernel.operation.LIBRARIES`; empty if it is not installed."""
-    try:
-        return cublas_version() if name == "cublas" else ""
-    except ToolchainError:
-        return ""
 
 
 def answer(text: str, cubins: Mapping[str, bytes]) -> str:
@@ -375,6 +320,7 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
     InputError
         There is no recording, one cannot be read, or they are of several GPUs.
     """
+    recording = user_path(recording, "a recording")
     files = sorted(recording.glob("*.npz")) if recording.is_dir() else [recording]
     if not files:
         raise InputError(f"there is no recording (*.npz) in {recording}")
@@ -415,8 +361,8 @@ def offer(
 ) -> None:
     """Offer GPUs and compilers to the sessions of a scheduler until Ctrl-C or SIGTERM.
 
-    Each GPU has a process of Dask with a nanny, which replaces it when it dies, and all compilers have one. One that
-    has lost the scheduler tries to join again.
+    Each GPU has a process of Dask with a nanny, which replaces it when it dies, and all compilers have one. They listen
+    on the interface by which this machine reaches the scheduler. One that has lost the scheduler tries to join again.
 
     Parameters
     ----------
@@ -434,7 +380,7 @@ def offer(
     Raises
     ------
     InputError
-        As for `check_scheduler`.
+        As for `check_scheduler`; or no scheduler answers.
     """
     security = check_scheduler(scheduler, insecure=insecure)
     offers = [*map(_Offer.of_gpu, gpus), *([_Offer.of_compilers(compilers)] if compilers else [])]
@@ -445,34 +391,59 @@ async def _offer(
     scheduler: str, offers: Sequence[_Offer], observe: Callable[[str], None], security: distributed.Security
 ) -> None:
     loop = asyncio.get_running_loop()
-    tasks = [asyncio.create_task(_keep_offering(scheduler, one, observe, security)) for one in offers]
+    tasks = [asyncio.create_task(_await_scheduler(scheduler, observe, security))]
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
-    await asyncio.gather(*tasks, return_exceptions=True)
+    with suppress(asyncio.CancelledError):
+        await tasks[0]
+        tasks += [asyncio.create_task(_keep_offering(scheduler, one, observe, security)) for one in offers]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _await_scheduler(scheduler: str, observe: Callable[[str], None], security: distributed.Security) -> None:
+    """Wait for a scheduler that is started at the same time as this program."""
+    try:
+        await local_host(scheduler, security, _FIRST_ANSWER_S)
+    except InputError:
+        left_s = _START_S - _FIRST_ANSWER_S
+        observe(f"no scheduler answers at {scheduler} yet; it is tried for another {left_s:.0f} s")
+        await local_host(scheduler, security, left_s)
 
 
 async def _keep_offering(
     scheduler: str, one: _Offer, observe: Callable[[str], None], security: distributed.Security
 ) -> None:
+    said = ""
     while True:
+        try:
+            host = await local_host(scheduler, security, _START_S)
+        except InputError:  # it was there before: its loss was reported
+            await asyncio.sleep(_RETRY_S)
+            continue
         nanny = distributed.Nanny(
             scheduler,
+            host=host,
             nthreads=one.threads,
             memory_limit=0,
             resources=dict(one.resources),
             plugins=(one.plugin,),
             security=security,
             dashboard=False,
+            dashboard_address=_HTTP_ADDRESS,
             death_timeout=_START_S,
             local_directory=tempfile.gettempdir(),
         )
         try:
             await nanny
             observe(f"{one.name}: offered to {scheduler}")
+            said = ""
             await nanny.finished()
             observe(f"{one.name}: the scheduler is lost; it joins again when it is back")
         except Exception as error:  # whatever Dask raises, the GPU is offered again
-            observe(f"{one.name}: {type(error).__name__}: {error}; the scheduler is tried again")
+            text = f"{one.name}: {type(error).__name__}: {error}; it is tried again"
+            if text != said:
+                observe(text)
+            said = text
         finally:
             with suppress(Exception):
                 await nanny.close()

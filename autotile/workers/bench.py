@@ -1,0 +1,847 @@
+"""Problems laid out on a GPU, on which the entries of jobs are verified and timed.
+
+A candidate that writes out of bounds, beyond the guard bands, may corrupt the inputs or references that later ones are
+verified with. The newest candidate that passed on each problem is therefore kept: while it still passes, the data are
+intact.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import canonical_json
+from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Measurement, Outcome, config_text
+from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.driver import live_device
+from autotile.cuda.expected_outputs import ExpectedOutputs
+from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
+from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.telemetry import EnergyMeter, Telemetry
+from autotile.cuda.timing import DriftProbe, Launch, Timer, discard_reason
+from autotile.cuda.toolchain import load_cupy
+from autotile.errors import AutotileError, InputError, ToolchainError
+from autotile.kernel.inputs import ragged_problem, with_captured_call
+from autotile.kernel.launch import LaunchPlan
+from autotile.kernel.library import Kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec
+from autotile.space.limits import check_config
+from autotile.workers.jobs import (
+    CHECK_STAGE,
+    INPUTS_STAGE,
+    LIBRARY_VERSION,
+    RACE_STAGE,
+    SECOND_SEED,
+    Candidate,
+    Check,
+    Entry,
+    Job,
+    KernelSource,
+    LibraryCall,
+    Race,
+    Reading,
+    Time,
+    Workload,
+    loaded,
+)
+from autotile.workers.protocol import Stage, files_of_any_size
+
+_MAX_KEPT = 16
+"""Problems besides the present one whose inputs are kept, such as those of the other kernels of an operation."""
+_MAX_MODULES = 4096
+"""Modules of a grid that stay loaded."""
+_SLOW_RATIO = 2.0
+_FLOOR_US = 5.0
+"""In a grid, a first launch that takes this much longer than the best, and more than the ratio, is not repeated. A
+launch alone between two events is a few microseconds longer than one in a graph."""
+_CHECKS_S = 2.0
+"""Time after which the verifications before a race end."""
+_GRID_REPEATS, _RAGGED_REPEATS = 75, 8
+"""In a grid, verifications of the fastest configuration of each kernel at a problem, as in finals, and of each
+configuration at the ragged sizes."""
+_GRID_CHECK_S = 0.2
+"""Time after which these end, in seconds: the fastest of the finals of a problem alone have longer."""
+_UNCONFIRMED = (
+    "there is no reference, and no two configurations of different blocks or grids gave the same outputs; add a "
+    "reference"
+)
+
+OwnLibraries = Mapping[str, Callable[..., Any]]
+"""Python functions of the arrays of a kernel, in the order of its arguments, by the names of their `LibraryCall`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    """An entry that is ready to be launched.
+
+    Attributes
+    ----------
+    launch, prepare
+        As for `autotile.cuda.timing.Timer.race`.
+    verdict
+        Verifies what the last launch wrote.
+    """
+
+    launch: Launch
+    prepare: Launch
+    verdict: Callable[[], Verdict]
+
+
+class Bench:
+    """Verifies and times candidates and libraries at the problems that are laid out on one GPU.
+
+    Parameters
+    ----------
+    libraries
+        Functions that take the place of libraries, in a process that may call them.
+    """
+
+    def __init__(self, libraries: OwnLibraries | None = None) -> None:
+        self._own = libraries or {}
+        self._present: LaidOut | None = None
+        self._problems: OrderedDict[str, LaidOut] = OrderedDict()
+        """Problems by their workloads; the newest is the last."""
+        self._kernels: OrderedDict[str, _LoadedKernel] = OrderedDict()
+
+    def open(self, workload: Workload) -> DeviceProperties:
+        """Lay out a problem, or take one that is laid out already and intact; entries without a problem are of it.
+
+        Raises
+        ------
+        InputError
+            It does not fit in memory, or its reference cannot be computed.
+        """
+        self._present = None  # none is left if an error follows
+        self._present = problem = self._laid_out(workload, None)
+        problem.lay_out()
+        return problem.device
+
+    def run(self, job: Job, stage: Stage, readings: list[Reading]) -> None:
+        """Run the entries of a job that have no reading yet, and append one for each as it ends.
+
+        Parameters
+        ----------
+        stage
+            Called with the name of each stage, and behind it the number of the entry if the job has several.
+        readings
+            Readings of the first entries.
+
+        Raises
+        ------
+        InputError
+            A problem does not fit in memory, its reference cannot be computed, or no second inputs can be drawn.
+        TaintedError
+            The data of an entry's problem were overwritten.
+        """
+        if isinstance(job, Time) and job.grid and not readings:
+            self._problems.clear()  # the last problem of the grid is not asked for again
+        problems = self._problems_of(job)
+        if isinstance(job, Race):
+            stage("open")
+            readings += self._raced(job, [problems(entry) for entry in job.entries], stage)
+            return
+        for number in range(len(readings), len(job.entries)):
+
+            def enter(name: str, number: int = number) -> None:
+                stage(name if len(job.entries) == 1 else f"{name} {number}")
+
+            enter("load")
+            readings.append(self._read(problems(job.entries[number]), job.entries[number], job, readings, enter))
+        if isinstance(job, Time) and job.grid:
+            self._verify_fastest(job, [problems(entry) for entry in job.entries], readings, stage)
+
+    @staticmethod
+    def _verify_fastest(job: Time, problems: Sequence[LaidOut], readings: list[Reading], stage: Stage) -> None:
+        """Verify the fastest candidate of each problem repeatedly; if it fails, the next one."""
+        for problem in dict.fromkeys(problems):
+            own = [n for n, one in enumerate(problems) if one is problem and job.entries[n].candidate is not None]
+            while times_us := {
+                found.measurement.time_us: n
+                for n in reversed(own)
+                if (found := readings[n]).outcome is Outcome.OK and found.measurement is not None
+            }:
+                fastest = times_us[min(times_us)]
+                candidate = job.entries[fastest].candidate
+                assert candidate is not None
+                stage("verify" if len(problems) == 1 else f"verify {fastest}")
+                verdict = problem.verified_in_grid(candidate, _GRID_REPEATS)
+                if verdict.outcome is Outcome.OK:
+                    break
+                readings[fastest] = Reading(verdict.outcome, verdict.reason, "verify")
+
+    def _read(
+        self, problem: LaidOut, entry: Entry, job: Time | Check, readings: Sequence[Reading], stage: Stage
+    ) -> Reading:
+        """Return the reading of one entry."""
+        was_fresh = problem.fresh
+        if isinstance(job, Check):
+            reading = problem.checked(entry, job, stage)
+        else:
+            times_us = [one.measurement.time_us for one in readings if one.outcome is Outcome.OK and one.measurement]
+            limits_us = [entry.limit_us, *(times_us if job.grid else ())]
+            best_us = min((limit for limit in limits_us if limit is not None), default=None)
+            reading = self._timed(problem, entry, best_us, stage, grid=job.grid)
+        if reading.outcome in _FOUND_BY_VERIFYING and not problem.is_intact():
+            # unless an earlier candidate can be the cause, this one is at fault
+            raise TaintedError(reading if was_fresh or reading.outcome is Outcome.OUT_OF_BOUNDS else None)
+        return reading
+
+    def driver_blocks_per_sm(self, candidate: Candidate) -> int:
+        """Return the occupancy that the driver computes, that of the main launch if there are several."""
+        assert self._present is not None
+        return self._present.driver_blocks_per_sm(candidate)
+
+    def _problems_of(self, job: Job) -> Callable[[Entry], LaidOut]:
+        """Return a function that lays out the problem of each entry when it is first asked for."""
+        found: dict[int, LaidOut] = {}
+        made: list[ProblemInstance] = []
+
+        def problem_of(entry: Entry) -> LaidOut:
+            if entry.workload is None:
+                if self._present is None:
+                    raise InputError("the worker has no workload yet: send open first")
+                return self._present
+            if id(entry.workload) not in found:
+                found[id(entry.workload)] = problem = self._laid_out(entry.workload, made)
+                try:
+                    _ = problem.default_instance  # lays out the tuned sizes
+                except load_cupy().cuda.memory.OutOfMemoryError as error:
+                    raise InputError(f"the problem does not fit in the device's memory: {error}") from None
+            return found[id(entry.workload)]
+
+        return problem_of
+
+    def _laid_out(self, workload: Workload, made: list[ProblemInstance] | None) -> LaidOut:
+        """Return the problem of a workload, which becomes the newest of those that are kept.
+
+        ``made`` are the instances of the job's other problems, whose data it uses where they are the same.
+        """
+        key = canonical_json(workload.to_json())
+        problem = self._problems.pop(key, None)
+        if problem is None or not problem.is_reusable():
+            self._forget_problems(MEMORY_SHARE)
+            try:
+                problem = LaidOut(self._kernel_of(workload), workload, made)
+            except load_cupy().cuda.memory.OutOfMemoryError:
+                if not self._problems:
+                    raise
+                self._forget_problems(0.0)
+                problem = LaidOut(self._kernel_of(workload), workload, made)
+        self._problems[key] = problem
+        return problem
+
+    def _kernel_of(self, workload: Workload) -> _LoadedKernel:
+        """Return what all problems of a kernel share."""
+        key = canonical_json({**workload.to_json(), "sizes": None, "verify_sizes": None})
+        kernel = self._kernels.pop(key, None) or _LoadedKernel(workload)
+        while len(self._kernels) >= _MAX_KEPT:
+            self._kernels.popitem(last=False)
+        self._kernels[key] = kernel
+        return kernel
+
+    def _forget_problems(self, share: float) -> None:
+        """Free the oldest problems until the others take a share of the device's memory at most."""
+        while self._problems:
+            limit_bytes = share * next(iter(self._problems.values())).device.memory_bytes
+            if (
+                sum(one.size_bytes for one in self._problems.values()) <= limit_bytes
+                and len(self._problems) < _MAX_KEPT
+            ):
+                return
+            del self._problems[next(iter(self._problems))]
+
+    def _timed(self, problem: LaidOut, entry: Entry, best_us: float | None, stage: Stage, *, grid: bool) -> Reading:
+        """Verify an entry, then measure it."""
+        if entry.candidate is not None:
+            return problem.timed(entry.candidate, best_us, stage, grid=grid)
+        stage("verify")
+        try:
+            runner = self._library(problem, entry)
+        except AutotileError as error:
+            return Reading(Outcome.CRASHED, str(error), "verify")
+        verdict = problem.verified(runner, 1)
+        if verdict.outcome is not Outcome.OK:
+            return Reading(verdict.outcome, verdict.reason, "verify")
+        stage("measure")
+        return replace(problem.measured(runner, best_us), telemetry=_version(entry.library))
+
+    def _raced(self, job: Race, problems: Sequence[LaidOut], stage: Stage) -> list[Reading]:
+        """Verify entries as often as the job says, and time those that are correct in interleaved rounds."""
+        timer = problems[0].timer
+        failed: dict[int, Reading] = {}
+        runners: dict[int, _Runner] = {}
+        graphs = True
+        for number, (entry, problem) in enumerate(zip(job.entries, problems, strict=True)):
+            if job.checks:
+                stage(f"{CHECK_STAGE}{number}")
+            try:
+                if entry.candidate is None:
+                    runners[number] = runner = self._library(problem, entry)
+                    verdict = problem.verified(runner, job.checks)
+                    graphs = graphs and timer.can_capture(runner.launch)
+                else:
+                    found = (
+                        problem.checked(entry, Check((), job.checks, _CHECKS_S), lambda _: None) if job.checks else None
+                    )
+                    verdict = Verdict(found.outcome, found.reason) if found is not None else Verdict(Outcome.OK)
+                    runners[number] = problem.runner(entry.candidate)
+            except AutotileError as error:
+                verdict = Verdict(Outcome.CRASHED, str(error))
+            if verdict.outcome is not Outcome.OK:
+                failed[number] = Reading(verdict.outcome, verdict.reason, "race")
+                runners.pop(number, None)
+        if not runners:
+            return [failed[number] for number in sorted(failed)]
+        stage(RACE_STAGE)
+        verdicts: list[Verdict] = []
+        racing = list(runners.values())
+        timer.warm_up(racing[0].launch, racing[0].prepare)
+        times = timer.race(
+            [one.launch for one in racing],
+            job.rounds,
+            job.seed,
+            prepares=[one.prepare for one in racing],
+            weights=[job.entries[number].weight for number in runners],
+            check=lambda index: verdicts.append(racing[index].verdict()),
+            graphs=graphs,
+        )
+        readings = dict(failed)
+        for number, row, verdict in zip(runners, times, verdicts, strict=True):
+            telemetry = _version(job.entries[number].library)
+            readings[number] = Reading(
+                verdict.outcome, verdict.reason, "race", rounds_us=tuple(row), telemetry=telemetry
+            )
+        raced = [readings[number] for number in sorted(readings)]
+        if any(verdict.outcome is not Outcome.OK for verdict in verdicts) and not all(
+            problem.is_intact() for problem in set(problems)
+        ):
+            raise TaintedError(None)
+        return raced
+
+    def _library(self, problem: LaidOut, entry: Entry) -> _Runner:
+        """Return a library, ready to run on the buffers of the default configuration.
+
+        Raises
+        ------
+        InputError
+            There is no such library, or it does not compute such a problem.
+        ToolchainError
+            It is not installed.
+        """
+        call = entry.library
+        assert call is not None
+        instance = problem.default_instance
+        own = self._own.get(call.library)
+        launch = (
+            _launch_of_function(own, instance) if own is not None else _cublas(call, instance, problem.device_index)
+        )
+        bound = instance.bind_library()
+        return _Runner(launch, partial(instance.prepare, bound), partial(instance.verdict, bound))
+
+
+_FOUND_BY_VERIFYING = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS)
+
+
+class TaintedError(Exception):
+    """The data that candidates are verified with were overwritten, so that the process must end.
+
+    Attributes
+    ----------
+    reading
+        That of the entry that was run; None if an earlier one may be at fault.
+    """
+
+    def __init__(self, reading: Reading | None) -> None:
+        self.reading = reading
+        super().__init__("a candidate overwrote the worker's data")
+
+
+class _LoadedKernel:
+    """A kernel on a GPU: what its problems share."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
+        if workload.captured_call:
+            self.spec = with_captured_call(self.spec, Path(workload.captured_call))
+        self.device = live_device(workload.device_index)
+        load_cupy().cuda.Device(workload.device_index).use()
+        cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
+        self.support = SupportKernels(cache, self.device.architecture)
+        source = workload.reference_source
+        self.references = ExpectedOutputs(
+            self.spec,
+            workload.dtype,
+            self.support,
+            device=self.device,
+            cache=cache,
+            source=reference_kernel(self.spec, source) if source else None,
+            folder=Path(workload.reference_folder) if workload.reference_folder else None,
+        )
+        self.timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
+        self.telemetry = Telemetry(workload.device_index)
+        self.energy = EnergyMeter(self.timer, self.telemetry) if workload.energy else None
+        self.drift = DriftProbe(self.support, self.timer, self.device.sm_count)
+        self.event_floor_us: float | None = None
+        self.checked: dict[str, Verdict] = {}
+        """Verdict at the ragged sizes on each cubin of a grid."""
+        self._modules: OrderedDict[str, SizedFunctions] = OrderedDict()
+
+    def load(self, candidate: Candidate, *, keep: bool) -> SizedFunctions:
+        """Load a candidate into the current context; a kept module is taken again."""
+        functions = self._modules.pop(candidate.cubin_path, None) if keep else None
+        if functions is None:
+            functions = loaded(candidate, self.spec)
+        if keep:
+            while len(self._modules) >= _MAX_MODULES:
+                self._modules.popitem(last=False)
+            self._modules[candidate.cubin_path] = functions
+        return functions
+
+    def warm_up(self, launch: Launch, prepare: Launch) -> float:
+        """Let the clocks settle before the first measurement; return the time between two events in microseconds."""
+        if self.event_floor_us is None:
+            self.timer.warm_up(launch, prepare)
+            self.event_floor_us = round(self.timer.event_floor_us(), 3)
+        return self.event_floor_us
+
+
+class LaidOut:
+    """A problem on the GPU: buffers and expected outputs, set up once for all candidates.
+
+    Parameters
+    ----------
+    kernel
+        Its kernel.
+    workload
+        The problem.
+    made
+        Instances of other problems, whose data are used where they are the same; those of this one are added. None
+        for data of its own.
+    """
+
+    def __init__(self, kernel: _LoadedKernel, workload: Workload, made: list[ProblemInstance] | None) -> None:
+        self._kernel = kernel
+        self._spec, self.device, self.timer = kernel.spec, kernel.device, kernel.timer
+        self.device_index = workload.device_index
+        self._dtype = workload.dtype
+        self._captured, self._capture_folder = workload.captured, workload.capture_folder
+        self._made = made
+        self._tuned = self._instances(workload.sizes, check=False)
+        ragged = ragged_problem(self._spec, workload.sizes, workload.dtype)
+        self._ragged = self._instances(ragged, check=True) if ragged is not None else None
+        self._others = [self._instances(sizes, check=True) for sizes in workload.verify_sizes]
+        self._known_good: tuple[SizedFunctions, Config] | None = None
+        """Newest candidate that passed verification."""
+        self.fresh = True
+        """Whether no candidate has run yet."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Device memory of the buffers, the inputs and the expected outputs."""
+        return sum(instances.size_bytes for instances in self._all)
+
+    @property
+    def _all(self) -> list[Instances]:
+        return [one for one in (self._ragged, self._tuned, *self._others) if one is not None]
+
+    @property
+    def default_instance(self) -> ProblemInstance:
+        """Buffers and expected outputs of the default configuration."""
+        return self._tuned.of(self._spec.default)
+
+    def lay_out(self) -> None:
+        """Make what most candidates need now, so that an error of the problem is reported before any is run."""
+        default = self._spec.default
+        for instances in self._all:
+            if not self._spec.shaping or not check_config(
+                self._spec, default, instances.sizes, self.device, self._dtype
+            ):
+                instances.of(default)
+
+    def is_reusable(self) -> bool:
+        """Return whether the data are as they were laid out; a second set of inputs is dropped."""
+        for instance in self._tuned:
+            instance.drop_inputs()
+        return self.fresh or self.is_intact()
+
+    def is_intact(self) -> bool:
+        """Verify the newest candidate that passed again; return whether it still passes."""
+        return self._known_good is not None and self._verify(*self._known_good).outcome is Outcome.OK
+
+    def timed(self, candidate: Candidate, best_us: float | None, stage: Stage, *, grid: bool) -> Reading:
+        """Load, verify, then measure a candidate."""
+        config = candidate.config
+        timer = _StageTimer()
+        functions = self._kernel.load(candidate, keep=grid)
+        timer.end("load")
+        stage("verify")
+        verdict = self._verify_once(functions, candidate) if grid else self._verify(functions, config)
+        timer.end("verify")
+        if verdict.outcome is not Outcome.OK:
+            return Reading(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
+        instance = self._tuned.of(config)
+        captured = self._capture(instance)
+        digest = instance.digest() if not grid else ""
+        stage("measure")
+        bound = instance.bind(config, self.device)
+        launch = _launch_sequence(functions.tuned, instance, bound)
+        reading = self.measured(self._runner(launch, bound), best_us, is_quick=grid)
+        if reading.outcome.has_time:
+            self._known_good = (functions, config)
+        telemetry: dict[str, float | int | str] = {**reading.telemetry, "max_error": verdict.max_error}
+        if not grid and reading.outcome.has_time:
+            telemetry |= self._state()
+            again = instance.digest()
+            telemetry[OUTPUT_DIGEST] = digest if digest == again else VARYING_OUTPUTS
+            if self._kernel.energy is not None and reading.outcome is Outcome.OK and reading.measurement is not None:
+                telemetry |= self._kernel.energy.read(launch, reading.measurement.time_us)
+            if len(self._spec.steps) > 1:
+                telemetry |= self._step_times(launch, bound)
+        timer.end("measure")
+        return replace(reading, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at)
+
+    def measured(self, runner: _Runner, best_us: float | None, *, is_quick: bool = True) -> Reading:
+        """Measure what passed verification, and verify what its last timed launch wrote.
+
+        Parameters
+        ----------
+        is_quick
+            Whether one launch suffices for what takes several times as long as the best.
+        """
+        self._kernel.warm_up(runner.launch, runner.prepare)
+        if is_quick and best_us is not None:
+            (once_us,) = self.timer.samples(runner.launch, 1, runner.prepare)
+            if once_us > max(_SLOW_RATIO * best_us, best_us + _FLOOR_US):
+                measurement = Measurement(once_us, once_us, once_us, (round(once_us, 3),), self.timer.l2)
+                return Reading(Outcome.PRUNED, discard_reason(best_us), "measure", measurement)
+        timing = self.timer.measure(runner.launch, best_us, runner.prepare)
+        verdict = runner.verdict()
+        if verdict.outcome is not Outcome.OK:
+            return Reading(verdict.outcome, verdict.reason, "measure")
+        if best_us is not None and timing.discarded:
+            return Reading(Outcome.PRUNED, discard_reason(best_us), "measure", timing.measurement)
+        return Reading(Outcome.OK, "", "measure", timing.measurement)
+
+    def checked(self, entry: Entry, job: Check, stage: Stage) -> Reading:
+        """Verify up to as many times as the job says, but once in any case.
+
+        Plain launches and launches as for timing alternate. Every two repeats the inputs change if there is a second
+        set, so that a result that the kernel kept from an earlier launch is wrong.
+        """
+        candidate = entry.candidate
+        if candidate is None:
+            raise InputError("a library is verified in races only")
+        config, functions = candidate.config, self._kernel.load(candidate, keep=False)
+        start = time.perf_counter()
+        instance = self._tuned.of(config)
+        if job.seed:
+            stage(INPUTS_STAGE)
+            try:
+                instance.add_inputs(job.seed)
+            except load_cupy().cuda.memory.OutOfMemoryError as error:
+                raise InputError(f"a second set of inputs does not fit in the device's memory: {error}") from None
+        limit_s = job.limit_s if job.limit_s is not None else float("inf")
+        done, verdict = 0, Verdict(Outcome.OK)
+        digests: dict[int, set[str]] = {}
+        while done == 0 or (done < job.repeats and time.perf_counter() - start < limit_s):
+            seed = job.seed if done // 2 % 2 else 0
+            instance.use_inputs(seed)
+            done += 1
+            stage("verify")  # each repeat has a limit of time of its own
+            verdict = self._verify(functions, config, as_measured=done % 2 == 0)
+            if verdict.outcome is not Outcome.OK:
+                break
+            digests.setdefault(seed, set()).add(instance.digest())
+        instance.use_inputs(0)
+        if verdict.outcome is Outcome.OK and instance.is_unconfirmed:
+            return Reading(Outcome.WRONG_RESULT, _UNCONFIRMED, "verify")
+        if verdict.outcome is not Outcome.OK:
+            return Reading(verdict.outcome, f"{verdict.reason}, in repeat {done} of {job.repeats}", "verify")
+        self._known_good = (functions, config)
+        digest = VARYING_OUTPUTS if any(len(found) > 1 for found in digests.values()) else min(digests[0])
+        telemetry: dict[str, int | str] = {"repeats": done, OUTPUT_DIGEST: digest}
+        seconds = {"verify": round(time.perf_counter() - start, 6)}
+        return Reading(Outcome.OK, stage="verify", seconds=seconds, telemetry=telemetry)
+
+    def verified(self, runner: _Runner, repeats: int) -> Verdict:
+        """Return the verdict on repeated launches of a library."""
+        verdict = Verdict(Outcome.OK)
+        for _ in range(repeats):
+            self.timer.samples(runner.launch, 1, runner.prepare)
+            verdict = runner.verdict()
+            if verdict.outcome is not Outcome.OK:
+                break
+        return verdict
+
+    def runner(self, candidate: Candidate) -> _Runner:
+        """Return a verified candidate, ready to be timed."""
+        instance = self._tuned.of(candidate.config)
+        bound = instance.bind(candidate.config, self.device)
+        functions = self._kernel.load(candidate, keep=False)
+        self.fresh = False
+        return self._runner(_launch_sequence(functions.tuned, instance, bound), bound)
+
+    def driver_blocks_per_sm(self, candidate: Candidate) -> int:
+        """Return the occupancy that the driver computes, that of the main launch if there are several."""
+        functions = self._kernel.load(candidate, keep=False).tuned
+        plan = LaunchPlan.of(self._spec, candidate.config, self._tuned.sizes, self.device)
+        functions.opt_in(plan)
+        geometry = plan.main.geometry
+        return functions[plan.main.step].blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
+
+    @staticmethod
+    def _runner(launch: LaunchSequence, bound: BoundArguments) -> _Runner:
+        instance = bound.instance
+        return _Runner(launch, partial(instance.prepare, bound), partial(_timed_verdict, bound))
+
+    def _instances(self, sizes: Mapping[str, int], *, check: bool) -> Instances:
+        kernel = self._kernel
+
+        def make(names: Mapping[str, int]) -> ProblemInstance:
+            made = ProblemInstance(
+                self._spec,
+                names,
+                self._dtype,
+                kernel.support,
+                check=check,
+                references=kernel.references,
+                like=tuple(self._made or ()),
+            )
+            if self._made is not None:
+                self._made.append(made)
+            return made
+
+        return Instances(self._spec, sizes, make, MEMORY_SHARE * self.device.memory_bytes)
+
+    def _verify_once(self, functions: SizedFunctions, candidate: Candidate) -> Verdict:
+        """Verify at the tuned sizes, and before at the others, repeatedly, unless the same code was verified there."""
+        others = [one for one in self._all if one is not self._tuned]
+        code = canonical_json(
+            [candidate.cubin_path, [one.cubin_path for one in candidate.others], [one.sizes for one in others]]
+        )
+        verdict = self._kernel.checked.get(code)
+        if verdict is None:
+            verdict = self._verify_repeatedly(others, functions, candidate.config, _RAGGED_REPEATS)
+            self._kernel.checked[code] = verdict
+        if verdict.outcome is not Outcome.OK:
+            return verdict
+        return self._verify_at([self._tuned], functions, candidate.config)
+
+    def verified_in_grid(self, candidate: Candidate, repeats: int) -> Verdict:
+        """Verify a candidate repeatedly at the tuned sizes; at the others, its code was."""
+        functions = self._kernel.load(candidate, keep=True)
+        return self._verify_repeatedly([self._tuned], functions, candidate.config, repeats)
+
+    def _verify_repeatedly(
+        self, all_sizes: Sequence[Instances], functions: SizedFunctions, config: Config, repeats: int
+    ) -> Verdict:
+        """Verify with two sets of inputs in turn, each with a plain launch and one as for timing, for a short time."""
+        verdict = Verdict(Outcome.OK)
+        for instances in all_sizes:
+            if check_config(self._spec, config, instances.sizes, self.device, self._dtype):
+                continue
+            instance = instances.of(config)
+            seeds = (0, SECOND_SEED) if _draw_second(instance) else (0,)
+            done, end = 0, time.perf_counter() + _GRID_CHECK_S
+            try:
+                while done < 2 * len(seeds) or (done < repeats and time.perf_counter() < end):
+                    instance.use_inputs(seeds[done // 2 % len(seeds)])
+                    verdict = self._verify_at([instances], functions, config, as_measured=done % 2 == 1)
+                    done += 1
+                    if verdict.outcome is not Outcome.OK:
+                        return verdict._replace(reason=f"{verdict.reason}, in repeat {done} of {repeats}")
+            finally:
+                instance.use_inputs(0)
+        return verdict
+
+    def _verify(self, functions: SizedFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
+        """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
+        return self._verify_at(self._all, functions, config, as_measured=as_measured)
+
+    def _verify_at(
+        self, all_sizes: Sequence[Instances], functions: SizedFunctions, config: Config, *, as_measured: bool = False
+    ) -> Verdict:
+        max_error = 0.0
+        for instances in all_sizes:
+            broken_rule = check_config(self._spec, config, instances.sizes, self.device, self._dtype)
+            if broken_rule and instances is self._ragged:
+                continue
+            if broken_rule:
+                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.sizes)}")
+            instance = instances.of(config)
+            bound = instance.bind(config, self.device)
+            launch = _launch_sequence(functions.at(instances.sizes), instance, bound)
+            instance.prepare(bound)
+            self.fresh = False
+            if as_measured:
+                self.timer.samples(launch, 1)
+            else:
+                launch()
+            verdict = instance.verdict(bound)
+            if verdict.outcome is not Outcome.OK:
+                return verdict
+            max_error = max(max_error, verdict.max_error)
+        return Verdict(Outcome.OK, max_error=max_error)
+
+    def _capture(self, instance: ProblemInstance) -> str:
+        """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
+        if not self._captured:
+            return ""
+        folder = Path(tempfile.mkdtemp(dir=self._capture_folder))
+        with files_of_any_size():
+            for name in self._captured:
+                np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
+        return str(folder)
+
+    def _state(self) -> dict[str, float | int | str]:
+        """Return clocks and power, and the times by which drift is seen."""
+        kernel = self._kernel
+        floor_us = kernel.event_floor_us or 0.0
+        return {**kernel.telemetry.read(), "reference_us": kernel.drift.read_us(), "event_floor_us": floor_us}
+
+    def _step_times(self, launch: LaunchSequence, bound: BoundArguments) -> dict[str, float]:
+        """Return the time of each step in microseconds, measured between events in whole calls."""
+        by_step = launch.by_step()
+        times = self.timer.parts(list(by_step.values()), partial(bound.instance.prepare, bound))
+        names = [f"{STEP_TIME}{step}.{self._spec.steps[step].entry}" for step in by_step]
+        return dict(zip(names, times, strict=True))
+
+
+def _draw_second(instance: ProblemInstance) -> bool:
+    """Draw a second set of inputs; return False if there is no room for it, or no reference."""
+    try:
+        instance.add_inputs(SECOND_SEED)
+    except (InputError, ToolchainError, load_cupy().cuda.memory.OutOfMemoryError):
+        return False
+    return True
+
+
+def _timed_verdict(bound: BoundArguments) -> Verdict:
+    """Verify what the last timed launch wrote, before which the outputs were overwritten."""
+    verdict = bound.instance.verdict(bound)
+    if verdict.outcome is Outcome.OK:
+        return verdict
+    return verdict._replace(reason=f"{verdict.reason}, in a timed launch after correct ones")
+
+
+def _launch_sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
+    """Return the launches of loaded functions on the buffers of an instance, with its constants in place."""
+    instance.copy_constants(functions.module)
+    return LaunchSequence(functions, bound.plan, bound.arguments)
+
+
+def reference_kernel(spec: KernelSpec, source: KernelSource) -> Kernel:
+    """Return the kernel whose template holds a reference kernel."""
+    return Kernel(
+        spec,
+        source.source,
+        Path(source.template_path),
+        source.source_hash,
+        include_folders=tuple(map(Path, source.include_folders)),
+        template_names=frozenset(source.template_names),
+    )
+
+
+class _StageTimer:
+    """Wall time of each stage, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.began_at = self._start = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self._start, 6)
+        self._start = now
+
+
+def _cublas(call: LibraryCall, instance: ProblemInstance, device_index: int) -> Launch:
+    """Return the launch of cuBLAS, the only library that an operation file may name."""
+    if call.library != "cublas":
+        raise InputError(f"there is no library {call.library!r} here")
+    from autotile.cuda.cublas import Gemm, Layout
+
+    layout = Layout.of(call.sizes, call.dtype)
+    if not layout.is_supported:
+        raise InputError("cuBLAS does not compute such a product")
+    gemm = Gemm(layout, device_index)
+    addresses = [int(array.data.ptr) for array in instance.arrays]
+    current_stream = load_cupy().cuda.get_current_stream
+    return lambda: gemm(current_stream().ptr, addresses)
+
+
+def library_version(name: str) -> str:
+    """Return the version of a library of `autotile.kernel.operation.LIBRARIES`; empty if it is not installed."""
+    from autotile.cuda.cublas import cublas_version
+
+    try:
+        return cublas_version() if name == "cublas" else ""
+    except ToolchainError:
+        return ""
+
+
+def _version(call: LibraryCall | None) -> dict[str, str]:
+    """Return the version of a library for the telemetry of its reading."""
+    return {LIBRARY_VERSION: library_version(call.library)} if call is not None else {}
+
+
+def _launch_of_function(function: Callable[..., Any], instance: ProblemInstance) -> Launch:
+    """Return the launch of a Python function of the arrays of a kernel.
+
+    It is given arrays of CuPy, or tensors of PyTorch if it does not take these, and queues its work on the current
+    stream of its library.
+    """
+    fault: Exception | None = None
+    for arrays in _as_passed(instance):
+        launch = partial(_call, function, arrays)
+        try:
+            launch()
+        except InputError as error:
+            fault = fault or error
+        else:
+            return launch
+    raise fault or InputError("there are no arrays to call it with")
+
+
+def _call(call: Callable[..., Any], arrays: Sequence[Any]) -> None:
+    try:
+        with _torch_stream():
+            call(*arrays)
+    except AutotileError:
+        raise
+    except Exception as error:
+        raise InputError(f"the library failed: {type(error).__name__}: {error}") from error
+
+
+def _as_passed(instance: ProblemInstance) -> Iterator[list[Any]]:
+    """Yield the arrays of an instance as a caller would pass them."""
+    yield instance.arrays
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        yield [
+            torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
+            if element == "bfloat16"
+            else torch.from_dlpack(array)
+            for array, element in zip(instance.arrays, instance.element_types, strict=True)
+        ]
+
+
+def _torch_stream() -> Any:
+    """Make CuPy's current stream that of PyTorch, if it is loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(load_cupy().cuda.get_current_stream().ptr))

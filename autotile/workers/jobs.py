@@ -1,0 +1,340 @@
+"""Jobs for a GPU, the readings that come back, and the form in which both are sent to another process.
+
+A job holds entries, each a compiled candidate or a library at a problem, and says how they are run: `Time` verifies
+and measures, `Check` verifies repeatedly, `Race` times in interleaved rounds. A GPU returns one `Reading` an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert
+from autotile.core.model import Config, L2Mode, Measurement, Outcome
+
+if TYPE_CHECKING:
+    from autotile.cuda.function import SizedFunctions
+    from autotile.kernel.spec import KernelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """Source of a reference kernel; fields are those of `autotile.kernel.library.Kernel`."""
+
+    source: str
+    template_path: str
+    source_hash: Name
+    include_folders: tuple[str, ...] = ()
+    template_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kernel at sizes, as a GPU lays it out: inputs, expected outputs and a timer for all of its candidates."""
+
+    spec_text: str
+    spec_source: str
+    sizes: Mapping[Name, Count]
+    dtype: Name
+    l2: L2Mode
+    cache: str
+    cache_limit_bytes: Whole
+    sample_limit_s: NonNegative
+    device_index: Count = 0
+    spec_folder: str = ""
+    """Folder of the files that the arguments name."""
+    captured_call: str = ""
+    """Folder of a captured call, whose arguments are the inputs; "" for the declared contents."""
+    verify_sizes: tuple[Mapping[str, int], ...] = ()
+    """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
+    energy: bool = False
+    """Whether the energy of a launch is measured, too."""
+    captured: tuple[Name, ...] = ()
+    """Buffers whose content after the verified launch is saved, for a check by the parent."""
+    capture_folder: str = ""
+    """Folder of the saved contents."""
+    reference_source: KernelSource | None = None
+    """Source of the reference kernel, if the reference is one."""
+    reference_folder: str = ""
+    """Folder of the results of a reference in Python, or of those on which configurations agreed; "" for none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SizedCubin:
+    """A configuration compiled for other sizes than those that are tuned."""
+
+    sizes: Mapping[str, int]
+    cubin_path: str
+    symbols: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A compiled configuration, ready to load."""
+
+    config: Config
+    cubin_path: str
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    """Name in the cubin of each entry; one that is not listed has its own name."""
+    computed: Config = field(default_factory=dict)
+    """Computed values, which the worker has no functions for."""
+    others: tuple[SizedCubin, ...] = ()
+    """Cubins for the other problems of the verification, where sizes are compiled in."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary, whose configuration includes the computed values."""
+        others = [asdict(replace(one, sizes=dict(one.sizes), symbols=dict(one.symbols))) for one in self.others]
+        config, symbols = {**self.config, **self.computed}, dict(self.symbols)
+        return {"config": config, "cubin_path": self.cubin_path, "symbols": symbols, "others": others}
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A problem of an operation that a library computes.
+
+    Attributes
+    ----------
+    library
+        Name of `autotile.kernel.operation.LIBRARIES`.
+    sizes
+        Sizes and flags of the operation.
+    dtype
+        Element type.
+    """
+
+    library: Name
+    sizes: Mapping[Name, Count]
+    dtype: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A candidate or a library, as a GPU takes it.
+
+    Attributes
+    ----------
+    candidate
+        The compiled configuration; None for a library.
+    library
+        The library; None for a candidate.
+    workload
+        Its problem; a library runs on the buffers of that kernel. None for the problem that the GPU was opened with.
+    limit_us
+        Of `Time`: best time so far in microseconds, against which what is clearly slower is dropped; None to measure
+        it in full.
+    weight
+        Of `Race`: ratio of what is minimised to the time, by which entries are compared.
+    """
+
+    candidate: Candidate | None = None
+    library: LibraryCall | None = None
+    workload: Workload | None = None
+    limit_us: NonNegative | None = None
+    weight: Finite = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Verify entries, then measure them.
+
+    Attributes
+    ----------
+    entries
+        In the order in which they are run.
+    grid
+        Whether this is one of many problems of the same candidates: a code is verified at ragged sizes once, modules
+        stay loaded, each entry limits those behind it, and neither clocks nor output digests are read. In the end the
+        fastest of each kernel is verified repeatedly, as finals do.
+    """
+
+    entries: tuple[Entry, ...]
+    grid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Verify entries repeatedly, alternately with a plain launch and as for timing; nothing is measured.
+
+    Attributes
+    ----------
+    repeats
+        Maximum number of repeats of each entry, one at least. 75 repeats, of two runs each, find a kernel that is wrong
+        in one run of fifty with 95 % probability.
+    limit_s
+        Time for an entry, in seconds; None for half of its deadline.
+    seed
+        Seed of a second set of inputs, between which every two repeats alternate; 0 for none.
+    """
+
+    entries: tuple[Entry, ...]
+    repeats: Positive
+    limit_s: NonNegative | None = None
+    seed: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Time entries of any problems in interleaved rounds, and verify what the timed launches wrote.
+
+    Attributes
+    ----------
+    rounds, seed
+        Number of rounds, and seed of the order within them.
+    checks
+        Verifications of each entry before the first round; one that fails does not take part.
+    """
+
+    entries: tuple[Entry, ...]
+    rounds: Positive
+    seed: Count
+    checks: Count = 0
+
+
+Job = Time | Check | Race
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a GPU found of an entry.
+
+    Attributes
+    ----------
+    measurement
+        Time of a launch; of `Time` alone.
+    rounds_us
+        Times in a race in microseconds, one a round.
+    seconds
+        Wall time of each stage.
+    began_at
+        Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known.
+    captured
+        Folder of the contents of buffers that were saved; see `Workload.captured`.
+    """
+
+    outcome: Outcome
+    reason: Text = ""
+    stage: Name = ""
+    measurement: Measurement | None = None
+    seconds: Mapping[Name, NonNegative] = field(default_factory=dict)
+    telemetry: Mapping[Name, Finite | Whole | Text] = field(default_factory=dict)
+    rounds_us: tuple[TimeUs, ...] = ()
+    began_at: NonNegative = 0.0
+    captured: Text = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return asdict(self)
+
+
+SECOND_SEED = 1
+"""Seed of the second set of inputs, with which repeated verification alternates."""
+CHECK_STAGE, RACE_STAGE = "check ", "race"
+"""Stages of a race: the verification of an entry before it, followed by its number, and the race."""
+INPUTS_STAGE = "inputs"
+"""Stage of a check in which a second set of inputs is drawn, where no candidate is at fault."""
+LIBRARY_VERSION = "library_version"
+"""Key of the telemetry of a library's reading: its version on the machine that ran it."""
+
+
+def with_files(job: Job, file: Callable[[str], str], workload: Callable[[Workload], Workload] = lambda one: one) -> Job:
+    """Return a job whose cubins' paths and workloads are replaced by functions of them, as on another machine."""
+
+    def moved(one: Entry) -> Entry:
+        candidate = one.candidate
+        if candidate is not None:
+            others = tuple(replace(other, cubin_path=file(other.cubin_path)) for other in candidate.others)
+            candidate = replace(candidate, cubin_path=file(candidate.cubin_path), others=others)
+        return replace(one, candidate=candidate, workload=workload(one.workload) if one.workload is not None else None)
+
+    return replace(job, entries=tuple(map(moved, job.entries)))
+
+
+def job_message(job: Job) -> dict[str, Any]:
+    """Return a job as JSON values, in which each workload stands once."""
+    workloads: list[Workload] = []
+    places: list[int | None] = []
+    for one in job.entries:
+        if one.workload is not None and not any(one.workload is known for known in workloads):
+            workloads.append(one.workload)
+        places.append(next((n for n, known in enumerate(workloads) if known is one.workload), None))
+    entries = [
+        {
+            "candidate": one.candidate.to_json() if one.candidate is not None else None,
+            "library": asdict(one.library) if one.library is not None else None,
+            "limit_us": one.limit_us,
+            "weight": one.weight,
+        }
+        for one in job.entries
+    ]
+    others = {each.name: getattr(job, each.name) for each in fields(job) if each.name != "entries"}
+    sent = [workload.to_json() for workload in workloads]
+    return {"op": _NAMES[type(job)], **others, "entries": entries, "places": places, "workloads": sent}
+
+
+def read_job(message: Mapping[str, Any]) -> Job:
+    """Parse the message of a job.
+
+    Raises
+    ------
+    DataError
+        It does not match the schema.
+    """
+    job: Job = convert(message, next(kind for kind, name in _NAMES.items() if name == message["op"]))
+    laid_out = convert(message, _Workloads)
+    entries = tuple(
+        replace(one, workload=laid_out.workloads[place] if place is not None else None)
+        for one, place in zip(job.entries, laid_out.places, strict=True)
+    )
+    return replace(job, entries=entries)
+
+
+class _Workloads(msgspec.Struct):
+    workloads: list[Workload]
+    places: list[Count | None]
+    """Index of the workload of each entry."""
+
+
+_NAMES: Mapping[type[Any], str] = {Time: "time", Check: "check", Race: "race"}
+JOBS = tuple(_NAMES.values())
+"""Names of the requests that carry a job."""
+
+
+class Readings(msgspec.Struct):
+    """Reply of the GPU worker to a job: readings in the order of its entries.
+
+    They end at the entry that broke the worker, if one did; the worker ends then, and the job is not complete.
+    """
+
+    readings: list[Reading]
+    is_complete: bool = True
+
+
+class Opened(msgspec.Struct):
+    """Reply of the GPU worker to ``open``."""
+
+    device: DeviceProperties
+
+
+class SanitizerRequest(msgspec.Struct):
+    """Request of a run under compute-sanitizer."""
+
+    workload: Workload
+    candidate: Candidate
+    max_s: Count
+
+
+def loaded(candidate: Candidate, spec: KernelSpec) -> SizedFunctions:
+    """Load a candidate into the current context."""
+    from autotile.cuda.function import SizedFunctions  # of the processes that use the device only
+
+    others = ((one.sizes, Path(one.cubin_path), one.symbols) for one in candidate.others)
+    return SizedFunctions(spec.steps, Path(candidate.cubin_path), candidate.symbols, others)

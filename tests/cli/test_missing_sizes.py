@@ -1,0 +1,117 @@
+"""Commands take the sizes that are not given from the file of the kernel or of the operation, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotile
+
+SAID = "not given, so as in the search-space file: n=1048576"
+
+
+@pytest.fixture
+def scale_toml(scale_toml: Path) -> Path:
+    """Return the tiny kernel with the recorded size as its default."""
+    scale_toml.write_text(scale_toml.read_text().replace("n = 4096", "n = 1048576"))
+    return scale_toml
+
+
+@pytest.fixture
+def tuned(run: Callable[..., Any], scale_toml: Path, recording: Path) -> Path:
+    answer = run("tune", scale_toml, "--replay", recording)
+    assert answer.code == 0
+    assert SAID in answer.err
+    assert "scale n=1048576 float32 on NVIDIA H200 (replayed)" in answer.out
+    return scale_toml
+
+
+class TestOfAKernel:
+    def test_best(self, run: Callable[..., Any], tuned: Path) -> None:
+        answer = run("best", tuned, "--device", "h200", "--json")
+        assert SAID in answer.err
+        assert (answer.document["problem"], answer.document["tier"]) == ({"n": 1048576}, "exact")
+
+    def test_best_in_a_bundle(self, run: Callable[..., Any], tuned: Path, tmp_path: Path) -> None:
+        assert run("bundle", tuned, "-o", tmp_path / "b.bundle").code == 0
+        answer = run("best", "scale", "--bundle", tmp_path / "b.bundle", "--device", "h200", "--json")
+        assert SAID in answer.err
+        assert answer.document["problem"] == {"n": 1048576}
+
+    def test_export(self, run: Callable[..., Any], tuned: Path, tmp_path: Path) -> None:
+        answer = run("export", tuned, "-o", tmp_path / "scale.json", "--json")
+        assert SAID in answer.err
+        assert answer.document["problem"] == {"n": 1048576}
+
+    def test_a_report_and_trials_are_of_all_that_is_stored(
+        self, run: Callable[..., Any], tuned: Path, tmp_path: Path
+    ) -> None:
+        assert run("report", tuned, "-o", tmp_path / "r.html", "--json").document["studies"] == 1
+        assert {one["problem"]["n"] for one in run("trials", tuned, "--json").document} == {1048576}
+
+    def test_no_line_where_all_are_given(self, run: Callable[..., Any], tuned: Path) -> None:
+        assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
+
+    @pytest.mark.parametrize("command", ["record", "check", "verify"])
+    def test_on_a_gpu_only(self, run: Callable[..., Any], tuned: Path, command: str, tmp_path: Path) -> None:
+        source = tmp_path / "new.cu"
+        source.write_text(tuned.with_name("scale.cu").read_text())
+        words = {"record": [tuned, "--sample", "1"], "check": [source, "--like", tuned], "verify": [tuned]}[command]
+        answer = run(command, *words)
+        assert "needs the size" not in answer.err
+
+    def test_functions(self, tuned: Path, recording: Path) -> None:
+        found = autotile.tune(tuned, options=autotile.TuneOptions(replay=recording, trials=1))
+        assert found.problem.sizes == {"n": 1048576}
+        assert found.notices[0] == SAID
+        result = autotile.best(tuned, device="h200")
+        assert (result.problem.sizes, result.notices) == ({"n": 1048576}, (SAID,))
+        with autotile.session(tuned, options=autotile.TuneOptions(replay=recording)) as session:
+            assert session.evaluate({"THREADS": 64, "WORK": 1})
+
+    def test_a_program_that_serves_gives_its_sizes(self, tuned: Path) -> None:
+        with pytest.raises(autotile.ProblemError, match="needs the size n"):
+            autotile.get_best_kernel(tuned, device="h200")
+
+    def test_a_plan(self, run: Callable[..., Any], tuned: Path, recording: Path, tmp_path: Path) -> None:
+        plan = tmp_path / "plan.toml"
+        plan.write_text(f'[[tune]]\nkernel = "{tuned}"\ntrials = 1\n')
+        answer = run("tune", "--plan", plan, "--replay", recording, "--json")
+        assert answer.code == 0
+        assert [one["problem"] for one in answer.document["problems"]] == [{"n": 1048576}]
+
+
+class TestPartlyGiven:
+    def test_a_kernel(self, run: Callable[..., Any]) -> None:
+        answer = run("tune", "sgemm_2d", "M=4096", "--trials", "1", "--finals", "0", "--json")
+        assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
+        assert answer.document["problem"] == {"M": 4096, "N": 4096, "K": 4096}
+        assert run("best", "sgemm_2d", "N=7", "--device", "h200", "--json").document["problem"] == {
+            "M": 4096,
+            "N": 7,
+            "K": 4096,
+        }
+
+    def test_an_operation(self, run: Callable[..., Any]) -> None:
+        for command in ("best", "explain"):
+            answer = run(command, "matmul", "M=512", "--device", "h200", "--json")
+            assert "not given, so as in the operation file: N=4096 K=4096" in answer.err
+            assert "EMULATE" not in answer.err  # a condition may always be left out
+            assert {name: answer.document["problem"][name] for name in "MNK"} == {"M": 512, "N": 4096, "K": 4096}
+
+    def test_a_family(self, run: Callable[..., Any]) -> None:
+        answer = run("tune-family", "sgemm_2d", "M=4095..4096", "--points", "1", "--trials", "1", "--replay")
+        assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
+
+    def test_an_unknown_size_is_an_error(self, run: Callable[..., Any]) -> None:
+        answer = run("tune", "sgemm_2d", "Q=1")
+        assert answer.code == 2
+        assert "sgemm_2d has no size 'Q'; give its sizes like M=4096 N=4096 K=4096" in answer.err
+
+    def test_a_bundle(self, run: Callable[..., Any], tmp_path: Path) -> None:
+        answer = run("bundle", "sgemm_2d", "M=4096", "-o", tmp_path / "x.autotile", "--arch", "sm_90")
+        assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
+        assert "needs the size" not in answer.err

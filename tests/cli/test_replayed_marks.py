@@ -1,0 +1,120 @@
+"""Every output with a time that was replayed from a recording says so."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotile
+from autotile.core.device import device_profile
+from autotile.core.model import Problem
+from autotile.core.text import html_of
+from autotile.database.database import Database
+from autotile.serving.choice import Choice, Contender
+from autotile.serving.description import explain
+
+N = "n=1048576"
+TIME = re.compile(r"\d (us|\N{MICRO SIGN}s)\b")
+MARK = "replayed"
+
+
+@pytest.fixture
+def tuned(tune: Callable[..., Any], scale_toml: Path) -> Path:
+    assert tune("--trials", "12").code == 0
+    return scale_toml
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["best", "KERNEL", N, "--device", "h200"],
+        ["best", "KERNEL", "n=1000000", "--device", "h200"],
+        ["trials", "KERNEL"],
+        ["list"],
+        ["plot", "KERNEL"],
+        ["diff", "tuning.db", "other.db"],
+        ["report", "tuning.db", "other.db"],
+        ["merge", "tuning.db", "other.db", "-o", "merged.db"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_of_a_command(
+    run: Callable[..., Any], tuned: Path, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with autotile.session(tuned, n=1048576, db="other.db", replay=tmp_path / "scale.npz") as other:
+        other.evaluate([{"THREADS": 64, "WORK": 1}, {"THREADS": 128, "WORK": 2}])
+    answer = run(*(str(tuned) if word == "KERNEL" else word for word in words))
+    assert answer.code == 0
+    assert TIME.search(answer.out) is None or MARK in answer.out
+
+
+class TestPlan:
+    @pytest.fixture
+    def plan(self, scale_toml: Path, recording: Path, tmp_path: Path) -> Path:
+        path = tmp_path / "plan.toml"
+        path.write_text(f'[[tune]]\nkernel = "{scale_toml}"\nsizes = {{ n = [1048576, 77] }}\ntrials = 3\n')
+        return path
+
+    def test_its_table_and_its_lines(self, run: Callable[..., Any], plan: Path, recording: Path) -> None:
+        answer = run("tune", "--plan", plan, "--replay", recording)
+        assert answer.code == 1
+        for line in (*answer.out.splitlines(), *answer.err.splitlines()):
+            assert not TIME.search(line) or MARK in line, line
+        assert re.search(r"tuned +[\d.]+ us \(replayed\)", answer.out)
+        assert "NVIDIA H200 (replayed)" in answer.out
+
+    def test_in_a_notebook(self, plan: Path, recording: Path) -> None:
+        result = autotile.tune_plan(plan, replay=recording)
+        assert " us (replayed)</td>" in result._repr_html_()
+        assert result.entries[0].device_label == "NVIDIA H200 (replayed)"
+        assert (result.entries[1].device_label, result.entries[1].time_text) == ("-", "-")
+
+
+def test_what_only_one_database_has(
+    run: Callable[..., Any], tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty = tmp_path / "empty.db"
+    Database.open(empty).close()
+    answer = run("report", "tuning.db", empty, "-o", "page.html")
+    (row,) = [line for line in answer.out.splitlines() if line.startswith("scale")]
+    assert "NVIDIA H200 (replayed)" in answer.out
+    assert TIME.search(row)
+    page = html.unescape(Path("page.html").read_text())
+    only = page[page.index('id="only-a"') :]
+    assert "<td>NVIDIA H200 (replayed)</td>" in only[: only.index("</section>")]
+
+
+def test_pages_and_their_facts(run: Callable[..., Any], tuned: Path, tmp_path: Path) -> None:
+    assert run("report", tuned, "-o", tmp_path / "r.html").code == 0
+    page = html.unescape((tmp_path / "r.html").read_text())
+    facts = page[page.index('class="facts"') : page.index("</dl>")]
+    times = re.findall(r"[\d.,]+ \N{MICRO SIGN}s\)( \(replayed\))?", facts)
+    assert times == [" (replayed)"] * 2  # winner and default
+
+
+def test_contenders_of_an_operation() -> None:
+    measured = (Contender("first", {}, 10.0, source="replayed"), Contender("second", {}, 11.0))
+    choice = Choice("exact", {}, contenders=measured)
+    text = explain(Problem("op", {"n": 1}, "float32"), device_profile("h200"), choice)
+    assert "first 10 us replayed; second 11 us measured" in text
+    assert json.dumps(measured[0].to_json()["source"]) == '"replayed"'
+
+
+def test_lists_in_a_notebook(tuned: Path) -> None:
+    trials = autotile.trials(tuned)
+    headings, rows = trials._rows()
+    cells = html_of("", (), headings, rows)
+    timed = [entry for entry in trials.trials if entry.stored.trial.time_us is not None]
+    assert cells.count(" us (replayed)</td>") == len(timed) > 0
+    alone = replace(trials, trials=trials.trials[-1:])
+    assert alone.trials[0].stored.trial.time_us is None
+    assert "replayed" not in alone._rows()[1][0][2]

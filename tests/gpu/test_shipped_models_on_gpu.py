@@ -1,0 +1,50 @@
+"""Every configuration of the models that ship is right at the ragged sizes, with two sets of inputs, in each layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotile.database.database import Database
+from autotile.exchange.shipped import shipped_model
+from autotile.kernel.operation import load_operation
+from autotile.settings import read_settings
+from autotile.tuning.operation_sweep import FAULTS, Sweep, SweepCandidate, problem_of
+from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import CompilePool, worker_count
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_its_configurations_are_right(dtype: str, layout: tuple[int, int]) -> None:
+    from autotile.cuda.driver import live_device
+
+    operation, settings, device = load_operation("matmul"), read_settings(), live_device()
+    model = shipped_model("matmul", dtype, device.name)
+    if model is None:
+        pytest.skip(f"no model ships for {device.name}")
+    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
+    setup = Sweep.setup_of(
+        kernels, dtype, "cold", cache=str(settings.cache), limit_bytes=settings.cache_limit_bytes, device_index=0
+    )
+    candidates = [SweepCandidate(one.kernel, one.config) for one in model.candidates if not one.is_library]
+    assert candidates
+    with Database.open(settings.database) as database, WorkerPool() as pool:
+        compilers = CompilePool(settings.cache, settings.cache_limit_bytes, worker_count(None), 120.0, worker_pool=pool)
+        given = operation, kernels, [], setup, device
+        sweep = Sweep(*given, database=database, compile_pool=compilers, worker_pool=pool)
+        verified = set()
+        try:
+            for m, n, k in ((1024, 1024, 1024), (8, 4096, 4096), (1000, 999, 1001), (4096, 8, 4096)):
+                sizes = {"M": m, "N": n, "K": k, "TRANS_A": layout[0], "TRANS_B": layout[1]}
+                problem = operation.resolve(sizes, dtype)
+                swept = sweep.run(sweep.prepare(problem, problem_of(operation, kernels, problem, device), candidates))
+                assert swept is not None
+                faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTS}
+                assert faults == {}
+                verified |= {key for key, trial in swept.trials.items() if trial.outcome.has_time}
+        finally:
+            sweep.close()
+            compilers.close()
+    assert len(verified) > len(candidates) // 2

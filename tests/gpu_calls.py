@@ -1,0 +1,76 @@
+"""Calls of a GPU with single candidates, and a GPU worker made of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autotile.core.device import device_profile
+from autotile.core.model import Outcome
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.protocol import Handler, Stage
+
+
+def evaluate(gpu: Gpu, candidate: Candidate, best_us: float | None = None) -> Reading:
+    """Submit one candidate while no other waits, and return its reading."""
+    gpu.submit(Entry(candidate, limit_us=best_us))
+    return gpu.result()
+
+
+def verify(gpu: Gpu, candidate: Candidate, repeats: int, seed: int = 0) -> Reading:
+    """Verify one candidate repeatedly."""
+    (reading,) = gpu.check(Check((Entry(candidate),), repeats, seed=seed))
+    return reading
+
+
+def race(gpu: Gpu, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[Reading]:
+    """Race candidates."""
+    return gpu.race(Race(tuple(map(Entry, candidates)), rounds, seed))
+
+
+def raced(times_us: Sequence[float], outcome: Outcome = Outcome.OK, reason: str = "") -> Reading:
+    """Return the reading of a candidate in a race."""
+    return Reading(outcome, reason, rounds_us=tuple(times_us))
+
+
+Run = Callable[[Mapping[str, Any], float | None, Stage], Reading]
+"""Returns the reading of a configuration, given its limit."""
+
+
+def worker(
+    run: Run,
+    race_us: Callable[[Mapping[str, Any], int], float] = lambda config, done: 5.0 + done / 1000,
+    *,
+    opened: Callable[[Mapping[str, Any]], None] = lambda workload: None,
+    check: Callable[[Mapping[str, Any], Stage], Reading] | None = None,
+) -> Handler:
+    """Return the handler of a GPU worker without a GPU.
+
+    Parameters
+    ----------
+    run
+        Verifies and measures a configuration.
+    race_us
+        Time of a configuration in a round.
+    opened
+        Called with each problem.
+    check
+        Verifies a configuration repeatedly; ``run`` if it is None.
+    """
+
+    def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        if message["op"] == "open":
+            opened(message["workload"] or {})
+            return {"device": device_profile("h200").to_json()}
+        configs = [one["candidate"]["config"] for one in message["entries"]]
+        if message["op"] == "race":
+            readings = [raced([race_us(config, done) for done in range(message["rounds"])]) for config in configs]
+        elif message["op"] == "check" and check is not None:
+            readings = [check(config, stage) for config in configs]
+        else:
+            limits = [one["limit_us"] for one in message["entries"]]
+            readings = [run(config, limit, stage) for config, limit in zip(configs, limits, strict=True)]
+        return {"readings": [one.to_json() for one in readings]}
+
+    return handle

@@ -1,0 +1,259 @@
+"""Headers in further folders count, however they are named: the key of results, the key of the cubin, and the code."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from autotile.cuda.compiler import CompileJob, compile_job
+from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.nvcc import installed_nvcc
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.sources import included_files, own_sources
+
+_SPEC = """
+[kernel]
+name = "scale"
+template = "scale.cu"
+entry = "scale"
+{build}
+[problem]
+sizes = {{ N = 1024 }}
+[parameters]
+TILE = [32, 64]
+NAME = ["x", "y"]
+[default]
+TILE = 32
+NAME = "x"
+[launch]
+block = ["TILE"]
+grid = ["ceil_div(N, TILE)"]
+[arguments]
+x = {{ buffer = "float32", shape = ["N"], access = "inout" }}
+[reference]
+verify = "nothing"
+"""
+_ENTRY = 'extern "C" __global__ void scale(float* x) { x[0] = VALUE; }\n'
+
+
+@dataclass
+class Own:
+    """A kernel whose header is in a further folder."""
+
+    toml: Path
+    folder: Path
+
+    include: str
+    """Line of the search-space file that names the folder."""
+
+    def write(self, text: str, build: str = "") -> None:
+        self.toml.write_text(_SPEC.format(build=f"{build}\n{self.include}"))
+        self.toml.with_suffix(".cu").write_text(text + "\n" + _ENTRY)
+
+    @property
+    def kernel(self) -> Kernel:
+        return load_kernel(str(self.toml))
+
+    def job(self, **config: object) -> CompileJob:
+        kernel = self.kernel
+        return compile_job(kernel, {**kernel.spec.default, **config}, "float32", "sm_90")
+
+
+@pytest.fixture(params=["include", "AUTOTILE_INCLUDE"])
+def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
+    """``x.h`` and others in a folder of which the search-space file, or the environment, has the path."""
+    (tmp_path / "own" / "kernels").mkdir(parents=True)
+    folder = tmp_path / "elsewhere" / "headers"
+    for name in ("deep/x.h", "x.h", "x_32.h"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#define VALUE 1\n")
+    monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
+    if request.param == "AUTOTILE_INCLUDE":
+        monkeypatch.setenv("AUTOTILE_INCLUDE", str(folder))
+    line = f'include = ["{folder}"]' if request.param == "include" else ""
+    return Own(tmp_path / "own" / "kernels" / "scale.toml", folder, line)
+
+
+_TEXTS = [
+    '#define H "x.h"\n#include H',
+    "#define H <x.h>\n#include H",
+    "#define H <deep/x.h>\n#include H",
+    "#define NAMED(x) #x\n#include NAMED(x.h)",
+    "#define STR(x) #x\n#define NAMED(x) STR(x)\n#define BASE deep\n#include NAMED(BASE/x.h)",
+    "#define JOIN(a, b) <a##b>\n#include JOIN(x., h)",
+    "#define STR(x) #x\n#define NAMED(x) STR(x)\n#define PASTE(a, b) a##b\n#define P(a, b) PASTE(a, b)\n"
+    "#include NAMED(P(x_, TILE).h)",
+    "#define STR(x) #x\n#define NAMED(x) STR(x)\n#include NAMED(NAME.h)",  # chosen by a parameter
+    "#include DEFINED",  # a macro of the search-space file
+    '%: /* a */ define H "x.h"\n%:include/**/H',
+    '#define H "x.h"\n#inc\\\nlude \\\nH',
+    '#include "sets_h.h"\n#include H',  # defined in a header
+    '#include "by_macro.h"',  # a header of the folder includes by a macro of its own
+    '#define CONFIG "x.h"\n#include <asks.h>',  # and by one of the template
+    '#if __has_include("x.h")\n#define H "x.h"\n#include H\n#endif',
+    '#define H "x.h"\n#if __has_include(H)\n#include H\n#endif',
+    "#if TILE == 32\n#define H <x.h>\n#endif\n#ifdef H\n#include H\n#endif",
+    '#define H "x.h"\n#include_next H',
+    '#include "literal.h"',
+    '#include "digraph.h"',
+    '#include "comment.h"',
+    '#include "continued.h"',
+    '#include "guarded.h"',
+    '#include "next.h"',
+]
+
+
+@pytest.mark.parametrize("text", _TEXTS)
+def test_a_changed_header_is_compiled(own: Own, text: str) -> None:
+    headers = {
+        "sets_h.h": '#define H "x.h"\n',
+        "by_macro.h": '#define MINE "x.h"\n#include MINE\n',
+        "asks.h": "#include CONFIG\n",
+        "literal.h": "#pragma once\n# include <x.h>\n",
+        "digraph.h": '%:include "x.h"\n',
+        "comment.h": '/* a\n comment */ # /**/ include /* b */ "x.h" // "y.h"\n',
+        "continued.h": '#inc\\\r\nlude "x\\\r\n.h"\r\n',
+        "guarded.h": '#if __has_include("x.h")\n#  define SEEN\n#endif\n#ifdef SEEN\n#include "x.h"\n#endif\n',
+        "next.h": "#include_next <x.h>\n",
+    }
+    for name, content in headers.items():
+        (own.folder / name).write_text(content)
+    own.write(text, "defines = { DEFINED = '<x.h>' }")
+    cache = CubinCache(own.folder.parent / "cubins", 1 << 30)
+    first = own.job()
+    before = cache.get_or_compile(first)
+    assert own.job().key == first.key
+    for header in own.folder.rglob("x*.h"):
+        header.write_text("#define VALUE 2\n")
+    second = own.job()
+    assert own.kernel.source_hash == second.source_hash != first.source_hash
+    assert second.key != first.key
+    assert cache.get_or_compile(second).cubin_hash != before.cubin_hash
+
+
+def test_a_header_of_one_value_of_a_parameter(own: Own) -> None:
+    """The configuration that is compiled need not be the default."""
+    own.write("#define STR(x) #x\n#define NAMED(x) STR(x)\n#include NAMED(NAME.h)")
+    (own.folder / "y.h").write_text("#define VALUE 3\n")
+    first = own.job(NAME="y")
+    (own.folder / "y.h").write_text("#define VALUE 4\n")
+    assert own.job(NAME="y").key != first.key
+
+
+def test_a_header_that_appears(own: Own) -> None:
+    own.write('#define H "new.h"\n#if __has_include(H)\n#define VALUE 2\n#else\n#define VALUE 1\n#endif')
+    before = own.job().key
+    (own.folder / "new.h").write_text("")
+    assert own.job().key != before
+
+
+@pytest.mark.parametrize("line", ['#include "../outside.h"', '#define O "../outside.h"\n#include O', "absolute"])
+def test_a_header_outside_of_the_folder_that_a_header_names(own: Own, line: str) -> None:
+    outside = own.folder.parent / "outside.h"
+    outside.write_text("#define VALUE 1\n")
+    (own.folder / "reaches.h").write_text(f'#include "{outside}"\n' if line == "absolute" else f"{line}\n")
+    own.write('#include "reaches.h"')
+    before = own.job().key
+    outside.write_text("#define VALUE 2\n")
+    assert own.job().key != before
+
+
+def test_a_header_that_is_a_link(own: Own, tmp_path: Path) -> None:
+    real = tmp_path / "store" / "linked.h"
+    real.parent.mkdir()
+    real.write_text("#define VALUE 1\n")
+    (own.folder / "linked.h").symlink_to(real)
+    (own.folder / "reaches.h").write_text("#include <linked.h>\n")
+    own.write('#include "reaches.h"')
+    before = own.job().key
+    real.write_text("#define VALUE 2\n")
+    assert own.job().key != before
+
+
+def test_a_path_in_the_text_of_a_macro(own: Own, tmp_path: Path) -> None:
+    """``defines`` may name a header that no folder holds."""
+    far = tmp_path / "far" / "z.h"
+    far.parent.mkdir()
+    far.write_text("#define VALUE 1\n")
+    own.write("#include DEFINED", f"defines = {{ DEFINED = '<{far}>' }}")
+    before = own.job().key
+    far.write_text("#define VALUE 2\n")
+    assert own.job().key != before
+
+
+@pytest.mark.parametrize(
+    "text", ['#include "x.h"', "#include <x.h> // as in #include OTHER", '/* #include H */#include "x.h"']
+)
+def test_other_headers_do_not_count_where_all_names_are_literal(own: Own, text: str) -> None:
+    (own.folder / "x.h").write_text("// See #include MACRO, and include what you use.\n#define VALUE 1\n")
+    own.write(text)
+    before = own.kernel.source_hash
+    (own.folder / "deep" / "x.h").write_text("#define VALUE 2\n")
+    (own.folder / "other.h").write_text("")
+    assert own.kernel.source_hash == before
+
+
+def test_the_key_of_literal_names_stays(tmp_path: Path) -> None:
+    """Results are stored under it. It was computed before names by macros were followed into further folders."""
+    folder = tmp_path / "headers"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.h").write_text('#pragma once\n// include all\n#include "deep/b.h"\n#include <c.h>\n')
+    (folder / "deep" / "b.h").write_text("#if __has_include(<c.h>)\n#include <c.h>\n#endif\n")
+    (folder / "c.h").write_text("#pragma once\n#define C 1\n")
+    digest = own_sources(tmp_path / "k.cu", '#include "a.h"\n#include <c.h>\n__global__ void k() {}\n', [folder]).digest
+    assert digest == "e8304343be245de9b4cbfce33a5202e8e415176e96bf7b3449371b1bc6f13580"
+
+
+def test_a_changed_header_is_noticed_at_once(tmp_path: Path) -> None:
+    """A file system may give two changes the same time."""
+    header = tmp_path / "headers" / "x.h"
+    header.parent.mkdir()
+    found, now_ns = set(), time.time_ns()
+    for value in range(10):
+        header.write_text(f"#define VALUE {value}\n")
+        os.utime(header, ns=(now_ns, now_ns))
+        found.add(own_sources(tmp_path / "k.cu", '#include "x.h"\n', [header.parent]).digest)
+    assert len(found) == 10
+
+
+def test_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    own.write("#include DEFINED", "defines = { DEFINED = '<x.h>' }")
+    for limit in ("_MAX_LIBRARY_ENTRIES", "_MAX_LIBRARY_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setitem(own_sources.__globals__, limit, 1)
+            with pytest.raises(InputError, match=r"all files below .*headers count as its source.*name the file"):
+                own.kernel  # noqa: B018
+
+
+def test_files_for_another_machine(own: Own) -> None:
+    """Compilers of other machines get every file that a macro may name."""
+    own.write('#define H "x.h"\n#include H')
+    kernel = own.kernel
+    assert own.folder / "x.h" in included_files(kernel.template_path, kernel.source, kernel.include_folders)
+
+
+@pytest.mark.parametrize("text", ['#embed "data.bin"', "#embed <data.bin> limit(4)", '#define D "data.bin"\n#embed D'])
+@pytest.mark.parametrize("place", ["own/kernels", "elsewhere/headers"])
+def test_embedded_data(own: Own, tmp_path: Path, text: str, place: str) -> None:
+    """Every byte counts, also what would be a comment."""
+    data = tmp_path / place / "data.bin"
+    data.write_bytes(b"\0// one\n")
+    own.write(text)
+    before = own.kernel.source_hash
+    data.write_bytes(b"\0// two\n")
+    assert own.kernel.source_hash != before
+
+
+@pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc")
+def test_nvcc(own: Own) -> None:
+    own.write('#define H "x.h"\n#include H', 'compiler = "nvcc"')
+    cache = CubinCache(own.folder.parent / "cubins", 1 << 30)
+    found = set()
+    for value in (1, 2):
+        (own.folder / "x.h").write_text(f"#define VALUE {value}\n")
+        found.add(cache.get_or_compile(own.job()).cubin_hash)
+    assert len(found) == 2

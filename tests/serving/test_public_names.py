@@ -1,0 +1,238 @@
+"""Whatever is served, a kernel, a library or a race, every public name works or is refused in words."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autotile
+from autotile.errors import ArgumentError, AutotileError, InputError, ToolchainError
+from autotile.kernel.library import load_kernel
+from autotile.serving import libraries, operations
+from autotile.serving.bound import BoundKernel
+from autotile.serving.capture import CaptureFolder
+from autotile.serving.dispatcher import default_dispatcher
+
+KINDS = ["plain", "library", "raced", "raced library"]
+SIZES = {"M": 64, "N": 32, "K": 16}
+
+
+class Model:
+    """A model of times that expects one kernel of matrices to be faster than another."""
+
+    def choose(self, sizes: Any, fits: Mapping[str, Any], specs: Any, device: Any, **options: Any) -> list[Any]:
+        names = [name for name in ("sgemm", "sgemm_ws") if name in fits]
+        return [
+            SimpleNamespace(
+                candidate=SimpleNamespace(kernel=name, config=dict(load_kernel(name).spec.default)),
+                time_us=10.0 + number,
+                doubt=0.05,
+            )
+            for number, name in enumerate(names)
+        ]
+
+
+@pytest.fixture(autouse=True)
+def _only_what_is_added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No other library and model than those of `serve`."""
+    monkeypatch.setattr(operations, "model_of", lambda *_: Model() if "mine" not in _added() else None)
+    yield
+    libraries._added.clear()
+    default_dispatcher.clear()
+
+
+def _added() -> Mapping[str, Any]:
+    return libraries._added.get("matmul", {})
+
+
+def serve(kind: str, device: str | None = None, **options: Any) -> BoundKernel:
+    """Serve one of the kinds: on this machine's GPU, or for inspection only."""
+    libraries._added.clear()
+    if "library" in kind:
+        for name in ("mine", "other"):
+            autotile.add_library("matmul", name, lambda a, b, c, **_: None)
+    default_dispatcher.clear()
+    if kind == "plain":
+        return autotile.get_best_kernel("sgemm", **SIZES, device=device, **options)
+    options |= {"race": True} if kind.startswith("raced") else {}
+    return autotile.get_best_kernel("matmul", **SIZES, EMULATE=0, dtype="float32", device=device, **options)
+
+
+def public_names() -> list[str]:
+    """Return the public names of the class, and those that its instances get."""
+    named = set(vars(serve("plain", "h200"))) | {name for each in BoundKernel.__mro__ for name in vars(each)}
+    return sorted(name for name in named if not name.startswith("_"))
+
+
+def array(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+ARRAYS = (array(64, 16), array(16, 32))
+ARGUMENTS: dict[str, Callable[[BoundKernel, Path], tuple[Any, ...]]] = {
+    "bind": lambda kernel, _: (*ARRAYS, array(64, 32)),
+    "has_shapes_of": lambda kernel, _: (kernel,),
+    "adopt": lambda kernel, _: (kernel,),
+    "report_calls": lambda kernel, _: (None,),
+    "call_captured": lambda kernel, folder: (CaptureFolder(folder, 1, 1 << 20), ARRAYS, None, {}),
+}
+"""Arguments of the methods that take some."""
+
+
+@pytest.mark.usefixtures("live_gpu")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kinds_are_what_they_say(kind: str) -> None:
+    kernel = serve(kind)
+    assert (type(kernel).__name__, kernel.is_library) == {
+        "plain": ("BoundKernel", False),
+        "library": ("BoundLibrary", True),
+        "raced": ("RacedKernel", False),
+        "raced library": ("RacedKernel", True),
+    }[kind]
+
+
+@pytest.mark.usefixtures("live_gpu")
+@pytest.mark.parametrize("inspected", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_public_name(kind: str, inspected: bool, tmp_path: Path) -> None:
+    cupy = pytest.importorskip("cupy")
+    without_gpu = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
+    names = public_names()
+    assert {"adopt", "bind", "call_captured", "explain", "geometry", "load", "occupancy", "to_json"} <= set(names)
+    for name in names:
+        kernel = serve(kind, "h200" if inspected else None)
+        error = failure(kernel, name, tmp_path)
+        if isinstance(error, AttributeError):
+            assert (name, kernel.is_library) == ("geometry", True), f"{name}: {error}"
+            assert "is a library, which has no launch geometry" in str(error)
+        elif isinstance(error, without_gpu):
+            assert (name, inspected) in {(each, False) for each in ("bind", "call_captured", "load")}, name
+        else:
+            assert error is None or str(error)
+
+
+def failure(kernel: BoundKernel, name: str, folder: Path) -> Exception | None:
+    """Use a name, and return the error; None if there is none. An error of Python's own is raised."""
+    cupy = pytest.importorskip("cupy")
+    without_gpu = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
+    try:
+        value = getattr(kernel, name)
+        if inspect.ismethod(value):
+            value(*ARGUMENTS.get(name, lambda *_: ())(kernel, folder))
+    except (AutotileError, AttributeError, *without_gpu) as error:
+        return error
+    return None
+
+
+@pytest.mark.usefixtures("live_gpu")
+@pytest.mark.parametrize("kind", KINDS)
+def test_shown_forms(kind: str) -> None:
+    kernel = serve(kind)
+    assert "Bound" in repr(kernel)
+    assert "matmul" in kernel.explain() or "sgemm" in kernel.explain()
+    assert kernel.to_json()["kernel"] == kernel.kernel
+    assert kernel._repr_html_()
+    assert list(kernel.shapes) == ["A", "B", "C"]
+    assert kernel.shapes["C"] == (1, 64, 32)
+    if kernel.is_library:
+        with pytest.raises(InputError, match="is a library"):
+            kernel.plot_limits()
+
+
+@pytest.mark.parametrize("kind", ["plain", "library"])
+@pytest.mark.parametrize("call", ["call", "bind", "capture"])
+def test_a_launch_of_what_is_served_for_inspection(kind: str, call: str, tmp_path: Path) -> None:
+    kernel = serve(kind, "h200")
+    launch = {"call": kernel, "bind": kernel.bind, "capture": autotile.capture(kernel, tmp_path)}[call]
+    with pytest.raises(ToolchainError, match="served for inspection only"):
+        launch(*ARRAYS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("live_gpu")
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_and_pickles(kind: str) -> None:
+    """A copy is served anew; what was not returned by `get_best_kernel` is refused in words."""
+    kernel = serve(kind)
+    for copied in (pickle.loads(pickle.dumps(kernel)), copy.copy(kernel), copy.deepcopy(kernel)):
+        assert copied.problem.kernel == kernel.problem.kernel
+        assert copied.problem.sizes == kernel.problem.sizes
+    kernel.request = None
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be served again: it was not returned by get_best_kernel"):
+            attempt(kernel)
+
+
+class TestAdopting:
+    @pytest.mark.usefixtures("live_gpu")
+    @pytest.mark.parametrize("other", KINDS)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_pair(self, kind: str, other: str) -> None:
+        """What was taken over is described; otherwise nothing changes."""
+        first, second = serve(kind), serve(other)
+        before = first.kernel, first.choice
+        if first.adopt(second):
+            assert (first.kernel, first.choice) == (second.kernel, second.choice)
+            assert first.problem == second.problem
+            assert first.shapes == second.shapes
+            assert first.is_library == second.is_library
+        else:
+            assert (first.kernel, first.choice) == before
+        assert (first.adopt(first), second.adopt(second)) == (True, True)
+        assert first.explain()
+        assert repr(first)
+
+    @pytest.mark.usefixtures("live_gpu")
+    def test_which_pairs(self) -> None:
+        taken = {(a, b) for a in KINDS for b in KINDS if serve(a).adopt(serve(b))}
+        raced = {(a, b) for a in ("raced", "raced library") for b in KINDS}
+        assert taken == raced | {("plain", "plain"), ("library", "library"), ("library", "raced library")}
+
+    @pytest.mark.usefixtures("live_gpu")
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("given", [None, "sgemm", 5])
+    def test_what_is_no_kernel(self, kind: str, given: Any) -> None:
+        with pytest.raises(
+            InputError, match=f"adopt takes a kernel from get_best_kernel, and got {type(given).__name__}"
+        ):
+            serve(kind).adopt(given)
+
+    def test_each_other(self) -> None:
+        """Two threads that do so wait for each other in no case."""
+        first, second = serve("plain", "h200"), serve("plain", "h200", numerics="same")
+
+        def repeat(one: BoundKernel, other: BoundKernel) -> None:
+            for _ in range(2000):
+                one.adopt(other)
+
+        threads = [
+            threading.Thread(target=repeat, args=pair, daemon=True) for pair in ((first, second), (second, first))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("given", [None, "sgemm", np.zeros(3), BoundKernel])
+def test_a_capture_of_what_is_no_kernel(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="capture takes a kernel from get_best_kernel"):
+        autotile.capture(given, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["plain", "library"])
+def test_a_scalar_that_is_not_there(kind: str) -> None:
+    """It is checked before anything is launched, where that is possible without a device."""
+    kernel = serve(kind, "h200")
+    with pytest.raises((ArgumentError, ToolchainError)):
+        kernel.bind(*ARRAYS, array(64, 32), gamma=1.0)
