@@ -450,7 +450,7 @@ _NAMES = {
 }
 """Public names by the module that defines them."""
 
-_SUBMODULES = ("kernel_tuner", "torch")
+_SUBMODULES = ("errors", "kernel_tuner", "torch")
 """Modules of the package that users name, which are imported when they are first used, too."""
 
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -132,6 +132,10 @@ torch.ops = types.SimpleNamespace(autotile=types.SimpleNamespace(matmul=lambda a
         assert imported(self.TORCH + "import autotile", ("autotile.torch",)) == set()
         assert imported("import autotile\ndir(autotile)", ("torch", "autotile.torch")) == set()
 
+    def test_errors_are_there_after_the_package_alone(self) -> None:
+        code = "import autotile\nassert issubclass(autotile.errors.InputError, autotile.errors.AutotileError)\n"
+        assert imported(code, ("autotile.errors",)) == {"autotile.errors"}
+
     def test_without_pytorch_the_error_says_so(self) -> None:
         code = "import sys; sys.modules['torch'] = None\nimport autotile\nautotile.torch.matmul"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -61,7 +61,12 @@ _SHOWN_SCHEME = re.compile(
 _NO_USER = re.compile(r"\s*(jdbc:)?(\w[\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)(?!.*@))", re.IGNORECASE | re.DOTALL)
 """Start of a URL before the user; what stands before a single colon may be the user itself if an ``@`` follows."""
 
-_PORT = re.compile(r":[0-9]{1,5}(?=[/?,]|$)")
+_PORT = re.compile(r":[0-9]{1,5}(?=[/?,&][^@]*$|$)", re.DOTALL)
+"""Port of a host; before a later ``@`` it may be the start of a password."""
+
+_IPV6_HOST = re.compile(r"(?<![^@,=])\[[0-9a-f:.]+(%\w+)?\]", re.IGNORECASE)
+
+_OPTION = re.compile(r"--?[\w-]+=")
 
 
 def is_secret(key: str) -> bool:
@@ -101,14 +106,20 @@ def has_password(argument: str) -> bool:
     Where a password is misplaced, the argument cannot be told from one that has none, so a colon after the scheme
     counts, except before a port.
     """
-    for text in (argument, argument.partition("=")[2], argument[2:] if argument.startswith("-") else ""):
+    option = _OPTION.match(argument)
+    texts = [argument[option.end() :] if option is not None else argument.partition("=")[2]]
+    if not argument.startswith("-"):
+        texts.append(argument)
+    elif not argument.startswith("--"):
+        texts.append(argument[2:].removeprefix("="))
+    for text in texts:
         if looks_like_url(text):
             decoded = _decoded(text)
             if MASK in decoded or _has_secret_parameter(decoded):
                 return True
             scheme = _NO_USER.match(decoded)
             rest = decoded[scheme.end() :] if scheme is not None else decoded
-            if ":" in _PORT.sub("", rest):
+            if ":" in _PORT.sub("", _IPV6_HOST.sub("", rest)):
                 return True
     return False
 

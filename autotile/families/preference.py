@@ -37,6 +37,8 @@ _DOUBT_PER_DOUBLING = 0.1
 _FULL_DOUBT = 0.1
 """Doubt at the measured problem itself, its growth with the distance, and its maximum. Within half a doubling, 95 % of
 the errors were below 0.06; beyond, the maximum left no served configuration slower than the default."""
+_CHECKED_DOUBLINGS = 14.0
+"""Largest distance of the problems on which the doubts were checked; beyond, the doubt grows without a maximum."""
 _DOUBT_OF_FLAG = 0.1
 """Further doubt for each flag that differs: a flag selects another code path."""
 _DOUBT_OF_CHANGE = 0.3
@@ -259,6 +261,7 @@ class _Comparison:
     def _doubt(self, change: float, row: int, row_there: int, *, is_estimated: bool, is_counted: bool) -> float:
         flags, doublings = self.distance
         doubt = min(_LEAST_DOUBT + _DOUBT_PER_DOUBLING * doublings, _FULL_DOUBT) + _DOUBT_OF_FLAG * flags
+        doubt += _DOUBT_PER_DOUBLING * max(doublings - _CHECKED_DOUBLINGS, 0.0)
         doubt += _DOUBT_OF_CHANGE * (1 if self.here.is_declared else 2) * abs(change)
         if self.here.warps is not None and self.there.warps is not None:
             doubt += _DOUBT_OF_WARPS * max(float(self.there.warps[row_there] - self.here.warps[row]), 0.0)

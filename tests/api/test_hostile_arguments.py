@@ -26,6 +26,8 @@ NO_DATABASE = {"database", "a", "b", "sources"}
 """Arguments that are databases, whose locations are looked at elsewhere."""
 NOT_HERE = {"watch", "worker", "unpin", "doctor", "measure_device", "survey"}
 """Functions that serve, wait or compile."""
+FEW = {"options": TuneOptions(trials=1)}
+"""Arguments with which a call that is valid does not search for minutes."""
 FUNCTIONS = sorted(
     name for name in [*autotile.__all__, "list"] if inspect.isfunction(getattr(autotile, name)) and name not in NOT_HERE
 )
@@ -56,14 +58,15 @@ def calls(function: Any, folder: Path) -> Iterator[tuple[str, Any, list[Any], di
     named = [one for one in parameters if one.kind not in variable]
     for changed in named:
         for value in VALUES:
+            if value is None and changed.name in FEW:
+                continue
             args, kwargs = [], {}
             for one in named:
-                given = (
-                    value if one is changed else good(folder).get(one.name) if one.default is one.empty else one.default
-                )
+                default = FEW.get(one.name, one.default)
+                given = value if one is changed else good(folder).get(one.name) if default is one.empty else default
                 if one.kind is one.POSITIONAL_ONLY:
                     args.append(given)
-                elif one is changed or one.default is one.empty:
+                elif one is changed or given is not one.default:
                     kwargs[one.name] = given
             yield changed.name, value, args, kwargs
 

@@ -131,6 +131,41 @@ def test_a_password_on_the_command_line_is_refused(run: Any, option: tuple[str, 
     assert "s3cret" not in answer.out + answer.err
 
 
+FORMS = [("--db", "{}"), ("--db={}",), ("-o", "{}"), ("-o{}",), ("-o={}",)]
+
+
+@pytest.mark.parametrize("option", FORMS, ids=" ".join)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me@127.0.0.1:1/name",
+        "postgresql://me@[::1]:1/name",
+        "postgresql://me@[::1]:1,[::2]:2/name",
+        "postgresql://me@/name?host=127.0.0.1:1&host=127.0.0.1:2",
+        "postgresql://me@127.0.0.1/name?passfile=/home/me/.pgpass",
+    ],
+)
+def test_a_url_without_a_password_is_not_refused(run: Any, option: tuple[str, ...], url: str) -> None:
+    answer = run("merge", "a.db", *(word.format(url) for word in option), "--json")
+    assert "password on the command line" not in answer.out
+
+
+@pytest.mark.parametrize("option", FORMS, ids=" ".join)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:12345/x@127.0.0.1:1/name",
+        "postgresql://me:1@127.0.0.1:1/name",
+        "postgresql://me@[::1]:1:s@127.0.0.1/name",
+        "password=s",
+        "host=h;Password=s",
+    ],
+)
+def test_what_may_be_a_password_is_refused(run: Any, option: tuple[str, ...], url: str) -> None:
+    answer = run("merge", "a.db", *(word.format(url) for word in option), "--json")
+    assert "password on the command line" in answer.document["error"]["message"]
+
+
 def test_no_process_of_a_session_shows_the_password(
     roles: PostgresqlServer, server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,3 +261,28 @@ def test_the_sparse_matrix_of_the_documentation() -> None:
         assert (np.diff(row_start) >= 0).all()
         assert column.min() >= 0
         assert column.max() < sizes["M"]
+
+
+@pytest.mark.parametrize("old", ["x = {", "y = {"])
+def test_a_buffer_named_like_a_size_is_refused_before_contents_are_computed(old: str) -> None:
+    text = """
+[kernel]
+name = "k"
+template = "k.cu"
+entry = "k"
+[problem]
+sizes = { N = 64, M = 8 }
+[parameters]
+B = [64, 128]
+[launch]
+block = ["B"]
+grid = ["ceil_div(N, B)"]
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "in", init = "floor(M * uniform())" }
+y = { buffer = "float32", shape = ["M"], access = "inout", init = "ones(M) * N" }
+[reference]
+outputs = { y = "y + 1" }
+"""
+    parse_spec(text, "k.toml")
+    with pytest.raises(SpecError, match="'M' already names a size; use another name"):
+        parse_spec(text.replace(old, "M = {"), "k.toml")

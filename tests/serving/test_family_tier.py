@@ -26,6 +26,7 @@ from autotile.families.features import Feature
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving.choice import choose
+from autotile.serving.description import explain
 from autotile.settings import read_settings
 from autotile.space.limits import check_config
 
@@ -109,6 +110,79 @@ class TestTier:
         assert store.ask(4097, device=None).tier == "family"
         with pytest.raises(NotTunedError, match=r"strict=True allows no fallback \(family\)"):
             store.ask(4097, device=None, strict=True)
+
+
+class TestForce:
+    """Rules that are not better than what they displace."""
+
+    @pytest.mark.parametrize(
+        ("losses", "said"),
+        [
+            ([(0.0, 0.5)] * 4, "4 held-out points are too few to judge it, at least 5 are needed"),
+            ([(0.0, 0.5), (0.3, 0.0)] * 5, "which is not clearly better"),
+            ([(2.24, 0.1)] * 6, "it took 2.95 times as long as serving without it"),
+        ],
+    )
+    def test_a_rule_that_is_not_surely_better_is_not_served(self, losses: Any, said: str) -> None:
+        choice = self.served(losses)
+        assert (choice.tier, choice.config) == ("default", DEFAULT)
+        assert "A rule was learned for the family n=1..10000, but is not in force: " in choice.unapplied
+        assert said in choice.unapplied
+        assert choice.unapplied in explain(Problem("scale", {"n": 4097}, "float32"), H200, choice)
+
+    def test_a_rule_that_is_surely_better_is_served(self) -> None:
+        choice = self.served([(0.0, 0.5), (0.1, 0.4)] * 5)
+        assert (choice.tier, choice.config, choice.unapplied) == ("family", SMALL, "")
+        assert "at 10 held-out points it took 0.7" in choice.rule
+
+    def test_an_older_rule_in_force_serves_in_place_of_a_newer_one_that_is_not(self) -> None:
+        good, bad = self.stored([(0.0, 0.5)] * 8), self.stored([(0.5, 0.0)] * 8, LARGE)
+        assert self.choice(bad, good).config == SMALL
+        assert self.choice(good, bad).config == SMALL
+
+    @pytest.fixture(autouse=True)
+    def _kernel(self, store: Any) -> None:
+        self.kernel: Kernel = store.kernel
+
+    def served(self, losses: Any) -> Any:
+        return self.choice(self.stored(losses))
+
+    def choice(self, *rules: StoredRule) -> Any:
+        return choose(self.kernel, Problem("scale", {"n": 4097}, "float32"), H200, "13.0", [], rules=rules)
+
+    def stored(self, losses: Any, config: Config = SMALL) -> StoredRule:
+        """Return a rule with points of given losses when left out, and without the rule."""
+        problem = Problem("scale", {}, "float32")
+        family = parse_family(self.kernel.spec, ["n=1..10000"])
+        points = tuple(
+            RulePoint({"n": 1000 + number}, ((10.0, 9.0, 11.0),), 10.0, 0.0, held_out, without)
+            for number, (held_out, without) in enumerate(losses)
+        )
+        rule = FamilyRule(family, (RuleConfig(config, None, 8),), Leaf((0,)), points)
+        read = FamilyRule.from_json(rule.to_json())
+        assert read == rule
+        return StoredRule(key_of(self.kernel, problem, H200, nvrtc_version="13.0", l2_mode="cold"), H200, read, NOW)
+
+
+def test_a_rules_choice_that_is_expected_to_be_slower_is_passed_over() -> None:
+    kernel = load_kernel("sgemm_2d")
+    wide = {**kernel.spec.default, "BN": 256, "BK": 16, "TM": 16, "STAGES": 1, "UNROLL": 16, "MIN_BLOCKS": 1}
+    family = parse_family(kernel.spec, [f"{name}=1..8192" for name in "MNK"])
+    point = RulePoint(
+        dict.fromkeys("MNK", 4096), ((2775.0, 2770.0, 2780.0), (3127.0, 3120.0, 3130.0)), 2775.0, 0.0, 0.0
+    )
+    configs = (RuleConfig(wide, None, 1), RuleConfig(dict(kernel.spec.default), None, 2))
+    rule = FamilyRule(family, configs, Leaf((0, 1)), (point,))
+    key = key_of(kernel, Problem("sgemm_2d", {}, "float32"), H200, nvrtc_version="13.0", l2_mode="cold")
+
+    def served(n: int) -> Any:
+        problem = Problem("sgemm_2d", dict.fromkeys("MNK", n), "float32")
+        return choose(kernel, problem, H200, "13.0", [], rules=[StoredRule(key, H200, rule, NOW)])
+
+    assert (served(4096).tier, served(4096).config) == ("family", wide)
+    assert (served(1024).tier, served(1024).config) == ("default", kernel.spec.default)
+    assert "The rule of the family M=1..8192 N=1..8192 K=1..8192 is not followed here" in served(1024).unapplied
+    assert "it is expected to take 1." in served(1024).unapplied
 
 
 class TestNeverServed:

@@ -254,3 +254,12 @@ class TestWithoutEstimates:
     def test_without_the_defaults_time_the_usual_gain_is_kept_nearby_only(self) -> None:
         assert self.expectation(4097, 4096, None).is_faster
         assert not self.expectation(16384, 4096, None).is_faster
+
+
+def test_a_size_beyond_what_was_checked_gets_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "far.db"
+    tune(path, "4096x4096x4096", seed=11)
+    assert serve(path, "2048x2048x2048").choice.tier == "nearest"
+    far = serve(path, "100000x100000x8")
+    empty, _ = untuned_config(KERNEL, far.problem, H200, is_wrong=lambda _: False)
+    assert (far.choice.tier, far.config) == ("default", empty)

@@ -304,6 +304,8 @@ def answer(text: str, cubins: Mapping[str, bytes]) -> str:
         kinds = {InputError: "input", ToolchainError: "toolchain"}
         kind = next((name for one, name in kinds.items() if isinstance(error, one)), "")
         reply = Reply(error=str(error), kind=kind)
+    except Exception as error:  # Dask cannot send each one, and the session would wait for it
+        reply = Reply(error=f"{type(error).__name__}: {error}")
     return encode_json(msgspec.to_builtins(reply))
 
 
