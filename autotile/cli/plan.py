@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from autotile.api.progress import trial_count, trial_target
 from autotile.cli.arguments import DatabaseOption, GpuOption, OptionalKernelArgument
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, show
 from autotile.cli.tables import RIGHT, Listing, below, facts, title
@@ -183,8 +184,8 @@ def _line(step: PlanStep) -> str:
     """Return the state of a session on one line."""
     progress = step.progress
     assert progress is not None
-    tried = sum(progress.outcomes.values())
-    target = f" of {progress.target}" if progress.target is not None else ""
+    tried, goal = trial_count(progress), trial_target(progress)
+    target = f" of {goal}" if goal is not None else ""
     found = progress.best
     best = f", best {source_text(time_text(found.time_us), found.source)}" if found is not None else ""
     waiting = f"; {progress.waiting}" if progress.waiting else ""
