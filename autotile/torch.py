@@ -63,7 +63,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
     )
 
 
-_operator = torch.library.custom_op("autotile::matmul", _multiply, mutates_args=(), device_types="cuda")
+_operator = torch.library.custom_op("autotile::matmul", _multiply, mutates_args=(), device_types=("cuda", "cpu"))
 _operator.register_fake(_shape_of_result)
 _operator.register_autograd(_backward, setup_context=_keep)
 

@@ -139,8 +139,8 @@ class TuneProgress(_LivePicture):
 
 def _problem_line(progress: Progress) -> str:
     """Return the state of a session of a plan on one line."""
-    tried = sum(progress.outcomes.values())
-    target = f" of {progress.target}" if progress.target is not None else ""
+    tried, goal = trial_count(progress), trial_target(progress)
+    target = f" of {goal}" if goal is not None else ""
     found = progress.best
     best = f", best {source_text(time_text(found.time_us), found.source)}" if found is not None else ""
     waiting = f"; {progress.waiting}" if progress.waiting else ""

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import socket
 import sqlite3
 import threading
 import time
@@ -372,8 +373,13 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
     set_up = _session_settings(url, timeout_s, readonly=readonly)
     _engines.add(engine)
-    if timeout_s >= LOCK_TIMEOUT_S:  # a command, rather than a program that is served
-        event.listen(engine, "do_connect", _connect_announced(location))
+    limit_s = _connect_limit(url, timeout_s, readonly=readonly)
+    announced = location if timeout_s >= LOCK_TIMEOUT_S else None  # a command, rather than a program that is served
+
+    @event.listens_for(engine, "do_connect")
+    def connect(dialect: Dialect, _: object, arguments: list[Any], parameters: dict[str, Any]) -> DBAPIConnection:
+        with _announced(announced, parameters.get("connect_timeout")):
+            return dialect.connect(*arguments, **parameters)
 
     @event.listens_for(engine, "checkin")
     def note_use(_: object, record: ConnectionPoolEntry) -> None:
@@ -388,31 +394,56 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
             except engine.dialect.loaded_dbapi.Error as error:
                 raise DisconnectionError from error
 
-    @event.listens_for(engine, "connect")
+    @event.listens_for(engine, "connect", insert=True)  # before the statements with which SQLAlchemy begins
     def configure(connection: DBAPIConnection, _: object) -> None:
-        with closing(connection.cursor()) as cursor:
-            cursor.execute(set_up)
-        connection.commit()
+        """Set the connection up; its first answer counts as a part of connecting, as a pooler connects to no server."""
+        cut = threading.Event()
+        try:
+            with (
+                _announced(announced, limit_s),
+                _timer(limit_s, lambda: _cut(connection, cut)),
+                closing(connection.cursor()) as cursor,
+            ):
+                cursor.execute(set_up)
+                connection.commit()
+        except engine.dialect.loaded_dbapi.Error as error:
+            if cut.is_set():
+                message = f"no answer to the first statement for {limit_s} s: {_REMEDIES['ConnectionTimeout']}"
+                raise engine.dialect.loaded_dbapi.OperationalError(message) from error
+            raise
 
     return engine
 
 
-def _connect_announced(location: ServerLocation) -> Callable[..., DBAPIConnection]:
-    """Return a listener that connects, and logs a warning if that takes long."""
+@contextmanager
+def _timer(time_s: float, action: Callable[[], None]) -> Iterator[None]:
+    """Call a function in a thread if what is done meanwhile takes longer."""
+    timer = threading.Timer(time_s, action)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
-    def connect(dialect: Dialect, _: object, arguments: list[Any], parameters: dict[str, Any]) -> DBAPIConnection:
-        timeout_s = parameters.get("connect_timeout")
-        limit = f" for up to {timeout_s} s" if timeout_s else ""
-        # Without a logging configuration, Python prints warnings on standard error.
-        timer = threading.Timer(_ANNOUNCED_S, _LOG.warning, (f"waiting{limit} for the database {location}",))
-        timer.daemon = True
-        timer.start()
-        try:
-            return dialect.connect(*arguments, **parameters)
-        finally:
-            timer.cancel()
 
-    return connect
+@contextmanager
+def _announced(location: ServerLocation | None, limit_s: Any) -> Iterator[None]:
+    """Log a warning if what is done meanwhile takes long; without a location, do not."""
+    if location is None:
+        yield
+        return
+    limit = f" for up to {limit_s} s" if limit_s else ""
+    # Without a logging configuration, Python prints warnings on standard error.
+    with _timer(_ANNOUNCED_S, lambda: _LOG.warning("waiting%s for the database %s", limit, location)):
+        yield
+
+
+def _cut(connection: Any, cut: threading.Event) -> None:
+    """End the waiting for a server's answer, for which libpq has no limit while the server's network answers."""
+    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        cut.set()
+        duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _connection_timeouts(url: URL, timeout_s: float, *, readonly: bool = False) -> dict[str, int]:
@@ -422,15 +453,21 @@ def _connection_timeouts(url: URL, timeout_s: float, *, readonly: bool = False) 
     """
     if url.get_driver_name() not in ("psycopg", "psycopg2"):
         return {}
-    connect_s = min(timeout_s, _READ_CONNECT_TIMEOUT_S) if readonly else timeout_s
     timeouts = {
-        "connect_timeout": max(_MIN_CONNECT_TIMEOUT_S, math.ceil(connect_s)),
+        "connect_timeout": _connect_limit(url, timeout_s, readonly=readonly),
         "tcp_user_timeout": math.ceil(1000 * timeout_s),
         "keepalives_idle": max(1, math.ceil(timeout_s / 2)),
         "keepalives_interval": max(1, math.ceil(timeout_s / 2 / _KEEPALIVES)),
         "keepalives_count": _KEEPALIVES,
     }
     return {name: value for name, value in timeouts.items() if name not in url.query}
+
+
+def _connect_limit(url: URL, timeout_s: float, *, readonly: bool) -> int:
+    """Return the time limit of connecting in seconds, which the URL may state; libpq takes whole seconds."""
+    connect_s = min(timeout_s, _READ_CONNECT_TIMEOUT_S) if readonly else timeout_s
+    stated = str(url.query.get("connect_timeout", ""))
+    return int(stated) if stated.isdecimal() and int(stated) else max(_MIN_CONNECT_TIMEOUT_S, math.ceil(connect_s))
 
 
 def _session_settings(url: URL, timeout_s: float, *, readonly: bool) -> str:

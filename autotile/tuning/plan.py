@@ -169,9 +169,14 @@ def read_plan(path: Path) -> TuningPlan:
 
 
 def _hint(message: str) -> str:
-    known = [field for schema in (_Entry, _Head) for field in schema.__struct_fields__]
+    tables = {schema: schema.__struct_fields__ for schema in (_Document, _Head, _Entry)}
     unknown = message.partition("unknown field ")[2].strip("`'\" ")
-    return message + (nearest(unknown, known) if unknown else "")
+    if not unknown:
+        return message
+    known = [field for fields in tables.values() if unknown not in fields for field in fields]
+    places = {_Document: "at the top level", _Head: "in [plan]", _Entry: "in [[tune]]"}
+    belongs = [places[schema] for schema, fields in tables.items() if unknown in fields]
+    return message + (f"; it belongs {' or '.join(belongs)}" if belongs else nearest(unknown, known))
 
 
 def _problems_of(entry: _Entry, head: _Head, folder: Path, room: int) -> list[PlannedProblem]:

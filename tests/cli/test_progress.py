@@ -293,3 +293,20 @@ class TestThrottling:
             observe(state)
             counts.append(self.printed(console))
         assert counts == [0, 0, 1, 1, 1, 2, 2]
+
+    def test_a_line_of_a_whole_says_how_much_time_is_left(self, clock: SimpleNamespace) -> None:
+        console = Console(file=io.StringIO(), width=40, markup=False)
+        observe, _ = DISPLAYS["count"](console)
+        for done in range(1, 11):
+            clock.s = 1000.0 + 2.0 * done
+            observe(Counted(done, failed=3, elapsed_s=2.0 * done))
+        (line,) = console.file.getvalue().splitlines()  # however narrow the console is
+        assert line == "compiling 8/100, 3 failed, 16.0 s elapsed, about 3 min 04 s left"
+
+    def test_a_line_of_a_plan_has_no_target_below_what_was_tried(self, clock: SimpleNamespace) -> None:
+        console = Console(file=io.StringIO(), width=300, markup=False)
+        clock.s = 1000.0
+        observe, _ = DISPLAYS["plan"](console)
+        clock.s = 1031.0
+        observe(replace(plan_step(), progress=replace(PROGRESS, target=1)))
+        assert "50 of 50 trials" in console.file.getvalue()

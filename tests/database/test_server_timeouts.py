@@ -1,9 +1,10 @@
 """A server that does not answer, or not in time, ends in an error with a remedy, or in a fallback when serving."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy import make_url, text
 
 from autotile.database import engine as database_engine
 from autotile.database.database import Database
+from autotile.database.engine import LostServerError
 from autotile.database.fast_access import SERVER_TIMEOUT_S
 from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
@@ -22,6 +24,55 @@ def silent_server() -> Iterator[str]:
     pytest.importorskip("psycopg")
     with closing(socket.create_server(("127.0.0.1", 0), backlog=16)) as listening:
         yield f"postgresql://me:secret@127.0.0.1:{listening.getsockname()[1]}/tune"
+
+
+@pytest.fixture
+def silent_pooler() -> Iterator[str]:
+    """Location of a pooler that lets everyone in and passes no statement on, as one whose server is down."""
+    pytest.importorskip("psycopg")
+
+    def let_in(client: socket.socket) -> None:
+        with client, suppress(OSError):
+            while request := client.recv(1024):
+                if len(request) == 8:  # asks for encryption
+                    client.sendall(b"N")
+                elif request[4:8] == b"\0\3\0\0":  # begins
+                    client.sendall(b"R\0\0\0\x08\0\0\0\0" + b"Z\0\0\0\x05I")
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=let_in, args=(listening.accept()[0],), daemon=True).start()
+
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=16)) as listening:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"postgresql://me:secret@127.0.0.1:{listening.getsockname()[1]}/tune"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("open_database", [Database.open, Database.open_readonly])
+def test_a_pooler_without_a_server_is_reported(silent_pooler: str, open_database: Any) -> None:
+    start_s = time.monotonic()
+    with pytest.raises(LostServerError, match="no answer to the first statement for 2 s: the server does not answer"):
+        open_database(silent_pooler, server_timeout_s=1.0)
+    assert time.monotonic() - start_s < 10
+
+
+def test_the_words_of_a_command_that_waits_for_a_pooler_and_its_own_limit(
+    silent_pooler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(LostServerError, match="for 3 s") as caught:
+        Database.open_readonly(silent_pooler)
+    with pytest.raises(LostServerError, match="for 2 s"):
+        Database.open_readonly(f"{silent_pooler}?connect_timeout=2")
+    waits = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+    assert [text.partition(" the database")[0] for text in waits] == [
+        "waiting for up to 3 s for",
+        "waiting for up to 2 s for",
+    ]
+    assert "secret" not in " ".join([str(caught.value), *waits])
 
 
 @pytest.mark.parametrize("open_database", [Database.open, Database.open_readonly])

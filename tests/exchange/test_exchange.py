@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.core.model import Measurement, Occupancy, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.rows import StoredTrial
@@ -89,6 +89,20 @@ class TestT4:
         words = [result["invalidity"] for result in t4_results(stored)["results"]]
         expected = ["constraints", "compile", "constraints", "correctness", "correctness", "runtime", "timeout"]
         assert words == ["correct"] * 3 + expected + ["correct"], "what was never tried is left out"
+
+    def test_everything_that_was_measured_is_there_with_its_unit(self, stored: Sequence[StoredTrial]) -> None:
+        occupancy = Occupancy(2, 16, 0.25, ("registers",), {"registers": 2})
+        measurement = Measurement(50.0, 49.0, 51.0, (50.0, 50.5))
+        trial = replace(stored[0].trial, occupancy=occupancy, telemetry={"power_w": 402.5}, measurement=measurement)
+        (result,) = t4_results([replace(stored[0], trial=trial)])["results"]
+        found = {entry["name"]: (entry["value"], entry["unit"]) for entry in result["measurements"]}
+        assert {name: found[name] for name in ("time", "time_low", "time_high", "occupancy", "power_w")} == {
+            "time": (0.05, "ms"),
+            "time_low": (0.049, "ms"),
+            "time_high": (0.051, "ms"),
+            "occupancy": (0.25, ""),
+            "power_w": (402.5, ""),
+        }
 
     def test_each_failure_states_its_reason_and_no_success_does(self, stored: Sequence[StoredTrial]) -> None:
         reasons = [

@@ -265,3 +265,7 @@ class TestSelection:
         assert [one.kernel for one in two.candidates] == ["sgemm", "sgemm"]
         three = self.chosen(lambda number: times_us[number % 2], kernels, 3)
         assert {one.kernel for one in three.candidates} == {"sgemm", "sgemm_ws"}
+
+    def test_what_is_never_faster_than_another_of_its_kernel_is_left_out(self) -> None:
+        model = self.chosen(lambda _: (10.0, 20.0, 30.0), ("sgemm", "sgemm_ws", "sgemm_ws"), 3)
+        assert [one.kernel for one in model.candidates] == ["sgemm", "sgemm_ws"]

@@ -126,3 +126,34 @@ def test_a_whole_value_of_a_real_number_counts_as_a_whole_number(text: str, same
     found, expected = (parse_array_expression(one, names, KINDS).evaluate(environment()) for one in (text, same))
     assert found.dtype.kind in "iu"
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("j ** 2", "i"),
+        ("j ** 0", "i"),
+        ("j ** -1", "f"),
+        ("j ** j", "f"),
+        ("2 ** j", "f"),
+        ("j ** 2.0", "f"),
+        ("N ** 3", "i"),
+    ],
+)
+def test_a_power_of_whole_numbers_is_whole_where_its_exponent_is_a_literal_that_is_not_negative(
+    text: str, kind: str
+) -> None:
+    expression = parse_array_expression(text, ["j", "N"], KINDS)
+    j = np.array([1, 2, 4], np.int32)
+    found = np.asarray(expression.evaluate({"j": j, "N": 4}))
+    assert found.dtype.kind == kind
+    expected = {
+        "j ** 2": [1, 4, 16],
+        "j ** 0": [1, 1, 1],
+        "j ** -1": [1.0, 0.5, 0.25],
+        "j ** j": [1.0, 4.0, 256.0],
+        "2 ** j": [2.0, 4.0, 16.0],
+        "j ** 2.0": [1.0, 4.0, 16.0],
+        "N ** 3": 64,
+    }
+    assert found.tolist() == expected[text]

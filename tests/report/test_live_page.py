@@ -208,3 +208,17 @@ def test_a_phone_shows_it_without_scrolling_sideways(watch: Any, tmp_path: Path)
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     page.wait(lambda: page.count(f"{PARALLEL} .plot") == 1 and len(page.drawn()) > 6, "not drawn")
     assert page.browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    overlapping = """
+        const found = [...document.querySelectorAll('figure[data-chart="limits"] .annotation')].map(
+            (one) => one.getBoundingClientRect());
+        return found.length < 3 || found.some((one, place) => found.slice(place + 1).some(
+            (other) => Math.abs(one.top - other.top) < 5 && one.left < other.right && other.left < one.right));
+    """
+    page.wait(lambda: not page.browser.execute_script(overlapping), "the titles of the panels overlap")
+
+
+def test_one_trial_is_one(watch: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    store_session(path, Session(trials=1, ended=False, finals=False))
+    page = watch(path)
+    page.wait(lambda: page.text(".session .state").endswith("; 1 trial"), "not counted")

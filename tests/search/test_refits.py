@@ -67,7 +67,7 @@ def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces() 
         return Surrogate(fit, history, directions=[StudyDirection.MINIMIZE], max_first=30)
 
     used, weights = surrogate(), np.ones(1)
-    for first, count in ((0, 30), (40, 30), (20, 10), (60, 20), (70, 30), (10, 30)):
+    for first, count in ((0, 30), (40, 30), (20, 10), (60, 20), (70, 30), (10, 30), (0, 20), (50, 50)):
         rows = np.arange(first, first + count)
         used.set_rows(rows)
         found = used.predict(history, weights)
@@ -77,4 +77,4 @@ def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces() 
         assert found.rows.tolist() == rows.tolist()
         np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found.deviation, expected.deviation, rtol=1e-3, atol=1e-4)
-    assert len(used._process._points) == 30
+    assert len(used._process._points) == 50

@@ -169,6 +169,25 @@ def test_nothing_is_known_of_proposals_when_no_row_is_left(compiles_first: bool)
     assert search.gain_of(1) is None
 
 
+def test_each_nomination_has_its_gain_and_its_row_once() -> None:
+    space = tile_space()
+    search = Search(space, "feasible", 0, ahead=4)
+    for told in range(40):
+        row, config = search.propose() or pytest.fail("too few rows")
+        search.tell(row, ok(config, 100.0 + told % 7))
+    before, rows = list(search._gains), set()
+    while (nominated := search.nominate()) is not None:
+        rows.add(nominated[0])
+        assert search.gain_of(1) is not None
+        assert list(search._gains)[: len(before)] == before, "one more"
+        assert len(search._gains) == len(before) + len(rows)
+    assert len(rows) == len(space) - 40
+    row = min(rows)
+    search.tell(row, ok(space.config(row), 90.0))  # as one that was nominated
+    with pytest.raises(ConfigError, match="was told already"):
+        search.tell(row, ok(space.config(row), 90.0))
+
+
 def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window() -> None:
     search = Search(tile_space(), "feasible", 0, ahead=4)
     assert search.proposals_until(0.1, 8) is None  # nothing was proposed

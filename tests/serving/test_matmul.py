@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+import autotile
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
+from autotile.errors import ArgumentError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import resolve_problem
@@ -90,3 +92,9 @@ def test_elsewhere_nothing_is_emulated_for_the_times_of_another_gpu(tmp_path: Pa
     for device in ("rtx-4090", "a100"):
         kernel = best_matmul(Product(256, 256, 256), device=device, database=str(tmp_path / "none.db"))
         assert kernel.kernel not in emulating_kernels()
+
+
+def test_tensors_of_pytorch_on_the_cpu_are_refused_in_words_of_ours() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match="cannot be used on the GPU"):
+        autotile.torch.matmul(torch.ones(8, 8), torch.ones(8, 8))

@@ -92,8 +92,21 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def timers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+def test_the_requests_of_a_session_share_what_was_set_up(idle: Idle) -> None:
+    kept = []
+    for _ in range(3):
+        idle.open("only")
+        kept.append(idle._plugin._backend)
+    assert kept[0] is kept[1] is kept[2]
+    idle.close("only")
+    idle.open("another")
+    assert idle._plugin._backend is not kept[0]
+
+
+def timers() -> list[threading.Timer]:
+    """Return the timers that were not called off."""
+    running = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    return [timer for timer in running if not timer.finished.is_set()]
 
 
 def test_the_gpu_worker_of_an_idle_gpu_ends(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:

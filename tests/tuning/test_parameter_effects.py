@@ -145,6 +145,13 @@ def test_a_parameter_has_thresholds_of_its_own(
     assert f"{expected[3]} came within" in effects.sentence
 
 
+def test_a_loss_is_that_against_the_very_best(wide_space: SearchSpace) -> None:
+    times = iter([95.0, *[100.0] * len(wide_space)])
+    measured = plain_trials(wide_space, lambda config: 155.0 if config["W"] < 9 else next(times))
+    (found,) = find_parameter_effects(wide_space, measured).thresholds
+    assert found.loss == pytest.approx(155 / 95 - 1, abs=0.001)
+
+
 def test_a_parameter_of_texts_has_no_threshold(wide_space: SearchSpace) -> None:
     measured = plain_trials(wide_space, lambda config: 155.0 if str(config["NAME"]) > "d" else 100.0)
     effects = find_parameter_effects(wide_space, measured)

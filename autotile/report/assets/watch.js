@@ -109,7 +109,8 @@
     list(session) {
       this.heading.textContent = `${session.kernel} ${session.problem}`;
       this.place.textContent = session.host ? `${session.device}, ${session.host}` : session.device;
-      this.state.textContent = `${STATES[session.state](session)}; ${session.trials.toLocaleString("en")} trials`;
+      const trials = `${session.trials.toLocaleString("en")} ${session.trials === 1 ? "trial" : "trials"}`;
+      this.state.textContent = `${STATES[session.state](session)}; ${trials}`;
       this.root.dataset.state = session.state;
       this.progress.hidden = session.progress === null;
       if (session.progress === null) return;
