@@ -308,5 +308,5 @@ class TestThrottling:
         clock.s = 1000.0
         observe, _ = DISPLAYS["plan"](console)
         clock.s = 1031.0
-        observe(replace(plan_step(), progress=replace(PROGRESS, target=1)))
+        observe(STEPS["plan"](target=1))
         assert "50 of 50 trials" in console.file.getvalue()
