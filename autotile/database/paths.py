@@ -61,12 +61,12 @@ _SHOWN_SCHEME = re.compile(
 _NO_USER = re.compile(r"\s*(jdbc:)?(\w[\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)(?!.*@))", re.IGNORECASE | re.DOTALL)
 """Start of a URL before the user; what stands before a single colon may be the user itself if an ``@`` follows."""
 
-_PORT = re.compile(r":[0-9]{1,5}(?=[/?,&][^@]*$|$)", re.DOTALL)
-"""Port of a host; before a later ``@`` it may be the start of a password."""
+_PORT_OR_IPV6 = re.compile(
+    r":[0-9]{1,5}(?=[/?,&][^@]*$|$)|(?<![^@,=])\[[0-9a-f:.]+(%\w+)?\]", re.IGNORECASE | re.DOTALL
+)
+"""Colons of a host; digits before a later ``@`` may be the start of a password instead of a port."""
 
-_IPV6_HOST = re.compile(r"(?<![^@,=])\[[0-9a-f:.]+(%\w+)?\]", re.IGNORECASE)
-
-_OPTION = re.compile(r"--?[\w-]+=")
+_OPTION = re.compile(r"^(--[^=]*=?|-.=?)", re.DOTALL)
 
 
 def is_secret(key: str) -> bool:
@@ -106,22 +106,14 @@ def has_password(argument: str) -> bool:
     Where a password is misplaced, the argument cannot be told from one that has none, so a colon after the scheme
     counts, except before a port.
     """
-    option = _OPTION.match(argument)
-    texts = [argument[option.end() :] if option is not None else argument.partition("=")[2]]
-    if not argument.startswith("-"):
-        texts.append(argument)
-    elif not argument.startswith("--"):
-        texts.append(argument[2:].removeprefix("="))
-    for text in texts:
-        if looks_like_url(text):
-            decoded = _decoded(text)
-            if MASK in decoded or _has_secret_parameter(decoded):
-                return True
-            scheme = _NO_USER.match(decoded)
-            rest = decoded[scheme.end() :] if scheme is not None else decoded
-            if ":" in _PORT.sub("", _IPV6_HOST.sub("", rest)):
-                return True
-    return False
+    text = _OPTION.sub("", argument)
+    if not looks_like_url(text):
+        return False
+    decoded = _decoded(text)
+    if MASK in decoded or _has_secret_parameter(decoded):
+        return True
+    scheme = _NO_USER.match(decoded)
+    return ":" in _PORT_OR_IPV6.sub("", decoded[scheme.end() :] if scheme is not None else decoded)
 
 
 _SQLITE = "sqlite:///"
