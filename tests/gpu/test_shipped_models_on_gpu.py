@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from autotile.database.database import Database
 from autotile.exchange.shipped import shipped_model
 from autotile.kernel.operation import load_operation
 from autotile.settings import read_settings
-from autotile.tuning.operation_sweep import FAULTS, Sweep, SweepCandidate, problem_of
+from autotile.tuning.operation_sweep import FAULTS, Sweep, SweepCandidate, grid_gpu, problem_of
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 
@@ -25,17 +29,25 @@ def test_its_configurations_are_right(dtype: str, layout: tuple[int, int]) -> No
     if model is None:
         pytest.skip(f"no model ships for {device.name}")
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    setup = Sweep.setup_of(
-        kernels, dtype, "cold", cache=str(settings.cache), limit_bytes=settings.cache_limit_bytes, device_index=0
-    )
     candidates = [SweepCandidate(one.kernel, one.config) for one in model.candidates if not one.is_library]
     assert candidates
+    options = TuneOptions()
     with Database.open(settings.database) as database, WorkerPool() as pool:
         compilers = CompilePool(settings.cache, settings.cache_limit_bytes, worker_count(None), 120.0, worker_pool=pool)
-        given = operation, kernels, [], setup, device
-        sweep = Sweep(*given, database=database, compile_pool=compilers, worker_pool=pool)
-        verified = set()
-        try:
+        with closing(compilers), closing(grid_gpu(Lane(), pool, options)) as gpu:
+            sweep = Sweep(
+                operation,
+                dtype,
+                kernels,
+                [],
+                settings=settings,
+                options=options,
+                device=device,
+                database=database,
+                compile_pool=compilers,
+                gpu=gpu,
+            )
+            verified = set()
             for m, n, k in ((1024, 1024, 1024), (8, 4096, 4096), (1000, 999, 1001), (4096, 8, 4096)):
                 sizes = {"M": m, "N": n, "K": k, "TRANS_A": layout[0], "TRANS_B": layout[1]}
                 problem = operation.resolve(sizes, dtype)
@@ -44,7 +56,4 @@ def test_its_configurations_are_right(dtype: str, layout: tuple[int, int]) -> No
                 faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTS}
                 assert faults == {}
                 verified |= {key for key, trial in swept.trials.items() if trial.outcome.has_time}
-        finally:
-            sweep.close()
-            compilers.close()
     assert len(verified) > len(candidates) // 2
