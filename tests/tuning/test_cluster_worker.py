@@ -29,18 +29,17 @@ from pathlib import Path
 from autotile.errors import InputError, ToolchainError, WorkerError
 from autotile.tuning.replay import ReplayBackend
 
-check = ReplayBackend.check
-
-def checked(backend, job):
+def checked(backend, job, check=ReplayBackend.check):
     with Path({log!r}).open("a") as file:
         file.write(f"{{job.seed}}\\n")
     if {error!r} and job.seed:
         raise {error}("the second inputs are too large")
     return check(backend, job)
 
-ReplayBackend.check = checked
+if ReplayBackend.check.__name__ == "check":
+    ReplayBackend.check = checked
 """
-"""Program that each process of Dask runs first."""
+"""Program that each process of Dask runs first; a process may run it again."""
 
 
 class Idle:
@@ -153,7 +152,6 @@ def tune_on_cluster(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return tune
 
 
-@pytest.mark.skip(reason="it hangs since jobs took the place of single requests, and is to be looked into")
 @pytest.mark.parametrize("error", ["InputError", "ToolchainError"])
 def test_second_inputs_that_a_machine_cannot_draw(
     bench: Any, tune_on_cluster: Callable[[str], Any], tmp_path: Path, error: str
@@ -170,7 +168,6 @@ def test_second_inputs_that_a_machine_cannot_draw(
     assert set(others) == {"0"}  # what follows is verified with the first inputs
 
 
-@pytest.mark.skip(reason="it hangs since jobs took the place of single requests, and is to be looked into")
 def test_all_are_verified_with_second_inputs(tune_on_cluster: Callable[[str], Any], tmp_path: Path) -> None:
     result = tune_on_cluster("")
     assert result.winner.config == {"THREADS": 256, "WORK": 4}
