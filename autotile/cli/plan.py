@@ -14,7 +14,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotile.api.progress import trial_count, trial_target
 from autotile.cli.arguments import DatabaseOption, GpuOption, OptionalKernelArgument
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, show
 from autotile.cli.tables import RIGHT, Listing, below, facts, title
@@ -182,6 +181,8 @@ class PlanProgress:
 
 def _line(step: PlanStep) -> str:
     """Return the state of a session on one line."""
+    from autotile.api.progress import trial_count, trial_target
+
     progress = step.progress
     assert progress is not None
     tried, goal = trial_count(progress), trial_target(progress)
