@@ -37,7 +37,7 @@ from autotile.cli.output import (
     show_warning,
 )
 from autotile.database.paths import has_password
-from autotile.errors import AutotileError, DataWarning, InputError, RescuedRunError
+from autotile.errors import AutotileError, DataWarning, InputError, ProblemError, RescuedRunError
 
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""
@@ -161,13 +161,24 @@ class CommandLine(TyperGroup):
             return error.exit_code
         except AutotileError as error:
             rescued = error.rescued if isinstance(error, RescuedRunError) else ""
-            show_error(str(error), type(error).__name__, as_json=as_json, rescued=rescued)
+            hint = self._option_hint(error, words) if isinstance(error, ProblemError) else ""
+            show_error(f"{error}{hint}", type(error).__name__, as_json=as_json, rescued=rescued)
             return _exit_code(error)
         except OSError as error:
             return _report_system_error(error, words, as_json=as_json)
         except Exception as error:
             show_error(report_crash(error, words), type(error).__name__, as_json=as_json)
             return UNEXPECTED
+
+    def _option_hint(self, error: ProblemError, words: list[str]) -> str:
+        """Return a hint if what was refused as a size is an option of the command that was written as in Python."""
+        command = self.commands.get(words[0])
+        options = {form for parameter in (command.params if command else ()) for form in parameter.opts}
+        for name, equals, value in (word.partition("=") for word in words[1:]):
+            option = f"--{name.replace('_', '-')}"
+            if equals and option in options and re.search(rf"\b{re.escape(name)}\b", str(error)):
+                return f"; did you mean {option} {value}?"
+        return ""
 
 
 class LazyCommandLine(CommandLine):

@@ -42,3 +42,20 @@ def test_values_take_the_type_of_their_parameter(word, value):
     ((name, found),) = read_values(load_kernel("matmul_tiled").spec, [word]).items()
     assert name == word.partition("=")[0]
     assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "meant"),
+    [
+        ("tune", "trials=8", "--trials 8"),
+        ("tune", "budget=30s", "--budget 30s"),
+        ("tune", "verify_problem=3", "--verify-problem 3"),
+        ("best", "device=h200", "--device h200"),
+    ],
+)
+def test_an_option_that_is_written_as_in_python_is_recognized(run, command, word, meant):
+    answer = run(command, "matmul_tiled", "M=2048", word)
+    assert answer.code == 2
+    assert answer.err.replace("\n", " ").rstrip().endswith(f"; did you mean {meant}?")
+    assert "did you mean" not in run(command, "matmul_tiled", "rows=8").err
+    assert "did you mean" not in run("best", "matmul_tiled", "trials=8").err, "which has no such option"

@@ -123,3 +123,11 @@ def test_another_kind_needs_no_more_than_its_class_and_the_two_matches(monkeypat
     assert data == LaunchData((), ())
     with pytest.raises(AssertionError, match=r"SeedArgument\(name='seed', seed=3\)"):
         pack_arguments(first, data, pointers=dict.fromkeys("ABC", 0), scalars={"M": 1, "alpha": 1}, workspaces={})
+
+
+@pytest.mark.parametrize("value", ["M // (M - 4096)", "M // (M - 389)"], ids=["sizes", "ragged sizes"])
+def test_a_value_that_cannot_be_computed_at_the_sizes_of_the_file_is_refused(value: str) -> None:
+    given = 'M = { scalar = "int32", value = "M" }'
+    assert given in SGEMM
+    with pytest.raises(SpecError, match=r"arguments.M.value.*division by zero where M = (4096|389)"):
+        parse_spec(SGEMM.replace(given, given.replace('"M" }', f'"{value}" }}')), "sgemm.toml")
