@@ -144,8 +144,8 @@ if TYPE_CHECKING:
     from autotile.exchange.recording import RecordingHeader as RecordingHeader
     from autotile.families.family import Extent as Extent
     from autotile.families.family import Family as Family
-    from autotile.families.features import Feature as Feature
     from autotile.families.rule import FamilyRule as FamilyRule
+    from autotile.families.rule import Feature as Feature
     from autotile.families.rule import Leaf as Leaf
     from autotile.families.rule import RuleConfig as RuleConfig
     from autotile.families.rule import RulePoint as RulePoint
@@ -376,9 +376,9 @@ _NAMES = {
         "Extent",
         "Family",
     ),
-    "families.features": ("Feature",),
     "families.rule": (
         "FamilyRule",
+        "Feature",
         "Leaf",
         "RuleConfig",
         "RulePoint",

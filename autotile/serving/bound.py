@@ -460,8 +460,7 @@ class BoundKernel:
         """Compile the kernel or find its cubin, and load it; once."""
         device_index = self._launch_device()
         from autotile.cuda.function import StepFunctions
-        from autotile.serving.launching import CallArguments, Launcher
-        from autotile.serving.preparation import Preparation
+        from autotile.serving.launching import CallArguments, Launcher, Preparation
 
         settings, spec = read_settings(), self.definition.spec
 

@@ -17,10 +17,9 @@ from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import LIBRARIES, Operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.arrays import ArraySpec, accepted_pointers, library_of, on_stream
+from autotile.serving.arrays import ArraySpec, CallArrays, CheckedArrays, accepted_pointers, library_of, on_stream
 from autotile.serving.arrays import Library as ArrayLibrary
 from autotile.serving.bound import BoundKernel, expect_served
-from autotile.serving.call_arrays import CallArrays, CheckedArrays
 from autotile.serving.choice import Choice
 
 if TYPE_CHECKING:

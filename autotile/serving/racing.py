@@ -22,9 +22,8 @@ from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import AutotileError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.operation import Operation
-from autotile.serving.arrays import as_bits, as_cupy, new_array, on_stream
+from autotile.serving.arrays import CallArrays, as_bits, as_cupy, new_array, on_stream
 from autotile.serving.bound import BoundKernel, expect_served
-from autotile.serving.call_arrays import CallArrays
 from autotile.serving.choice import Contender
 from autotile.serving.libraries import BoundLibrary
 

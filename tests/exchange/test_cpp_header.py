@@ -19,8 +19,7 @@ from autotile.database.winners import StoredRule, Winner
 from autotile.exchange.cpp_code import literal, to_cpp
 from autotile.exchange.cpp_header import HeaderCubin, write_header
 from autotile.families.family import Extent, Family
-from autotile.families.features import Feature, Traits
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split, Traits, Tree
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec

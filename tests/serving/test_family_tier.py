@@ -22,8 +22,7 @@ from autotile.errors import NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.shipped import write_rules
 from autotile.families.family import Family, parse_family
-from autotile.families.features import Feature
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split, Tree
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving.choice import choose
 from autotile.serving.description import explain

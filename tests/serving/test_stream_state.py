@@ -13,10 +13,16 @@ import pytest
 
 from autotile.cuda.function import ParameterBlock
 from autotile.kernel.descriptors import TensorMap
-from autotile.serving import launching, stream_state
+from autotile.serving import launching
 from autotile.serving.arrays import ArraySpec, Signature
-from autotile.serving.launching import CheckedArrays, Launcher
-from autotile.serving.stream_state import ParameterLayout, StreamState, StreamWorkspaces, TensorMapPlace
+from autotile.serving.launching import (
+    CheckedArrays,
+    Launcher,
+    ParameterLayout,
+    StreamState,
+    StreamWorkspaces,
+    TensorMapPlace,
+)
 
 
 def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +33,7 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
         return np.frombuffer(pointer.to_bytes(8, "little") * 16, np.dtype((np.void, 128)))
 
     words = lambda tensor_map, pointer: encode(tensor_map, pointer).view(np.uint64)  # noqa: E731
-    monkeypatch.setattr(stream_state, "encode_description", words)
+    monkeypatch.setattr(launching, "encode_description", words)
     tensor_map = TensorMap("A_map", "A", "float32", (8, 8), (8, 8), (1, 1), 0, 0)
     block = ParameterBlock([np.uint64(1), encode(tensor_map, 2), np.int32(3)], spare_words=2)
     address, place, number = block.starts
@@ -221,7 +227,7 @@ class Graphs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.made = 0
         self.refuses = False
-        monkeypatch.setattr(stream_state, "make_launch_graph", self._make)
+        monkeypatch.setattr(launching, "make_launch_graph", self._make)
 
     def _make(self, *_: Any) -> Any:
         self.asked += 1
