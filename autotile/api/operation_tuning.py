@@ -19,9 +19,9 @@ from autotile.errors import InputError
 from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
-from autotile.serving.candidates import model_of
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
+from autotile.serving.shelf import model_of
 from autotile.settings import read_settings, user_path
 from autotile.tuning import operation_family, operation_session
 from autotile.tuning.contest import OperationLibrary

@@ -507,7 +507,7 @@ CurrentStream = Callable[[int], int]
 ReadSignature = Callable[[Sequence[Any]], Signature]
 
 
-class Launcher:
+class KernelLauncher:
     """Launches functions that are loaded on a device.
 
     Parameters
@@ -555,7 +555,7 @@ class Launcher:
         self._states = ThreadStates()
 
     @property
-    def plain(self) -> Launcher:
+    def plain(self) -> KernelLauncher:
         """The launcher itself, as for one that also captures calls."""
         return self
 
