@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.model import GPU_SCALE, STEP_TIME, Config, Measurement, Outcome, Trial, config_key, config_text
 from autotile.core.statistics import Interval, median_interval, paired_ratio, widen_by_session_spread
-from autotile.core.text import percent_text
 from autotile.errors import AutotileError
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 
@@ -227,9 +226,3 @@ def gpu_notices(uses: Sequence[GpuUse]) -> tuple[str, ...]:
         for use in uses
         if use.lost
     )
-
-
-def spread_text(uses: Sequence[GpuUse]) -> str:
-    """Return how far the times of the GPUs are apart; empty for fewer than two."""
-    scales = [use.scale for use in uses if use.scale]
-    return percent_text(max(scales) / min(scales) - 1.0) if len(scales) > 1 else ""
