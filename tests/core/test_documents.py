@@ -35,7 +35,7 @@ SCHEMAS = [
     RuleDocument, WinnerDocument, CompileJob, rule.TreeDocument, rule.RuleConfig, rule.RulePoint,
     recording.RecordingHeader, recording._Labeled, kernel_tuner._Document, kernel_tuner._Measured,
     bundle._Manifest, bundle._KernelDocument, shipped._WinnersDocument, shipped._RulesDocument,
-    jobs.Reading, jobs.Workload, jobs.SanitizerRequest, jobs.Candidate, jobs.Race,
+    jobs.Reading, jobs.Workload, jobs.SanitizerRequest, jobs.Candidate, jobs.Race, protocol.Answer,
     protocol.CompiledCubin, protocol.ErrorReply,
 ]  # fmt: skip
 
