@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Problem
+from autotile.core.model import GPU_SCALE, STEP_TIME, Measurement, Problem
 from autotile.core.objectives import ENERGY
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import check_signatures
@@ -24,7 +24,6 @@ from autotile.kernel.library import Kernel, reference_source
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.scoring import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
@@ -60,6 +59,68 @@ class Finished:
     candidate: Candidate
     reading: Reading
     gpu: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What a GPU did in a session.
+
+    Attributes
+    ----------
+    uuid
+        UUID of the GPU; empty if it is not known.
+    trials
+        Number of candidates that it evaluated.
+    busy_s
+        Time for which it loaded, verified and measured, in seconds.
+    scale
+        Factor of its times to those of the GPU that holds the finals; None if it was not measured.
+    lost
+        Reason why it was given up; empty if it was not.
+    """
+
+    uuid: str
+    trials: int
+    busy_s: float
+    scale: float | None = None
+    lost: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return {
+            "uuid": self.uuid,
+            "trials": self.trials,
+            "busy_s": round(self.busy_s, 3),
+            "scale": self.scale,
+            "lost": self.lost or None,
+        }
+
+
+def gpu_notices(uses: Sequence[GpuUse]) -> tuple[str, ...]:
+    """Return a line for each GPU that was lost."""
+    left = sum(not use.lost for use in uses)
+    return tuple(
+        f"{use.uuid or 'a GPU'} was given up, and its candidates went to the other {left}: {use.lost}"
+        for use in uses
+        if use.lost
+    )
+
+
+def scaled(reading: Reading, scale: float | None) -> Reading:
+    """Return a reading with its times multiplied by a factor, which its telemetry states; None for none."""
+    measured = reading.measurement
+    if measured is None or scale is None:
+        return reading
+    telemetry = {
+        name: round(float(value) * scale, 3) if name.startswith(STEP_TIME) else value
+        for name, value in reading.telemetry.items()
+    }
+    times = tuple(round(time_us * scale, 4) for time_us in measured.samples_us)
+    measurement = Measurement(
+        measured.time_us * scale, measured.low_us * scale, measured.high_us * scale, times, measured.l2
+    )
+    whole = round(scale * float(telemetry.get(GPU_SCALE, 1.0)), 6)  # that of a GPU to its session, of that to its study
+    return replace(reading, measurement=measurement, telemetry={**telemetry, GPU_SCALE: whole})
 
 
 class Backend(Protocol):

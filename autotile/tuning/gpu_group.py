@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import Backend, Finished
-from autotile.tuning.gpu_comparison import GpuUse, scaled
+from autotile.tuning.backend import Backend, Finished, GpuUse, scaled
 from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding

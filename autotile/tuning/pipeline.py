@@ -19,8 +19,7 @@ from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config, compiled_steps
-from autotile.tuning.backend import Backend, Finished
-from autotile.tuning.gpu_comparison import scaled
+from autotile.tuning.backend import Backend, Finished, scaled
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.jobs import Candidate, SizedCubin
 

@@ -22,8 +22,7 @@ from autotile.exchange.recording import Recording, find_recording, list_recordin
 from autotile.kernel.library import Kernel
 from autotile.settings import user_path
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import Finished
-from autotile.tuning.gpu_comparison import GpuUse, scaled
+from autotile.tuning.backend import Finished, GpuUse, scaled
 from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.jobs import Candidate, Check, Race, Reading

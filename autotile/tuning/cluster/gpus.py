@@ -19,10 +19,9 @@ from autotile.errors import AutotileError, InputError, WorkerError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import Backend, Finished, workload_of
+from autotile.tuning.backend import Backend, Finished, GpuUse, workload_of
 from autotile.tuning.cluster.client import AbsentGpuError, Cluster, RemoteWork, Sent
 from autotile.tuning.cluster.worker import Operation, Reply
-from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane
