@@ -35,8 +35,8 @@ from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
 from autotile.tuning.cluster import client
 from autotile.tuning.cluster import lane as cluster_lane
+from autotile.tuning.cluster.connection import Reply
 from autotile.tuning.cluster.lane import ClusterLane
-from autotile.tuning.cluster.worker import Reply
 
 SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
 FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}

@@ -21,7 +21,7 @@ from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished, GpuUse, workload_of
 from autotile.tuning.cluster.client import AbsentGpuError, Cluster, RemoteWork, Sent
-from autotile.tuning.cluster.worker import Operation, Reply
+from autotile.tuning.cluster.connection import Operation, Reply
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane
