@@ -47,8 +47,7 @@ from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
-from autotile.tuning.family_session import FamilyPlan
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Place, Progress
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool

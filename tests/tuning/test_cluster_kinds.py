@@ -22,9 +22,9 @@ from autotile.errors import InputError, WorkerError
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
-from autotile.tuning.family_session import FamilyPlan, tune_family
+from autotile.tuning.family_session import tune_family
 from autotile.tuning.operation_session import tune_operation
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan
 from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
 from autotile.tuning.progress_state import Progress
