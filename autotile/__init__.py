@@ -180,12 +180,12 @@ if TYPE_CHECKING:
     from autotile.serving.dispatcher import pin as pin
     from autotile.serving.dispatcher import unpin as unpin
     from autotile.space.enumeration import SpaceStage as SpaceStage
-    from autotile.tuning.family_session import FamilyPlan as FamilyPlan
     from autotile.tuning.family_session import FamilyResult as FamilyResult
     from autotile.tuning.operation_result import Losses as Losses
     from autotile.tuning.operation_result import OperationFamilyResult as OperationFamilyResult
     from autotile.tuning.operation_result import OperationResult as OperationResult
     from autotile.tuning.operation_result import TunedContender as TunedContender
+    from autotile.tuning.options import FamilyPlan as FamilyPlan
     from autotile.tuning.options import TuneOptions as TuneOptions
     from autotile.tuning.parameter_effects import ParameterEffects as ParameterEffects
     from autotile.tuning.parameter_effects import Threshold as Threshold
@@ -420,17 +420,14 @@ _NAMES = {
         "unpin",
     ),
     "space.enumeration": ("SpaceStage",),
-    "tuning.family_session": (
-        "FamilyPlan",
-        "FamilyResult",
-    ),
+    "tuning.family_session": ("FamilyResult",),
     "tuning.operation_result": (
         "Losses",
         "OperationFamilyResult",
         "OperationResult",
         "TunedContender",
     ),
-    "tuning.options": ("TuneOptions",),
+    "tuning.options": ("FamilyPlan", "TuneOptions"),
     "tuning.parameter_effects": (
         "ParameterEffects",
         "Threshold",

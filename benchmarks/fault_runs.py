@@ -27,7 +27,7 @@ from autotile.exchange.recording import Recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.space.search_space import feasible_space
-from autotile.tuning.gpu_comparison import GpuUse
+from autotile.tuning.backend import GpuUse
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.result import TuneResult
 

@@ -41,8 +41,8 @@ from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
-from autotile.tuning.family_session import FamilyPlan, tune_family
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.family_session import tune_family
+from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 

@@ -49,8 +49,7 @@ from autotile.serving.shelf import Shelf
 from autotile.serving.sources import Request, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
-from autotile.tuning.family_session import FamilyPlan
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Place, Progress
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool

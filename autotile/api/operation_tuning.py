@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotile.api.progress import observing
 from autotile.api.targets import check_device_index, models_of, sizes_notice
@@ -16,19 +17,19 @@ from autotile.core.model import Config, Problem
 from autotile.core.objectives import split_objectives
 from autotile.cuda.driver import device_count
 from autotile.errors import InputError
-from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
 from autotile.serving.shelf import model_of
 from autotile.settings import read_settings, user_path
-from autotile.tuning import operation_family, operation_session
-from autotile.tuning.contest import OperationLibrary
-from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane
 from autotile.tuning.progress_state import Observer
+
+if TYPE_CHECKING:
+    from autotile.tuning.contest import OperationLibrary
+    from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
 
 
 def tune_operation(
@@ -54,6 +55,8 @@ def tune_loaded_operation(
     lane: Lane | None = None,
 ) -> OperationResult:
     """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
+    from autotile.tuning import operation_session
+
     objectives, expression = split_objectives(options.objectives, ())
     options = replace(options, objectives=objectives, objective=expression)
     check_gpu(options)
@@ -97,6 +100,9 @@ def tune_operation_family(
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
+    from autotile.tuning import operation_family
+    from autotile.tuning.contest import OperationLibrary
+
     if options.only is not None or options.tries or options.verify_sizes or options.until or options.fresh:
         raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
     check_gpu(options)
@@ -145,6 +151,7 @@ def export_models(
     """
     from autotile.database.database import open_for_reading
     from autotile.database.learned_store import read_models
+    from autotile.exchange.shipped import write_models
 
     opened = open_for_reading(database)
     models = []
@@ -188,6 +195,8 @@ def _expected_by_model(
 
 def _libraries_of(operation: Operation, problem: Problem, *, is_present: bool) -> list[OperationLibrary]:
     """Return the libraries that compute a problem, on this machine or, as far as an operation names them, on others."""
+    from autotile.tuning.contest import OperationLibrary
+
     return [
         OperationLibrary(library.name, library.version, library.call)
         for library in libraries_for(operation, is_present=is_present)

@@ -24,16 +24,16 @@ from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings, user_path
-from autotile.tuning import family_session, recorder, session
-from autotile.tuning.family_session import FamilyPlan, FamilyResult
-from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
-from autotile.tuning.options import TuneOptions
+from autotile.tuning import session
+from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Observer
-from autotile.tuning.recorder import Recorded
 from autotile.tuning.result import TuneResult
 
 if TYPE_CHECKING:
+    from autotile.tuning.family_session import FamilyResult
     from autotile.tuning.missed_problems import MissedProblem
+    from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
+    from autotile.tuning.recorder import Recorded
 
 FamilySize = int | str | Sequence[int] | range
 """Sizes of a family: a number, several numbers, a range, or text such as ``"1..8192"``."""
@@ -381,6 +381,8 @@ def tune_loaded_family(
     ):
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
     check_gpu(options)
+    from autotile.tuning import family_session
+
     result = family_session.tune_family(
         kernel, family, problem.dtype, read_settings(), options, plan=plan or FamilyPlan(), observe=observe
     )
@@ -432,6 +434,8 @@ def record_problem(
     """Record a problem of a kernel that is already loaded; errors as for `record`."""
     check_device_index(options.device_index)
     output = user_path(output, "a recording") if output is not None else None
+    from autotile.tuning import recorder
+
     return recorder.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from autotile.tuning.options import TuneOptions
     from autotile.tuning.plan import TuningPlan
 
-_BAR_WIDTH = 32
-_PLAIN_INTERVAL_S = 30.0
 _MAX_SHOWN = 200
 """Problems in the table of a plan, at most; --json lists all."""
 

@@ -82,7 +82,7 @@ def run_family(
     from autotile.api.targets import sizes_notice
     from autotile.api.tuning import family_serving_call, open_family, tune_loaded_family
     from autotile.cli.progress import TuneProgress
-    from autotile.tuning.family_session import FamilyPlan
+    from autotile.tuning.options import FamilyPlan
 
     if kernel is None:
         raise InputError("no kernel is named; expected `autotile tune-family KERNEL SIZE=A..B ...`")

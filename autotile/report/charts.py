@@ -9,7 +9,7 @@ from typing import Any
 
 from autotile.core.model import Outcome, Trial, config_key, config_text
 from autotile.core.objectives import ENERGY, ERROR, REGISTERS, TIME
-from autotile.core.text import NOTHING, interval_text, percent_text, plural, source_text
+from autotile.core.text import NOTHING, interval_text, plural, source_text
 from autotile.report.failures import FailureGroup
 from autotile.report.roofline import Roof, Roofline
 from autotile.report.study_data import Finalist, StudyData
@@ -496,9 +496,3 @@ def _band(low: float, high: float) -> dict[str, Any]:
 def _bounds(trial: Trial) -> tuple[float, float]:
     measured = trial.measurement
     return (measured.low_us, measured.high_us) if measured is not None else (math.nan, math.nan)
-
-
-def share_text(study: StudyData, trial: Trial | None) -> str:
-    """Return the share of the binding limit that a trial reaches: ``48.5 % of fp32 FMA``; a dash if unknown."""
-    bound = study.bound(trial)
-    return f"{percent_text(bound.share)} of {bound.roof.label}" if bound is not None else NOTHING

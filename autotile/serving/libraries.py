@@ -78,12 +78,6 @@ def libraries_for(operation: Operation, *, is_present: bool = True) -> list[Libr
     return [*found, *_added.get(operation.name, {}).values()]
 
 
-def library_for(operation: Operation, problem: Problem, name: str) -> Library | None:
-    """Return a library that computes a problem of an operation; None if it is not there or does not compute it."""
-    found = (library for library in libraries_for(operation) if library.name == name)
-    return next((library for library in found if computes(library, operation, problem)), None)
-
-
 def computes(library: Library, operation: Operation, problem: Problem) -> bool:
     """Return whether a library computes a problem of an operation."""
     if library.call is not None:

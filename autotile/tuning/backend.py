@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Problem
+from autotile.core.model import GPU_SCALE, STEP_TIME, Measurement, Problem
 from autotile.core.objectives import ENERGY
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import check_signatures
@@ -24,7 +25,6 @@ from autotile.kernel.library import Kernel, reference_source
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.gpu_comparison import GpuUse
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.scoring import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
@@ -62,8 +62,70 @@ class Finished:
     gpu: str = ""
 
 
-class Backend(Protocol):
-    """A device and the execution of candidates on it.
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What a GPU did in a session.
+
+    Attributes
+    ----------
+    uuid
+        UUID of the GPU; empty if it is not known.
+    trials
+        Number of candidates that it evaluated.
+    busy_s
+        Time for which it loaded, verified and measured, in seconds.
+    scale
+        Factor of its times to those of the GPU that holds the finals; None if it was not measured.
+    lost
+        Reason why it was given up; empty if it was not.
+    """
+
+    uuid: str
+    trials: int
+    busy_s: float
+    scale: float | None = None
+    lost: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return {
+            "uuid": self.uuid,
+            "trials": self.trials,
+            "busy_s": round(self.busy_s, 3),
+            "scale": self.scale,
+            "lost": self.lost or None,
+        }
+
+
+def gpu_notices(uses: Sequence[GpuUse]) -> tuple[str, ...]:
+    """Return a line for each GPU that was lost."""
+    left = sum(not use.lost for use in uses)
+    return tuple(
+        f"{use.uuid or 'a GPU'} was given up, and its candidates went to the other {left}: {use.lost}"
+        for use in uses
+        if use.lost
+    )
+
+
+def scaled(reading: Reading, scale: float | None) -> Reading:
+    """Return a reading with its times multiplied by a factor, which its telemetry states; None for none."""
+    measured = reading.measurement
+    if measured is None or scale is None:
+        return reading
+    telemetry = {
+        name: round(float(value) * scale, 3) if name.startswith(STEP_TIME) else value
+        for name, value in reading.telemetry.items()
+    }
+    times = tuple(round(time_us * scale, 4) for time_us in measured.samples_us)
+    measurement = Measurement(
+        measured.time_us * scale, measured.low_us * scale, measured.high_us * scale, times, measured.l2
+    )
+    whole = round(scale * float(telemetry.get(GPU_SCALE, 1.0)), 6)  # that of a GPU to its session, of that to its study
+    return replace(reading, measurement=measurement, telemetry={**telemetry, GPU_SCALE: whole})
+
+
+class Backend(ABC):
+    """A device and the execution of candidates on it; as it stands, one GPU with nothing but that.
 
     The methods block, and are called by one thread at a time; only `close` may be called by another one meanwhile,
     which ends them. A backend of one GPU returns the results in the order of the candidates; several GPUs behind one
@@ -77,36 +139,35 @@ class Backend(Protocol):
         Origin of the results: ``cuda`` if measured on this machine, ``replayed`` if read from a recording.
     notice
         One line for the user about the choice of the backend; empty where it is the expected one.
+    farm
+        Compilers of other machines that come with the device; None for none.
+    uuid
+        UUID of the GPU that holds races; empty if it is not known.
+    gpu_count
+        Number of GPUs that evaluate candidates at the same time.
+    is_dead
+        Whether a worker process died with the last candidate, and what was submitted after it has yet to run.
+    has_result
+        Whether `result` is certain not to wait; False where that is not known.
+    uses
+        What each of several GPUs did so far; empty for one.
     """
 
     device: DeviceProperties
-    source: Literal["cuda", "replayed"]
-    notice: str
-
-    @property
-    def farm(self) -> CompileFarm | None:
-        """Compilers of other machines that come with the device; None for none."""
-
-    @property
-    def uuid(self) -> str:
-        """UUID of the GPU that holds races; empty if it is not known."""
-
-    @property
-    def gpu_count(self) -> int:
-        """Number of GPUs that evaluate candidates at the same time."""
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether a worker process died with the last candidate, and what was submitted after it has yet to run."""
-
-    @property
-    def has_result(self) -> bool:
-        """Whether `result` is certain not to wait; False where that is not known."""
+    source: Literal["cuda", "replayed"] = "cuda"
+    notice: str = ""
+    farm: CompileFarm | None = None
+    uuid: str = ""
+    gpu_count: int = 1
+    is_dead: bool = False
+    has_result: bool = False
+    uses: tuple[GpuUse, ...] = ()
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
+        return None
 
-    def wait(self) -> None:
+    def wait(self) -> None:  # noqa: B027 - a recording need not be waited for
         """Wait until candidates can be run.
 
         Raises
@@ -115,6 +176,7 @@ class Backend(Protocol):
             As for `autotile.workers.gpu.Gpu.wait`.
         """
 
+    @abstractmethod
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Submit one candidate, to be loaded, verified and measured after those submitted before.
 
@@ -126,6 +188,7 @@ class Backend(Protocol):
             Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
         """
 
+    @abstractmethod
     def result(self) -> Finished:
         """Wait for a candidate that was submitted, and return its evaluation.
 
@@ -135,9 +198,11 @@ class Backend(Protocol):
             As for `autotile.workers.gpu.Gpu.result`.
         """
 
+    @abstractmethod
     def withdraw(self) -> None:
         """Forget the candidates that were submitted and have no result; their evaluations are never returned."""
 
+    @abstractmethod
     def race(self, job: Race, expected_s: float) -> list[Reading] | None:
         """Race entries on one GPU; None where no race is possible.
 
@@ -147,6 +212,7 @@ class Backend(Protocol):
             As for `autotile.workers.gpu.Gpu.race`.
         """
 
+    @abstractmethod
     def check(self, job: Check) -> Reading:
         """Verify one candidate repeatedly, without measuring it.
 
@@ -160,19 +226,18 @@ class Backend(Protocol):
 
     def spare(self) -> Backend | None:
         """Return the backend of a second GPU, to confirm what the first has found; None if there is none."""
-
-    @property
-    def uses(self) -> tuple[GpuUse, ...]:
-        """What each of several GPUs did so far; empty for one."""
+        return None
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
+        return [[] for _ in candidates]
 
+    @abstractmethod
     def close(self) -> None:
         """Release the device; closing twice is harmless."""
 
 
-class LiveBackend:
+class LiveBackend(Backend):
     """A GPU of this machine, behind a worker process.
 
     Parameters
@@ -186,13 +251,6 @@ class LiveBackend:
     expected
         Results of a reference in Python, deleted with the backend.
     """
-
-    source: Literal["cuda", "replayed"] = "cuda"
-    notice = ""
-    farm: CompileFarm | None = None
-    gpu_count = 1
-    has_result = False
-    uses: tuple[GpuUse, ...] = ()
 
     def __init__(
         self,
@@ -237,13 +295,9 @@ class LiveBackend:
         return cls(gpu, device, sanitizer, expected, uuid=device_uuid(options.device_index))
 
     @property
-    def is_dead(self) -> bool:
+    def is_dead(self) -> bool:  # type: ignore[override]
         """Whether the worker died with the last candidate."""
         return self._gpu.is_dead
-
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return None: every row can be run."""
-        return None
 
     def wait(self) -> None:
         """Wait until the worker has laid out the problem."""
@@ -274,9 +328,6 @@ class LiveBackend:
     def check(self, job: Check) -> Reading:
         """Verify the candidate repeatedly; a crash or a hang is an outcome."""
         return self._gpu.check(job)[0]
-
-    def spare(self) -> None:
-        """Return None: there is no other GPU."""
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run each candidate in processes of its own, if the sanitizer is enabled."""

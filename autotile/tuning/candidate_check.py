@@ -21,7 +21,7 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import FinalistChecks, hold_race
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import CompiledCandidate, GivenCandidates, Pipeline
+from autotile.tuning.pipeline import GivenCandidates, Pipeline
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.jobs import Candidate, Reading
 
@@ -167,7 +167,7 @@ class Judge:
             if compiled is None or trial is None:
                 compiled, trial = pipeline.end_next()
             given.tell(compiled.row, trial)
-            candidate = _candidate(pipeline, compiled)
+            candidate = compiled.compilation.candidate()
             if trial.outcome is Outcome.OK and candidate is not None:
                 working.append(candidate)
         checks = FinalistChecks(self._backend, working, hurried=False)
@@ -219,11 +219,7 @@ class Judge:
         trial = pipeline.begin(compiled, None)
         if trial is None:
             compiled, trial = pipeline.end_next()
-        return trial, _candidate(pipeline, compiled)
-
-
-def _candidate(pipeline: Pipeline, compiled: CompiledCandidate) -> Candidate | None:
-    return pipeline.candidate(compiled.trial, compiled.cubin) if compiled.cubin is not None else None
+        return trial, compiled.compilation.candidate()
 
 
 def _with_times(trial: Trial, raced: dict[int, Reading] | None, index: int) -> Trial:

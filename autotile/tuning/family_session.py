@@ -29,7 +29,7 @@ from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.tuning.family_study import FamilyMatrix, family_points, losses_without, proposals, read_matrix, union
-from autotile.tuning.options import TuneOptions, check_whole
+from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.problem_queue import Job, Lane, open_lane, run_jobs
 from autotile.tuning.progress_state import Observer, Place, Progress
 from autotile.tuning.result import TuneResult
@@ -39,33 +39,6 @@ from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyPlan:
-    """Options of a family session, in addition to those of each session.
-
-    Attributes
-    ----------
-    points
-        Number of problems to tune.
-    max_configs
-        Maximum number of configurations of the rule.
-    """
-
-    points: int = 24
-    max_configs: int = 8
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises
-        ------
-        InputError
-            One of them is not an integer of at least 1.
-        """
-        check_whole("points", self.points, 1)
-        check_whole("max_configs", self.max_configs, 1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import Backend, Finished
-from autotile.tuning.gpu_comparison import GpuUse, scaled
-from autotile.workers.compile_pool import CompileFarm
+from autotile.tuning.backend import Backend, Finished, GpuUse, scaled
 from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding
 
@@ -79,7 +77,7 @@ class _Member:
         return self.backend.uuid or f"GPU {self.number}"
 
 
-class GpuGroup:
+class GpuGroup(Backend):
     """Backend of several GPUs of one model.
 
     Their times differ by up to some percent. The first configuration that runs on any of them is the *reference*: each
@@ -106,7 +104,6 @@ class GpuGroup:
         Called with what the session begins to wait for beside results, and with an empty text when that is over.
     """
 
-    farm: CompileFarm | None = None
     _passing: tuple[type[WorkerError], ...] = ()
     """Errors of the last GPU after which another one may join in its place."""
 
@@ -137,28 +134,23 @@ class GpuGroup:
             self.add(backend)
 
     @property
-    def gpu_count(self) -> int:
+    def gpu_count(self) -> int:  # type: ignore[override]
         """Number of GPUs that are not lost."""
         return max(1, len(self._members) - self._lost)
 
     @property
-    def uuid(self) -> str:
+    def uuid(self) -> str:  # type: ignore[override]
         """UUID of the GPU that holds races."""
         with self._changed:
             return self._racing_member().backend.uuid
 
     @property
-    def has_result(self) -> bool:
+    def has_result(self) -> bool:  # type: ignore[override]
         """Whether a result waits."""
         return bool(self._finished)
 
     @property
-    def is_dead(self) -> bool:
-        """False: a GPU that fails is replaced by the others."""
-        return False
-
-    @property
-    def uses(self) -> tuple[GpuUse, ...]:
+    def uses(self) -> tuple[GpuUse, ...]:  # type: ignore[override]
         """What each GPU did so far."""
         with self._changed:
             return tuple(GpuUse(m.backend.uuid, m.trials, m.busy_s, m.scale, m.lost) for m in self._members)

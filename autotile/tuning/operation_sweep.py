@@ -9,21 +9,18 @@ those of the kernel's file, once for each code, at each problem before it is tim
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key, config_text
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key
+from autotile.cuda.compiler import CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ToolchainError
-from autotile.kernel.computed import computed_values
-from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import resolve_problem
@@ -32,12 +29,12 @@ from autotile.space.limits import check_config
 from autotile.tuning.backend import workload_of
 from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import compiled_sizes, gated_trial
+from autotile.tuning.pipeline import Compiling, compiled_sizes
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Reading, SizedCubin, Time
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Reading, Time
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -93,7 +90,7 @@ class _Job(NamedTuple):
     problem: Problem
     kernels: Mapping[str, Mapping[str, int]]
     candidates: Sequence[SweepCandidate]
-    compilations: Sequence[Future[Compiled]]
+    compilations: Sequence[Compiling]
 
 
 class GridGpu(Protocol):
@@ -173,7 +170,7 @@ class Sweep:
         self._database = database
         self._compile_pool = compile_pool
         self._gpu = gpu
-        self._compiled: dict[tuple[Any, ...], Future[Compiled]] = {}
+        self._compiled: dict[str, Future[Compiled]] = {}
         self.banned: dict[CandidateKey, str] = {}
         """Configurations that failed at any problem, with the reason."""
         self.resources: dict[CandidateKey, Resources] = {}
@@ -207,19 +204,11 @@ class Sweep:
         trials: dict[CandidateKey, Trial] = {}
         ready: list[tuple[SweepCandidate, Trial, Candidate]] = []
         for one, compilation in zip(job.candidates, job.compilations, strict=True):
-            kernel, sizes, compiled = self._kernels[one.kernel], job.kernels[one.kernel], compilation.result()
-            for other_sizes in self._other_sizes(one, sizes):
-                other = self._compile_at(one, other_sizes).result()
-                if compiled.cubin is not None and other.cubin is None:
-                    reason = f"at {config_text(other_sizes)}: {other.reason}"
-                    compiled = replace(other, reason=reason, seconds=compiled.seconds)
-            plan = LaunchPlan.of(kernel.spec, one.config, sizes, self._device)
-            own = Problem(one.kernel, sizes, job.problem.dtype)
-            trial = gated_trial(kernel, own, one.config, compiled, plan=plan, device=self._device)
+            trial, candidate = compilation.trial(), compilation.candidate()
             if trial.resources is not None:
                 self.resources.setdefault(one.key, trial.resources)
-            if trial.outcome is Outcome.OK and compiled.cubin is not None:
-                ready.append((one, trial, self._candidate(one, own, compiled.cubin)))
+            if trial.outcome is Outcome.OK and candidate is not None:
+                ready.append((one, trial, candidate))
             else:
                 trials[one.key] = trial
         libraries, measured = self._measure(job, ready)
@@ -272,38 +261,18 @@ class Sweep:
         proper = {name: size for name, size in problem.sizes.items() if name not in self._operation.conditions}
         return SweptProblem(proper, kernels, trials, libraries)
 
-    def _compile(self, one: SweepCandidate, sizes: Mapping[str, int]) -> Future[Compiled]:
-        """Start a compilation, and those for the other sizes of the verification, unless they were started before."""
-        for other in self._other_sizes(one, sizes):
-            self._compile_at(one, other)
-        return self._compile_at(one, sizes)
+    def _compile(self, one: SweepCandidate, sizes: Mapping[str, int]) -> Compiling:
+        """Start a compilation; one of the same code, of another problem too, is not started again."""
+        kernel, problem = self._kernels[one.kernel], Problem(one.kernel, sizes, self._dtype)
 
-    def _other_sizes(self, one: SweepCandidate, sizes: Mapping[str, int]) -> list[Mapping[str, int]]:
-        """Return the valid other sizes of the verification for which a configuration is compiled apart."""
-        spec, dtype = self._kernels[one.kernel].spec, self._dtype
-        others = compiled_sizes(spec, Problem(one.kernel, sizes, dtype), ())
-        return [other for other in others if not check_config(spec, one.config, other, self._device, dtype)]
+        def submit(make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+            job = make_job()
+            if job.key not in self._compiled:
+                self._compiled[job.key] = self._compile_pool.submit(lambda: job)
+            return self._compiled[job.key]
 
-    def _compile_at(self, one: SweepCandidate, sizes: Mapping[str, int]) -> Future[Compiled]:
-        kernel = self._kernels[one.kernel]
-        compiled_in = tuple(sizes[name] for name in kernel.spec.compiled_names)
-        key = (*one.key, compiled_in)
-        found = self._compiled.get(key)
-        if found is None:
-            job = compile_job(kernel, one.config, self._dtype, self._device.architecture, sizes)
-            found = self._compiled[key] = self._compile_pool.submit(lambda: job)
-        return found
-
-    def _candidate(self, one: SweepCandidate, problem: Problem, cubin: CachedCubin) -> Candidate:
-        """Return a compiled configuration as the GPU takes it."""
-        spec = self._kernels[one.kernel].spec
-        others = tuple(
-            SizedCubin(sizes, str(other.path), other.symbols)
-            for sizes in self._other_sizes(one, problem.sizes)
-            if (other := self._compile_at(one, sizes).result().cubin) is not None
-        )
-        computed = computed_values(spec.computed, one.config)
-        return Candidate(one.config, str(cubin.path), cubin.symbols, computed, others)
+        others = compiled_sizes(kernel.spec, problem, ())
+        return Compiling.begin(kernel, problem, one.config, self._device, submit=submit, other_sizes=others)
 
     def _measure(
         self, job: _Job, ready: Sequence[tuple[SweepCandidate, Trial, Candidate]]

@@ -197,6 +197,33 @@ class TuneOptions:
         return {**shown, "trial_target": self.trial_target}
 
 
+@dataclass(frozen=True, slots=True)
+class FamilyPlan:
+    """Options of a family session, in addition to those of each session.
+
+    Attributes
+    ----------
+    points
+        Number of problems to tune.
+    max_configs
+        Maximum number of configurations of the rule.
+    """
+
+    points: int = 24
+    max_configs: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises
+        ------
+        InputError
+            One of them is not an integer of at least 1.
+        """
+        check_whole("points", self.points, 1)
+        check_whole("max_configs", self.max_configs, 1)
+
+
 @cache
 def _hints() -> Mapping[str, Any]:
     return get_type_hints(TuneOptions, include_extras=True)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,14 +13,13 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, compile_job
-from autotile.cuda.cubin_cache import CachedCubin, check_signatures
+from autotile.cuda.cubin_cache import check_signatures
 from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config, compiled_steps
-from autotile.tuning.backend import Backend, Finished
-from autotile.tuning.gpu_comparison import scaled
+from autotile.tuning.backend import Backend, Finished, scaled
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.jobs import Candidate, SizedCubin
 
@@ -116,6 +114,92 @@ class GivenCandidates:
         self.left += [found for queue in (self._waiting, self._running) if (found := queue.pop(row, None)) is not None]
 
 
+@dataclass(eq=False, slots=True)
+class Compiling:
+    """A configuration that is being compiled: for its problem, and for the others of its verification.
+
+    Attributes
+    ----------
+    kernel, problem, config
+        Kernel, problem and configuration.
+    device
+        Device that it is compiled for.
+    main
+        The compilation for the problem.
+    others
+        The further problems of the verification for which it is compiled apart, with their compilations.
+    """
+
+    kernel: Kernel
+    problem: Problem
+    config: Config
+    device: DeviceProperties
+    main: Future[Compiled]
+    others: Sequence[tuple[Mapping[str, int], Future[Compiled]]]
+    _trial: Trial | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        kernel: Kernel,
+        problem: Problem,
+        config: Config,
+        device: DeviceProperties,
+        *,
+        submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
+        other_sizes: Sequence[Mapping[str, int]] = (),
+    ) -> Compiling:
+        """Start to compile a configuration.
+
+        Parameters
+        ----------
+        submit
+            Starts a job, such as `autotile.workers.compile_pool.CompilePool.submit`.
+        other_sizes
+            From `compiled_sizes`; those for which the configuration is not valid are left out.
+        """
+
+        def at(sizes: Mapping[str, int]) -> Future[Compiled]:
+            return submit(lambda: compile_job(kernel, config, problem.dtype, device.architecture, sizes))
+
+        main = at(problem.sizes)
+        valid = [one for one in other_sizes if not check_config(kernel.spec, config, one, device, problem.dtype)]
+        return cls(kernel, problem, config, device, main, [(sizes, at(sizes)) for sizes in valid])
+
+    def trial(self) -> Trial:
+        """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
+
+        Raises
+        ------
+        ToolchainError
+            Nothing can be compiled at all.
+        SpecError
+            A function takes other parameters than the declared arguments.
+        """
+        if self._trial is None:
+            compiled = self.main.result()
+            for sizes, other in self.others:
+                if compiled.cubin is not None and (found := other.result()).cubin is None:
+                    reason = f"at {config_text(sizes)}: {found.reason}"
+                    compiled = replace(found, reason=reason, seconds=compiled.seconds)
+            plan = LaunchPlan.of(self.kernel.spec, self.config, self.problem.sizes, self.device)
+            self._trial = gated_trial(self.kernel, self.problem, self.config, compiled, plan=plan, device=self.device)
+        return self._trial
+
+    def candidate(self) -> Candidate | None:
+        """Wait, and return the compiled configuration as a GPU takes it; None if it does not compile."""
+        cubin = self.main.result().cubin
+        if cubin is None:
+            return None
+        others = tuple(
+            SizedCubin(sizes, str(other.path), other.symbols)
+            for sizes, compilation in self.others
+            if (other := compilation.result().cubin) is not None
+        )
+        computed = computed_values(self.kernel.spec.computed, self.config)
+        return Candidate(self.config, str(cubin.path), cubin.symbols, computed, others)
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledCandidate:
     """A candidate after compilation and the second gate.
@@ -126,22 +210,13 @@ class CompiledCandidate:
         Row of the space.
     trial
         Trial up to this point; any outcome but ``ok`` is final, and the candidate is not launched.
-    cubin
-        Compiled code; None where the compilation failed.
+    compilation
+        Its compilation, which has ended.
     """
 
     row: int
     trial: Trial
-    cubin: CachedCubin | None
-
-
-@dataclass(slots=True)
-class _Queued:
-    config: Config
-    plan: LaunchPlan
-    compilation: Future[Compiled]
-    trial: Trial | None = None
-    """Trial after the second gate; None until the compilation was waited for."""
+    compilation: Compiling
 
 
 class Pipeline:
@@ -194,12 +269,10 @@ class Pipeline:
         self._device = backend.device
         self._compile_pool = compile_pool
         self._timeline = timeline
-        self._queue: dict[int, _Queued] = {}
-        self._prefetched: dict[str, Future[Compiled]] = {}
+        self._queue: dict[int, Compiling] = {}
+        self._prefetched: dict[str, Compiling] = {}
         self._measured: dict[_Launch, Trial] = {}
         self._other_sizes = compiled_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
-        self._others: dict[str, list[tuple[Mapping[str, int], Future[Compiled]]]] = {}
-        """Compilations of each configuration for the other problems of its verification."""
         self._running: dict[int, tuple[Candidate, CompiledCandidate]] = {}
         """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
 
@@ -222,9 +295,10 @@ class Pipeline:
         """Start the compilation of all candidates that are proposed while ``room`` trials may still begin."""
         while (proposed := self._propose(proposer, room)) is not None:
             row, config = proposed
-            self._queue[row] = _Queued(config, self._plan(config), self._compile(config))
+            prefetched = self._prefetched.pop(config_key(config), None) if self._prefetched else None
+            self._queue[row] = prefetched or self._submit(config)
         if self._timeline.is_recording:
-            compiling = sum(not queued.compilation.done() for queued in self._queue.values())
+            compiling = sum(not queued.main.done() for queued in self._queue.values())
             self._timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
 
     def next_candidate(self, proposer: Proposer) -> CompiledCandidate | None:
@@ -241,7 +315,7 @@ class Pipeline:
         """
         with self._timeline.span("session", "wait for the compilers"):
             queued = {row: self._queue[row] for row in self._compiled_rows(proposer)}
-            compiled = {row: one.trial or self._apply_second_gate(one) for row, one in queued.items()}
+            compiled = {row: self._gated(one) for row, one in queued.items()}
         if not compiled:
             return None
         failed = (row for row, trial in compiled.items() if trial.outcome is not Outcome.OK)
@@ -249,7 +323,7 @@ class Pipeline:
         if row is None:
             with self._timeline.span("session", "choose", among=len(compiled)):
                 row = proposer.choose(compiled)
-        return CompiledCandidate(row, compiled[row], self._queue.pop(row).compilation.result().cubin)
+        return CompiledCandidate(row, compiled[row], self._queue.pop(row))
 
     def begin(self, candidate: CompiledCandidate, best_us: float | None) -> Trial | None:
         """Submit a candidate to the device, and return None; return its trial if there is nothing to measure.
@@ -264,15 +338,14 @@ class Pipeline:
         best_us
             As for `autotile.tuning.backend.Backend.submit`.
         """
-        trial, cubin = candidate.trial, candidate.cubin
-        if cubin is None or trial.outcome is not Outcome.OK:
+        trial, given = candidate.trial, candidate.compilation.candidate()
+        if given is None or trial.outcome is not Outcome.OK:
             return trial
         twin = self._measured.get(self._launch_of(trial)) if self._backend.source == "cuda" else None
         if twin is not None:
             return self._score(_with_result_of(twin, trial))
-        if not cubin.path.exists():  # trimmed from the cache while the candidate waited
-            cubin = self._submit(trial.config).result().cubin or cubin
-        given = self.candidate(trial, cubin)
+        if not Path(given.cubin_path).exists():  # trimmed from the cache while the candidate waited
+            given = self._submit(trial.config).candidate() or given
         self._running[id(given)] = given, candidate
         self._backend.submit(given, best_us / self.scale if best_us is not None and self.scale else best_us)
         return None
@@ -318,11 +391,11 @@ class Pipeline:
 
     def measure_again(self, trial: Trial, count: int) -> list[float]:
         """Measure the configuration of a finished trial while nothing runs; return times in us, none if it fails."""
-        cubin = self._submit(trial.config).result().cubin
+        given = self._submit(trial.config).candidate()
         times_us: list[float] = []
-        for _ in range(count if cubin is not None else 0):
-            assert cubin is not None
-            self._backend.submit(self.candidate(trial, cubin), None)
+        for _ in range(count if given is not None else 0):
+            assert given is not None
+            self._backend.submit(given, None)
             measured = self._backend.result().reading.measurement
             times_us += [measured.time_us] if measured is not None else []
         return times_us
@@ -333,29 +406,18 @@ class Pipeline:
         Candidates that still wait are discarded: no further trial can begin.
         """
         for queued in self._queue.values():
-            queued.compilation.cancel()
+            queued.main.cancel()
         self._queue.clear()
-        compilations = [self._compile(trial.config) for trial in trials]
-        cubins = [compilation.result().cubin for compilation in compilations]
-        pairs = zip(trials, cubins, strict=True)
-        return [(trial, self.candidate(trial, cubin)) for trial, cubin in pairs if cubin is not None]
-
-    def candidate(self, trial: Trial, cubin: CachedCubin) -> Candidate:
-        """Return a compiled trial as the device takes it."""
-        computed = computed_values(self._kernel.spec.computed, trial.config)
-        others = tuple(
-            SizedCubin(sizes, str(other.path), other.symbols)
-            for sizes, compilation in self._others_of(trial.config)
-            if (other := compilation.result().cubin) is not None
-        )
-        return Candidate(trial.config, str(cubin.path), cubin.symbols, computed, others=others)
+        compilations = [self._submit(trial.config) for trial in trials]
+        candidates = [compilation.candidate() for compilation in compilations]
+        return [(trial, one) for trial, one in zip(trials, candidates, strict=True) if one is not None]
 
     def _compiled_rows(self, proposer: Proposer) -> list[int]:
         """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""
         ready = proposer.ready()
         if not ready or self._backend.source == "replayed":
             return ready
-        rows = {self._queue[row].compilation: row for row in proposer.waiting()}
+        rows = {self._queue[row].main: row for row in proposer.waiting()}
         compiled = {future for future in rows if future.done()}
         limit_s = _LOOK_S if self._backend.gpu_count > 1 else None
         while len(compiled) < len(ready):
@@ -379,47 +441,19 @@ class Pipeline:
             self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(config))
             start_s += seconds
 
-    def _apply_second_gate(self, queued: _Queued) -> Trial:
-        """Wait for a compilation, and check the compiled resources against the device."""
-        queued.trial = self._gated_trial(queued.config, queued.plan, queued.compilation.result())
-        return queued.trial
-
-    def _plan(self, config: Config) -> LaunchPlan:
-        return LaunchPlan.of(self._kernel.spec, config, self._problem.sizes, self._device)
-
-    def _gated_trial(self, config: Config, plan: LaunchPlan, compiled: Compiled) -> Trial:
-        for sizes, compilation in self._others_of(config):
-            if compiled.cubin is not None and (other := compilation.result()).cubin is None:
-                compiled = replace(other, reason=f"at {config_text(sizes)}: {other.reason}", seconds=compiled.seconds)
-        trial = gated_trial(self._kernel, self._problem, config, compiled, plan=plan, device=self._device)
-        return replace(trial, source=self._backend.source)
+    def _gated(self, compilation: Compiling) -> Trial:
+        """Wait for a compilation, and return its trial up to the second gate."""
+        return replace(compilation.trial(), source=self._backend.source)
 
     def _launch_of(self, trial: Trial) -> _Launch:
         spec, problem = self._kernel.spec, self._problem
+        plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
         names = known_names(spec, trial.config, problem.sizes, self._device)
-        return _Launch(trial.cubin_hash, self._plan(trial.config), LaunchData.of(spec, problem.dtype, names))
+        return _Launch(trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names))
 
-    def _others_of(self, config: Config) -> Sequence[tuple[Mapping[str, int], Future[Compiled]]]:
-        """Return the compilations of a configuration for the other problems of its verification."""
-        return self._others.get(config_key(config), ()) if self._others else ()
-
-    def _compile(self, config: Config) -> Future[Compiled]:
-        prefetched = self._prefetched.pop(config_key(config), None) if self._prefetched else None
-        return prefetched if prefetched is not None else self._submit(config)
-
-    def _submit(self, config: Config) -> Future[Compiled]:
-        compilation = self._compile_pool.submit(lambda: self._job(config, self._problem.sizes))
-        if self._other_sizes:
-            spec, dtype = self._kernel.spec, self._problem.dtype
-            self._others[config_key(config)] = [
-                (sizes, self._compile_pool.submit(partial(self._job, config, sizes)))
-                for sizes in self._other_sizes
-                if not check_config(spec, config, sizes, self._device, dtype)
-            ]
-        return compilation
-
-    def _job(self, config: Config, sizes: Mapping[str, int]) -> CompileJob:
-        return compile_job(self._kernel, config, self._problem.dtype, self._device.architecture, sizes)
+    def _submit(self, config: Config) -> Compiling:
+        of = self._kernel, self._problem, config, self._device
+        return Compiling.begin(*of, submit=self._compile_pool.submit, other_sizes=self._other_sizes)
 
 
 def gated_trial(

@@ -17,7 +17,6 @@ from msgspec import Meta
 
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
 from autotile.core.model import Problem
-from autotile.core.text import sizes_text
 from autotile.database.database import Database
 from autotile.database.keys import space_hash
 from autotile.database.studies import CONTEST
@@ -37,12 +36,6 @@ _Share = Annotated[float, Meta(gt=0, lt=1)]
 _Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 _Trials = Annotated[int, Meta(ge=1, le=10**9)]
 _Sizes = dict[Name, Count | list[Count]]
-
-
-class _Effort(msgspec.Struct, forbid_unknown_fields=True):
-    trials: _Trials | None = None
-    budget_s: _Seconds | None = None
-    until: _Share | None = None
 
 
 class _Head(msgspec.Struct, forbid_unknown_fields=True):
@@ -307,8 +300,3 @@ def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) 
             lines.append(f"    {{ {inner} }},")
         lines.append("]")
     return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def place_text(planned: PlannedProblem) -> str:
-    """Return the kernel, the sizes and the dtype of a problem, for messages."""
-    return f"{planned.problem.kernel} {sizes_text(planned.problem.sizes)} {planned.problem.dtype}"

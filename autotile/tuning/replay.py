@@ -22,15 +22,12 @@ from autotile.exchange.recording import Recording, find_recording, list_recordin
 from autotile.kernel.library import Kernel
 from autotile.settings import user_path
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import Finished
-from autotile.tuning.gpu_comparison import GpuUse, scaled
+from autotile.tuning.backend import Backend, Finished, scaled
 from autotile.tuning.options import TuneOptions
-from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.jobs import Candidate, Check, Race, Reading
-from autotile.workers.sanitizer import Finding
 
 
-class ReplayBackend:
+class ReplayBackend(Backend):
     """A recording of a GPU: results are looked up, and nothing runs.
 
     Parameters
@@ -49,10 +46,6 @@ class ReplayBackend:
     """
 
     source: Literal["cuda", "replayed"] = "replayed"
-    farm: CompileFarm | None = None
-    gpu_count = 1
-    is_dead = False
-    uses: tuple[GpuUse, ...] = ()
 
     def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
         self.device = replace(_recorded_device(recording), source="replayed")
@@ -62,7 +55,7 @@ class ReplayBackend:
         self._finished: deque[Finished] = deque()
 
     @property
-    def has_result(self) -> bool:
+    def has_result(self) -> bool:  # type: ignore[override]
         """Whether a candidate was submitted that has no result: it is looked up at once."""
         return bool(self._finished)
 
@@ -72,9 +65,6 @@ class ReplayBackend:
         rows = (space.row_of(self._recording.config(number)) for number in range(len(self._recording)))
         mask[[row for row in rows if row is not None]] = True
         return mask
-
-    def wait(self) -> None:
-        """Return at once: the recording is in memory."""
 
     def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Look up the candidate, and prune it by its recorded time as a live measurement would."""
@@ -95,13 +85,6 @@ class ReplayBackend:
     def check(self, job: Check) -> Reading:
         """Return success: nothing can be run again, and the recorded outcome remains."""
         return Reading(Outcome.OK, stage="replay")
-
-    def spare(self) -> None:
-        """Return None: there is no other GPU."""
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Return no findings."""
-        return [[] for _ in candidates]
 
     def close(self) -> None:
         """Forget the results that were not returned; no resource is held."""
@@ -154,7 +137,7 @@ class SimulatedGpu(ReplayBackend):
         self._closed = threading.Event()
 
     @property
-    def has_result(self) -> bool:
+    def has_result(self) -> bool:  # type: ignore[override]
         """False: each candidate takes its time."""
         return False
 

@@ -17,8 +17,8 @@ from autotile.core.timeline import Timeline
 from autotile.database.paths import atomic_write
 from autotile.errors import InputError
 from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
-from autotile.tuning.finals import Finals
-from autotile.tuning.gpu_comparison import Confirmation, GpuUse
+from autotile.tuning.backend import GpuUse
+from autotile.tuning.finals import Confirmation, Finals
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped, TrialLog

@@ -34,9 +34,8 @@ from autotile.search.samplers import check_sampler
 from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.backend import Backend, choose_backend
-from autotile.tuning.finals import Finals, choose_finalists
-from autotile.tuning.gpu_comparison import Confirmation, confirm_finals, gpu_notices, measured_on
+from autotile.tuning.backend import Backend, choose_backend, gpu_notices
+from autotile.tuning.finals import Confirmation, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions

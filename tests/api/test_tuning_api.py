@@ -169,7 +169,7 @@ class TestRecord:
             return autotile.Recorded(named["output"], header, 7, 1.0)
 
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-        monkeypatch.setattr(tuning.recorder, "record", record)
+        monkeypatch.setattr("autotile.tuning.recorder.record", record)
         recorded = autotile.record(scale_toml, n=N, sample=7, output=str(tmp_path / "x.npz"))
         assert (given["sample"], given["output"]) == (7, tmp_path / "x.npz")
         assert isinstance(recorded, Displayed)

@@ -38,7 +38,9 @@ def arguments_of(line: str) -> tuple[list[Any], dict[str, Any]]:
 def test_the_line_that_serves_it_serves_the_winner(tune: Callable[..., Any], tmp_path: Path) -> None:
     answer = tune("--dtype", "float32", "--db", tmp_path / "team.db")
     assert answer.code == 0
-    (line,) = (line.removeprefix("serve it  ") for line in answer.out.splitlines() if line.startswith("serve it  "))
+    (line,) = (
+        line.removeprefix("serve it").strip() for line in answer.out.splitlines() if line.startswith("serve it  ")
+    )
     given, named = arguments_of(line)
     chosen = {"dtype": "float32", "database": str(tmp_path / "team.db")}
     assert (given, named) == (["matmul"], {**SIZES, **FLAGS, **chosen})

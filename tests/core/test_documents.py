@@ -28,14 +28,14 @@ from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped
 from autotile.families import rule
 from autotile.families.family import Family
-from autotile.workers import protocol
+from autotile.workers import jobs, protocol
 
 SCHEMAS = [
     DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState, ResultDocument,
     RuleDocument, WinnerDocument, CompileJob, rule.TreeDocument, rule.RuleConfig, rule.RulePoint,
     recording.RecordingHeader, recording._Labeled, kernel_tuner._Document, kernel_tuner._Measured,
     bundle._Manifest, bundle._KernelDocument, shipped._WinnersDocument, shipped._RulesDocument,
-    protocol.Reading, protocol.Workload, protocol.SanitizerRequest, protocol.Answer, protocol.Race,
+    jobs.Reading, jobs.Workload, jobs.SanitizerRequest, jobs.Candidate, jobs.Race, protocol.Answer,
     protocol.CompiledCubin, protocol.ErrorReply,
 ]  # fmt: skip
 

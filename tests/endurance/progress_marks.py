@@ -44,7 +44,7 @@ def mark_progress(mark: Mark) -> None:
             stage = progress.phase
             mark("stage", stage)
         if progress.last is not None:
-            mark("trial", f"{self._problem} {config_key(progress.last.config)}")
+            mark("trial", f"{progress.problem} {config_key(progress.last.config)}")
         display(self, progress)
 
     def marked_exit(self: TuneProgress, *error: object) -> None:

@@ -14,8 +14,7 @@ from autotile.database.database import Database
 from autotile.database.learned_store import read_models
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.settings import read_settings
-from autotile.tuning.family_session import FamilyPlan
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import FamilyPlan, TuneOptions
 
 pytestmark = pytest.mark.gpu
 

@@ -37,8 +37,9 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
 from autotile.tuning.cluster.client import AbsentGpuError, Cluster, Sent
+from autotile.tuning.cluster.connection import Reply, Request
 from autotile.tuning.cluster.gpus import FreeGpu
-from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu, Reply, Request
+from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu
 
 
 class FakeGpu:

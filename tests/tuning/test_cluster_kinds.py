@@ -22,9 +22,9 @@ from autotile.errors import InputError, WorkerError
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
-from autotile.tuning.family_session import FamilyPlan, tune_family
+from autotile.tuning.family_session import tune_family
 from autotile.tuning.operation_session import tune_operation
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan
 from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
 from autotile.tuning.progress_state import Progress
@@ -35,8 +35,8 @@ from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
 from autotile.tuning.cluster import client
 from autotile.tuning.cluster import lane as cluster_lane
+from autotile.tuning.cluster.connection import Reply
 from autotile.tuning.cluster.lane import ClusterLane
-from autotile.tuning.cluster.worker import Reply
 
 SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
 FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}

@@ -22,7 +22,8 @@ from autotile.workers.gpu import Gpu
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 from autotile.tuning.cluster import worker as cluster_worker
-from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu, Request
+from autotile.tuning.cluster.connection import Request
+from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu
 
 PRELOAD = """
 from pathlib import Path

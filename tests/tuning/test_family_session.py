@@ -17,8 +17,8 @@ from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
-from autotile.tuning.family_session import FamilyPlan, FamilyResult, tune_family
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.family_session import FamilyResult, tune_family
+from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Progress
 
 SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)

@@ -20,8 +20,8 @@ from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording
 from autotile.settings import read_settings
 from autotile.tuning import gpu_group
-from autotile.tuning.backend import Finished, LiveBackend
-from autotile.tuning.gpu_comparison import GpuUse, measured_on
+from autotile.tuning.backend import Finished, GpuUse, LiveBackend
+from autotile.tuning.finals import measured_on
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend, SimulatedGpu

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from autotile.errors import InputError
-from autotile.tuning.family_session import FamilyPlan
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import FamilyPlan, TuneOptions
 
 
 @pytest.mark.parametrize(

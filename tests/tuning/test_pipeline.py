@@ -382,8 +382,8 @@ def test_other_problems_are_compiled_where_sizes_are(bench: Any, device: Device,
     pool.finish()
     compiled = pipeline.next_candidate(proposals)
     assert compiled is not None
-    assert compiled.cubin is not None
-    candidate = pipeline.candidate(compiled.trial, compiled.cubin)
+    candidate = compiled.compilation.candidate()
+    assert candidate is not None
     assert [dict(other.sizes) for other in candidate.others] == [{"n": size} for size in expected[1:]]
     assert [Path(other.cubin_path).name.endswith(f"SIZE={other.sizes['n']}") for other in candidate.others] == [
         True

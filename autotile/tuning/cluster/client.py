@@ -18,9 +18,8 @@ from autotile import __version__
 from autotile.core.documents import decode_json, encode_json
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
 from autotile.tuning.cluster.compilers import ClusterCompilers
-from autotile.tuning.cluster.connection import Connection
+from autotile.tuning.cluster.connection import SIMULATED, Connection, Operation, Reply
 from autotile.tuning.cluster.scheduler import distributed
-from autotile.tuning.cluster.worker import SIMULATED, Operation, Reply, answer
 from autotile.workers.jobs import Job, Workload, job_message, with_files
 
 _POLL_S = 1.0
@@ -167,6 +166,8 @@ class Cluster:
 
     def _submit(self, sent: Sent) -> None:
         try:
+            from autotile.tuning.cluster.worker import answer  # which imports what a worker runs
+
             sent.future = self._connection.submit(answer, sent.request, sent.cubins, resource=sent.gpu)
         except WorkerError:  # it is sent again when the scheduler is back
             sent.future = None

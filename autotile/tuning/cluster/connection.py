@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
+import msgspec
+
+from autotile.core.device import DeviceProperties
 from autotile.errors import WorkerError
 from autotile.tuning.cluster.scheduler import check_scheduler, distributed, local_host, no_scheduler_error
+from autotile.workers.jobs import Reading, Workload
 
 _CONNECT_S = 10.0
 _LOOK_S = 5.0
@@ -24,6 +28,43 @@ _RECONNECT_S = 300.0
 """Time that a scheduler may be gone: for a restart, or a break of the network."""
 _LOGGERS = ("distributed", "distributed.client")
 """Loggers of Dask, whose records of a lost connection, with tracebacks, are not for the user."""
+
+
+SIMULATED = "simulated-"
+"""Prefix of the names of GPUs that replay a recording."""
+Operation = Literal["describe", "open", "run", "close"]
+
+
+class Request(msgspec.Struct):
+    """A request of a session to a GPU. It is complete: a worker that was replaced answers it like the first one.
+
+    The path of each cubin of its job is the SHA-256 hash of the content, which is sent along.
+    """
+
+    op: Operation
+    version: str
+    session: str
+    kernel: str = ""
+    workload: Workload | None = None
+    """The session's problem; None if each entry of its jobs has one of its own."""
+    deadline_s: float = 0.0
+    job: dict[str, Any] = {}
+    expected_s: float = 0.0
+
+
+class Reply(msgspec.Struct):
+    """Reply to a request; ``error`` and its kind are set if it failed.
+
+    ``is_dead`` is whether the GPU's worker process died with the candidate, ``is_busy`` whether another session has the
+    GPU. There are no readings of a race that broke.
+    """
+
+    error: str = ""
+    kind: str = ""
+    is_dead: bool = False
+    is_busy: bool = False
+    device: DeviceProperties | None = None
+    readings: list[Reading] | None = None
 
 
 class Connection:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +20,12 @@ from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished, workload_of
 from autotile.tuning.cluster.client import AbsentGpuError, Cluster, RemoteWork, Sent
-from autotile.tuning.cluster.worker import Operation, Reply
-from autotile.tuning.gpu_comparison import GpuUse
+from autotile.tuning.cluster.connection import Operation, Reply
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
-from autotile.workers.compile_pool import CompileFarm
 from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading, Time
-from autotile.workers.sanitizer import Finding
 
 _FIRST_GPU_S = 60.0
 """Time that a session waits for a first GPU."""
@@ -45,7 +41,7 @@ _RETURN_S = 300.0
 """Time that a session without a GPU waits for one to come back."""
 
 
-class RemoteGpu:
+class RemoteGpu(Backend):
     """A GPU of another machine.
 
     Parameters
@@ -64,12 +60,6 @@ class RemoteGpu:
         Called about every second while a request is waited for, in the thread that waits.
     """
 
-    source: Literal["cuda", "replayed"]
-    farm: CompileFarm | None = None
-    gpu_count = 1
-    has_result = False
-    uses: tuple[GpuUse, ...] = ()
-
     def __init__(
         self,
         cluster: Cluster,
@@ -84,7 +74,6 @@ class RemoteGpu:
         self.uuid = gpu
         self.source = "replayed" if recorded is not None else "cuda"
         self.notice = recorded.notice if recorded is not None else ""
-        self.is_dead = False
         self.is_closed = False
         self._cluster = cluster
         self._work = work
@@ -132,13 +121,6 @@ class RemoteGpu:
     def time(self, job: Time) -> list[Reading]:
         """Verify and measure entries; as for `autotile.workers.gpu.Gpu.time`."""
         return self._request("run", job).readings or []
-
-    def spare(self) -> None:
-        """Return None: there is no other GPU."""
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Return no findings: the sanitizer runs on this machine's GPUs only."""
-        return [[] for _ in candidates]
 
     def close(self) -> None:
         """Release the GPU to other sessions, and end what another thread waits for."""

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.errors import AutotileError, InputError
 from autotile.tuning.cluster.client import Cluster, Sent
+from autotile.tuning.cluster.connection import SIMULATED, Reply
 from autotile.tuning.cluster.gpus import no_gpu_error
-from autotile.tuning.cluster.worker import SIMULATED, Reply
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import GpuName, Lane
 

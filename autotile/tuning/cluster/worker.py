@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -28,6 +28,7 @@ from autotile.exchange.recording import Recording, read_recording, read_recordin
 from autotile.settings import read_settings, user_path
 from autotile.tuning.backend import Backend, LiveBackend
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
+from autotile.tuning.cluster.connection import SIMULATED, Reply, Request
 from autotile.tuning.cluster.scheduler import (
     WorkerPlugin,
     check_scheduler,
@@ -38,10 +39,8 @@ from autotile.tuning.cluster.scheduler import (
 from autotile.tuning.replay import SimulatedGpu
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Check, Job, Race, Reading, Time, Workload, read_job, with_files
+from autotile.workers.jobs import Check, Job, Race, Time, Workload, read_job, with_files
 
-SIMULATED = "simulated-"
-"""Prefix of the names of GPUs that replay a recording."""
 _PLUGIN = "autotile-gpu"
 _LEASE_S = 120.0
 """Time without a request after which another session may take a GPU; one that has nothing for it asks what it is."""
@@ -57,40 +56,6 @@ _HTTP_ADDRESS = "127.0.0.1:0"
 """Address of the HTTP server that each worker of Dask starts, without TLS; nothing uses it."""
 _IDLE_S = 30.0
 """Time for which the GPU worker waits for the next session; it takes seconds to start."""
-
-Operation = Literal["describe", "open", "run", "close"]
-
-
-class Request(msgspec.Struct):
-    """A request of a session to a GPU. It is complete: a worker that was replaced answers it like the first one.
-
-    The path of each cubin of its job is the SHA-256 hash of the content, which is sent along.
-    """
-
-    op: Operation
-    version: str
-    session: str
-    kernel: str = ""
-    workload: Workload | None = None
-    """The session's problem; None if each entry of its jobs has one of its own."""
-    deadline_s: float = 0.0
-    job: dict[str, Any] = {}
-    expected_s: float = 0.0
-
-
-class Reply(msgspec.Struct):
-    """Reply to a request; ``error`` and its kind are set if it failed.
-
-    ``is_dead`` is whether the GPU's worker process died with the candidate, ``is_busy`` whether another session has the
-    GPU. There are no readings of a race that broke.
-    """
-
-    error: str = ""
-    kind: str = ""
-    is_dead: bool = False
-    is_busy: bool = False
-    device: DeviceProperties | None = None
-    readings: list[Reading] | None = None
 
 
 @dataclass(frozen=True, slots=True)
