@@ -17,10 +17,10 @@ from autotile.settings import Settings
 from autotile.tuning.backend import Backend, LiveBackend, expected_folder, workload_of
 from autotile.tuning.finals import with_times
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import Pipeline
+from autotile.tuning.pipeline import Pipeline, open_compile_pool
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Race, Reading, Workload
 
@@ -128,14 +128,7 @@ def hold_contest(
         else:
             gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
             backend = LiveBackend(gpu, device)
-        pool = CompilePool(
-            settings.cache,
-            settings.cache_limit_bytes,
-            worker_count(options.workers),
-            options.compile_deadline_s,
-            worker_pool=worker_pool,
-        )
-        with closing(pool):
+        with closing(open_compile_pool(settings, options, worker_pool)) as pool:
             candidates = [_compiled(one, backend, pool) for one in finalists]
         round_us = sum(one.trial.time_us or 0.0 for one in finalists) * (1 + len(libraries) / len(finalists))
         rounds = int(np.clip(_RACE_S * 1e6 / max(round_us, 1.0), _MIN_ROUNDS, _MAX_ROUNDS))
