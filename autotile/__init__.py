@@ -144,8 +144,8 @@ if TYPE_CHECKING:
     from autotile.exchange.recording import RecordingHeader as RecordingHeader
     from autotile.families.family import Extent as Extent
     from autotile.families.family import Family as Family
-    from autotile.families.features import Feature as Feature
     from autotile.families.rule import FamilyRule as FamilyRule
+    from autotile.families.rule import Feature as Feature
     from autotile.families.rule import Leaf as Leaf
     from autotile.families.rule import RuleConfig as RuleConfig
     from autotile.families.rule import RulePoint as RulePoint
@@ -174,12 +174,11 @@ if TYPE_CHECKING:
     from autotile.serving.choice import Compared as Compared
     from autotile.serving.choice import Contender as Contender
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
+    from autotile.serving.dispatcher import add_library as add_library
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
-    from autotile.serving.libraries import BoundLibrary as BoundLibrary
-    from autotile.serving.libraries import add_library as add_library
-    from autotile.serving.matmul import matmul as matmul
-    from autotile.serving.pinning import pin as pin
-    from autotile.serving.pinning import unpin as unpin
+    from autotile.serving.dispatcher import matmul as matmul
+    from autotile.serving.dispatcher import pin as pin
+    from autotile.serving.dispatcher import unpin as unpin
     from autotile.space.enumeration import SpaceStage as SpaceStage
     from autotile.tuning.family_session import FamilyResult as FamilyResult
     from autotile.tuning.operation_result import Losses as Losses
@@ -376,9 +375,9 @@ _NAMES = {
         "Extent",
         "Family",
     ),
-    "families.features": ("Feature",),
     "families.rule": (
         "FamilyRule",
+        "Feature",
         "Leaf",
         "RuleConfig",
         "RulePoint",
@@ -412,16 +411,14 @@ _NAMES = {
     "serving.bound": ("BoundKernel",),
     "serving.capture": ("capture",),
     "serving.choice": ("Compared", "Contender"),
-    "serving.libraries": (
-        "BoundLibrary",
-        "add_library",
-    ),
     "serving.dispatcher": (
         "Dispatcher",
+        "add_library",
         "get_best_kernel",
+        "matmul",
+        "pin",
+        "unpin",
     ),
-    "serving.matmul": ("matmul",),
-    "serving.pinning": ("pin", "unpin"),
     "space.enumeration": ("SpaceStage",),
     "tuning.family_session": ("FamilyResult",),
     "tuning.operation_result": (

@@ -27,8 +27,8 @@ except ModuleNotFoundError as error:
 
 from autotile.errors import PinError
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.matmul import matmul as _matmul
-from autotile.serving.pinned_choices import MAX_BYTES
+from autotile.serving.dispatcher import matmul as _matmul
+from autotile.serving.pinning import MAX_BYTES
 
 __all__ = ["matmul", "sync_choices"]
 

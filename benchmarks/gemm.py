@@ -29,7 +29,8 @@ from autotile.cuda.driver import live_device
 from autotile.database.database import Database
 from autotile.exchange.shipped import write_winners
 from autotile.serving.bound import BoundKernel
-from autotile.serving.matmul import Product, best_matmul
+from autotile.serving.dispatcher import default_dispatcher
+from autotile.serving.matmul import Product
 from autotile.settings import read_settings
 from autotile.workers.child import WorkerPool
 
@@ -73,8 +74,9 @@ def _rows(dtype: str, arguments: argparse.Namespace, seeds: Sequence[Seed]) -> I
 
 def _kernels(product: Product, database: str | None) -> list[BoundKernel]:
     """Return the kernel that `autotile.matmul` launches, and the one without emulation if it is another kernel."""
-    best = best_matmul(product, database=database)
-    alone = best_matmul(replace(product, emulate=False), database=database)
+    best = default_dispatcher.serve_operation("matmul", product.sizes, product.dtype, database=database)
+    plain = replace(product, emulate=False)
+    alone = default_dispatcher.serve_operation("matmul", plain.sizes, plain.dtype, database=database)
     return [best] if alone.kernel == best.kernel else [best, alone]
 
 

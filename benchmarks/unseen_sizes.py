@@ -44,7 +44,9 @@ from autotile.errors import InputError
 from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.kernel.library import Kernel
-from autotile.serving.choice import Choice, choose
+from autotile.serving.choice import Choice
+from autotile.serving.shelf import Shelf
+from autotile.serving.sources import Request, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import FamilyPlan, TuneOptions
@@ -177,7 +179,7 @@ class Bench:
             best = database.best(problem.kernel, dtype=problem.dtype) if way != "default" else []
             rules = FamilyStore(database).rules(problem.kernel, problem.dtype) if way == "family" else []
         winners = [one.winner for one in best]
-        return choose(self.kernel, problem, self.device, nvrtc_version(), winners, rules=rules)
+        return choose(Request(self.kernel, problem, self.device, nvrtc_version(), Shelf(winners, rules=rules)))
 
     def timed(self, problem: Problem, configs: Sequence[Config]) -> dict[str, float]:
         """Return the median times of the verified configurations by key, timed interleaved."""

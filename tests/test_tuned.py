@@ -9,8 +9,8 @@ from autotile.database.keys import space_hash
 from autotile.database.winners import Winner
 from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
-from autotile.serving.dispatcher import find_best_kernel
-from autotile.serving.matmul import Product, best_matmul, emulating_kernels
+from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
+from autotile.serving.matmul import Product, emulating_kernels
 from autotile.settings import data_folder
 from autotile.space.limits import check_config
 
@@ -73,5 +73,7 @@ def test_a_product_is_computed_by_the_kernel_that_won(product: tuple[str, int, i
     assert fastest.device is not None
     # An emulating kernel may be expected to be faster still, from smaller products.
     asked = replace(Product.of_sizes(fastest.key.sizes, dtype), emulate=fastest.key.kernel in emulating_kernels())
-    kernel = best_matmul(asked, device=fastest.device.name, database=str(tmp_path / "none.db"))
+    kernel = default_dispatcher.serve_operation(
+        "matmul", asked.sizes, dtype, device=fastest.device.name, database=str(tmp_path / "none.db")
+    )
     assert (kernel.kernel, kernel.config) == (fastest.key.kernel, fastest.config)

@@ -19,9 +19,9 @@ from autotile.cuda.driver import device_count
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
-from autotile.serving.candidates import model_of
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
+from autotile.serving.shelf import model_of
 from autotile.settings import read_settings, user_path
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane

@@ -13,8 +13,7 @@ from autotile.core.text import shown_text
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
 from autotile.exchange.cpp_code import argument_fields, launch_values, literal, map_rules, to_cpp, workspace_code
-from autotile.families.features import Feature, Traits
-from autotile.families.rule import FamilyRule, Leaf, Split
+from autotile.families.rule import FamilyRule, Feature, Leaf, Split, Traits
 from autotile.kernel.expressions import Expression
 from autotile.kernel.problem import capability_of, runs_on
 from autotile.kernel.spec import KernelSpec, Launch

@@ -12,10 +12,16 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.errors import InputError
-from autotile.families.model_inputs import Layout, ModelCandidate, Vocabulary
-from autotile.families.neighbours import Neighbours
-from autotile.families.network import Ensemble, Inputs
-from autotile.families.operation_model import SPREAD_COST, Doubt, MeasuredProblem, OperationModel
+from autotile.families.network import Ensemble, Inputs, Neighbours
+from autotile.families.operation_model import (
+    SPREAD_COST,
+    Doubt,
+    Layout,
+    MeasuredProblem,
+    ModelCandidate,
+    OperationModel,
+    Vocabulary,
+)
 from autotile.kernel.spec import KernelSpec
 
 _FOLDS = 4

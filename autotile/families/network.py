@@ -1,15 +1,21 @@
-"""A small regression ensemble in NumPy: several networks of two hidden layers, averaged.
+"""Regression in NumPy: a few networks of two hidden layers, averaged, and corrected by the nearest measured problems.
 
 A row describes a pair of a problem and an item, such as a configuration. Its inputs are those of the problem, those of
 the item, and those of the pair; each item also has an offset of its own in the first layer, which is drawn towards zero
 and so learns only what the inputs leave unexplained. As the first layer is linear, the part of the items is computed
 once, and that of the problem once for all items, which is what makes a prediction for a hundred items take some tens of
 microseconds.
+
+A library chooses among algorithms that nobody outside of it knows, so that its time has steps that a small network
+misses. Near a measured problem the network errs as it did there: the mean error of the nearest problems corrects it,
+and the deviation of these errors shows how much the correction can be relied on.
 """
 
 from __future__ import annotations
 
 import base64
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -20,6 +26,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.documents import convert
+from autotile.core.frozen import cached_property
 from autotile.errors import DataError
 
 Matrix = NDArray[np.float32]
@@ -38,6 +45,7 @@ _BLOCK = 240
 """Items that are computed at once: for more, BLAS would wake other threads, which takes longer than the products."""
 _MAX_VALUES = 2**20
 _MAX_WIDTH = 1024
+_MAX_VALUE = 1e6
 
 
 class Inputs(NamedTuple):
@@ -194,11 +202,7 @@ class Ensemble:
         sizes: dict[str, int] = {}
         for name, dimensions in _SHAPES.items():
             sizes |= dict(zip(dimensions, self.arrays[name].shape, strict=True))
-        arrays = {
-            name: base64.b64encode(np.ascontiguousarray(self.arrays[name], "<f4").tobytes()).decode()
-            for name in _SHAPES
-        }
-        return {**sizes, "arrays": arrays}
+        return {**sizes, "arrays": {name: _encoded(self.arrays[name], "<f4") for name in _SHAPES}}
 
     @classmethod
     def from_json(cls, data: Any) -> Ensemble:
@@ -216,18 +220,22 @@ class Ensemble:
         shapes = {name: tuple(sizes[one] for one in dimensions) for name, dimensions in _SHAPES.items()}
         if sum(int(np.prod(shape, dtype=object)) for shape in shapes.values()) > _MAX_VALUES:
             raise DataError(f"more than {_MAX_VALUES:,} weights", field="arrays")
-        return cls({name: _decoded(document.arrays[name], shape, name) for name, shape in shapes.items()})
+        decoded = {name: _decoded(document.arrays[name], "<f4", shape, name) for name, shape in shapes.items()}
+        return cls({name: array.astype(np.float32) for name, array in decoded.items()})
 
 
-def _decoded(text: str, shape: Sequence[int], name: str) -> Matrix:
+def _encoded(array: NDArray[Any], kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(array, kind).tobytes()).decode()
+
+
+def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> NDArray[Any]:
     try:
-        values = np.frombuffer(base64.b64decode(text, validate=True), "<f4")
-        array = values.reshape(shape).astype(np.float32)
+        values = np.frombuffer(base64.b64decode(text, validate=True), kind).reshape(shape)
     except ValueError:
         raise DataError(f"expected base64 of {' x '.join(map(str, shape))} numbers", field=name) from None
-    if not np.isfinite(array).all() or (np.abs(array) > 1e6).any():
+    if not (np.abs(values.astype(np.float64)) <= _MAX_VALUE).all():  # NaN is not either
         raise DataError("a number is not finite, or is beyond a million", field=name)
-    return array
+    return values
 
 
 _Width = Annotated[int, Meta(ge=0, le=_MAX_WIDTH)]
@@ -371,3 +379,191 @@ class _Training:
             square += 0.01 * (slope * slope - square)
             corrected = np.sqrt(square / (1.0 - 0.99**step)) + 1e-8
             value -= np.float32(rate) * (mean / np.float32(1.0 - 0.9**step)) / corrected
+
+
+_NEAREST = 8
+_OTHER_WEIGHT = 0.7
+"""Weight of the inputs that are no sizes, such as alignments and flags: one step counts as this many doublings."""
+_SOFTENING = 0.05
+"""Squared distance, in doublings, below which all problems count alike."""
+_MAX_ERROR = 4.0
+"""Largest error of a single problem, in doublings, that is taken into account."""
+MAX_POINTS = 16_000
+"""Maximum number of problems that are kept, so that a model stays small and quick to read."""
+_WINDOW = 2.5
+"""Distance, in doublings, within which the nearest problems are sought along the input that varies most. Those beyond
+it would weigh little."""
+_SAMPLED = 32
+"""One distance in this many is ordered first: the nearest of them bound those of all."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Errors of a prediction at measured problems.
+
+    Attributes
+    ----------
+    points
+        Inputs of each problem, scaled, of half precision, shape (problems, inputs).
+    errors
+        Measured minus predicted logarithm, in doublings, shape (problems,).
+    items
+        Number of the item that each error is of, shape (problems,).
+    weights
+        Scale of each input, shape (inputs,).
+    """
+
+    points: NDArray[np.float16]
+    errors: NDArray[np.float16]
+    items: NDArray[np.int16]
+    weights: Matrix
+    _groups: dict[int, _Points]
+
+    @classmethod
+    def of(cls, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: Matrix) -> Neighbours:
+        """Sort the points of each item."""
+        halves = points.astype(np.float16), errors.astype(np.float16)
+        used = np.flatnonzero(weights)
+        groups = {}
+        for item in np.unique(items).tolist():
+            own = items == item
+            points, of_item = halves[0][own][:, used], halves[1][own]
+            groups[int(item)] = _Points.of(points.astype(np.float32), of_item.astype(np.float32))
+        return cls(*halves, items.astype(np.int16), weights.astype(np.float32), groups)
+
+    @classmethod
+    def fit(cls, inputs: Matrix, errors: NDArray[np.float64], items: NDArray[np.int64], sizes: int) -> Neighbours:
+        """Keep the errors of a prediction.
+
+        Parameters
+        ----------
+        inputs
+            Inputs of each problem, shape (problems, inputs); the first ``sizes`` of them are logarithms of sizes.
+        errors, items
+            Error at each problem, in doublings, and the number of the item that it is of, shape (problems,).
+        sizes
+            Number of sizes.
+        """
+        weights = np.full(inputs.shape[1], _OTHER_WEIGHT, np.float32)
+        weights[:sizes] = 1.0
+        weights[inputs.std(axis=0) <= 1e-6] = 0.0  # constants are left out, as in the networks
+        step = -(-len(inputs) // MAX_POINTS)
+        kept = slice(None, None, step)
+        clipped = np.clip(errors, -_MAX_ERROR, _MAX_ERROR)
+        return cls.of((inputs * weights)[kept], clipped.astype(np.float32)[kept], items[kept], weights)
+
+    def look_up(self, problem: Matrix, item: int) -> tuple[float, float]:
+        """Return the expected error and the deviation of the nearest errors from it, in doublings.
+
+        Parameters
+        ----------
+        problem
+            Inputs of the problem, shape (inputs,).
+        item
+            Number of the item.
+        """
+        group = self._groups.get(item)
+        if group is None:
+            return 0.0, 1.0
+        found = group.nearest((problem * self.weights)[self._used])
+        weighted = [(1.0 / (distance + _SOFTENING), error) for distance, error in found]
+        total = sum([weight for weight, _ in weighted])
+        mean = sum([weight * error for weight, error in weighted]) / total
+        return mean, math.sqrt(sum([weight * (error - mean) ** 2 for weight, error in weighted]) / total)
+
+    @cached_property
+    def _used(self) -> NDArray[np.int64]:
+        """The inputs that are not left out."""
+        return np.flatnonzero(self.weights)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the arrays as base64 of little-endian numbers, with their dimensions."""
+        count, width = self.points.shape
+        return {
+            "count": count,
+            "width": width,
+            "points": _encoded(self.points, "<f2"),
+            "errors": _encoded(self.errors, "<f2"),
+            "items": _encoded(self.items, "<i2"),
+            "weights": _encoded(self.weights, "<f4"),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Neighbours:
+        """Invert `to_json`.
+
+        Raises
+        ------
+        DataError
+            The value is damaged.
+        """
+        document = convert(data, _Document)
+        count, width = document.count, document.width
+        points = _decoded(document.points, "<f2", (count, width), "points")
+        errors = _decoded(document.errors, "<f2", (count,), "errors")
+        items = _decoded(document.items, "<i2", (count,), "items")
+        weights = _decoded(document.weights, "<f4", (width,), "weights")
+        return cls.of(points, errors, items, weights.astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Points in the order of the input that varies most, so that the nearest are sought among those alike in it."""
+
+    along: int
+    coordinates: list[float]
+    """That input, and its value at each point, in ascending order."""
+    columns: Matrix
+    """-2 times the inputs of the points, shape (inputs, points)."""
+    squares: Matrix
+    """Squared length of each, shape (points,)."""
+    errors: Matrix
+
+    @classmethod
+    def of(cls, points: Matrix, errors: Matrix) -> _Points:
+        """Sort points; ``points`` of shape (points, inputs), ``errors`` of shape (points,)."""
+        along = int(points.std(axis=0).argmax()) if points.size else 0
+        order = points[:, along].argsort(kind="stable") if points.size else np.arange(len(points))
+        columns = np.ascontiguousarray(points[order].T)
+        coordinates = columns[along].tolist() if points.size else [0.0] * len(points)
+        return cls(along, coordinates, np.float32(-2.0) * columns, np.square(columns).sum(axis=0), errors[order])
+
+    def nearest(self, place: Matrix) -> list[tuple[float, float]]:
+        """Return the squared distance and the error of each of the nearest points within a window, in any order."""
+        middle = float(place[self.along]) if place.size else 0.0
+        first = bisect_left(self.coordinates, middle - _WINDOW)
+        found = self._nearest(place, slice(first, bisect_right(self.coordinates, middle + _WINDOW)))
+        return found if len(found) == _NEAREST else self._nearest(place, slice(None))
+
+    def _nearest(self, place: Matrix, among: slice) -> list[tuple[float, float]]:
+        distances = place @ self.columns[:, among]
+        distances += self.squares[among]
+        nearest = _smallest(distances)
+        square = float(place @ place)
+        errors = self.errors[among][nearest].tolist()
+        return [
+            (max(near + square, 0.0), error) for near, error in zip(distances[nearest].tolist(), errors, strict=True)
+        ]
+
+
+def _smallest(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the positions of the smallest values, in any order."""
+    few = values[::_SAMPLED]
+    if len(few) < _NEAREST:
+        return values.argsort()[:_NEAREST]
+    close = np.flatnonzero(values <= np.partition(few, _NEAREST - 1)[_NEAREST - 1])
+    return close[values[close].argpartition(_NEAREST - 1)[:_NEAREST]] if len(close) > _NEAREST else close
+
+
+_Text = Annotated[str, Meta(max_length=2**25)]
+
+
+class _Document(msgspec.Struct):
+    """JSON of the errors."""
+
+    count: Annotated[int, Meta(ge=1, le=MAX_POINTS)]
+    width: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
+    points: _Text
+    errors: _Text
+    items: _Text
+    weights: _Text

@@ -1,8 +1,11 @@
 """A model of time over the kernels, configurations and sizes of an operation, learned from measurements on one GPU.
 
 For every candidate (a configuration of a kernel, or a library) it gives the expected time at any sizes, and the doubt.
-`autotile.families.model_inputs` states what the networks of `autotile.families.network` are given, and
-`autotile.families.model_fit` learns them. Doubt is calibrated on measurements that were held out.
+`Layout` states the inputs of the networks of `autotile.families.network`, and `autotile.families.model_fit` fits them:
+those of a problem are its sizes, their alignment, that of the rows of its arrays, and its flags; those of a
+configuration its kernel, parameters, tiles and resources; those of a pair the blocks, the rounds of the busiest SM, the
+whole waves, and the waste of the last round, of the last wave and of the padding at the edges. Doubt is calibrated on
+measurements that were held out.
 
 A library is chosen unless a kernel is expected to be faster with confidence, so that an unmeasured problem costs little
 where the model is wrong.
@@ -11,22 +14,548 @@ where the model is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert
-from autotile.errors import DataError
-from autotile.families.candidate_rules import Checks, KernelRules
-from autotile.families.model_inputs import Layout, ModelCandidate, Vector, Vocabulary
-from autotile.families.neighbours import Neighbours
-from autotile.families.network import Ensemble, Prepared
-from autotile.kernel.spec import KernelSpec
+from autotile.core.model import Config, Resources, Value, config_key
+from autotile.errors import AutotileError, DataError
+from autotile.families.network import Ensemble, Neighbours, Prepared
+from autotile.kernel.expressions import Expression
+from autotile.kernel.launch import LaunchPlan, fixed_names
+from autotile.kernel.spec import STEP, KernelSpec
+from autotile.space.limits import Limit, check_config, compiled_occupancy, limit_violation, limits_of
+from autotile.space.occupancy import demand_of
+
+_UNLIMITED_SMS = 2**40
+"""Number of SMs at which no persistent kernel limits its grid."""
+_LARGE = 2**14 * 3**2 * 5 * 7
+"""A size that most tiles divide."""
+UNTILED = 2.0**40
+"""Tile of a size that the grid does not depend on; no size exceeds it."""
+_TESTED = ((1, 2, 3, 5), (64, 65, 127, 1000), (4096, 33, 2049, 7), (777, 5555, 16384, 2))
+"""Sizes of the problems at which a tiling is tested, repeated for further sizes."""
+_UNCOMPILED = Resources(64, 0, 0, 0, 0)
+"""Assumed where the compiler's report is not known."""
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tilings:
+    """Tilings of several configurations of a kernel, for given flags.
+
+    Attributes
+    ----------
+    names
+        Names of the kernel's sizes that are no flags.
+    tiles
+        Extent of a tile along each size, shape (configurations, sizes); `2**40` where the grid does not depend on it.
+    units
+        Blocks of one tile, such as the parts of split-K, shape (configurations,).
+    resident
+        Blocks that one SM holds, at least 1, shape (configurations,).
+    threads, smem_bytes, registers
+        Threads and bytes of shared memory of a block and registers of a thread, shape (configurations,).
+    irregular
+        Configurations whose grid has another form, with the expressions of each step's grid.
+    """
+
+    names: tuple[str, ...]
+    tiles: Column
+    units: Column
+    resident: Column
+    threads: Column
+    smem_bytes: Column
+    registers: Column
+    irregular: Mapping[int, _Grid]
+
+    @classmethod
+    def of(
+        cls,
+        spec: KernelSpec,
+        device: DeviceProperties,
+        configs: Sequence[Config],
+        resources: Sequence[Resources | None],
+        flags: Mapping[str, int],
+    ) -> Tilings:
+        """Find the tilings.
+
+        Parameters
+        ----------
+        spec, device
+            Kernel and device.
+        configs, resources
+            Configurations, and what the compiler reported of each, None where that is not known.
+        flags
+            Value of each flag of the kernel.
+        """
+        names = tuple(name for name in spec.sizes if name not in spec.flags)
+        irregular = {}
+        rows = []
+        for number, (config, compiled) in enumerate(zip(configs, resources, strict=True)):
+            grid = _Grid(spec, config, names, flags, device)
+            tiles, units = grid.tiling()
+            if not grid.has(tiles, units):
+                irregular[number] = grid
+            rows.append([*tiles, units, *_shape(spec, config, flags, device, compiled or _UNCOMPILED)])
+        table = np.array(rows, float).reshape(len(rows), len(names) + 5)
+        split = len(names)
+        units, resident, threads, smem, registers = table[:, split:].T
+        return cls(names, table[:, :split], units, resident, threads, smem, registers, irregular)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The expressions of a configuration's grid."""
+
+    spec: KernelSpec
+    config: Config
+    names: tuple[str, ...]
+    flags: Mapping[str, int]
+    device: DeviceProperties
+
+    def blocks(self, sizes: Sequence[int]) -> float:
+        """Return the blocks of the main step, or else the largest, without a limit by the number of SMs."""
+        unlimited = replace(self.device, sm_count=_UNLIMITED_SMS)
+        problem = {**self.spec.sizes, **self.flags, **dict(zip(self.names, sizes, strict=True))}
+        names = {**fixed_names(self.spec, problem, unlimited), **self.config, STEP: 0}
+        try:
+            return max(_product(step.launch.grid, names) for step in self.spec.main_steps)
+        except AutotileError:  # such as a division by zero at sizes for which the configuration is not meant
+            return 1.0
+
+    def tiling(self) -> tuple[list[float], float]:
+        """Return the tile along each size, and the blocks of one tile, as far as a tiling explains the grid."""
+        ones = [1] * len(self.names)
+        units = self.blocks(ones)
+        tiles = []
+        for place in range(len(self.names)):
+            large = self.blocks([_LARGE if place == other else 1 for other in range(len(self.names))])
+            tiles.append(_LARGE * units / large if large > units else UNTILED)
+        return tiles, units
+
+    def has(self, tiles: Sequence[float], units: float) -> bool:
+        """Return whether a tiling gives the number of blocks at the tested problems."""
+        for row in _TESTED:
+            sizes = [row[place % len(row)] for place in range(len(self.names))]
+            counts = [-(-size // tile) for size, tile in zip(sizes, tiles, strict=True)]
+            if float(np.prod(counts)) * units != self.blocks(sizes):
+                return False
+        return True
+
+
+def _product(grid: Sequence[Expression], names: Mapping[str, Any]) -> float:
+    return reduce(lambda product, extent: product * max(float(extent.value(names)), 1.0), grid, 1.0)
+
+
+def _shape(
+    spec: KernelSpec, config: Config, flags: Mapping[str, int], device: DeviceProperties, compiled: Resources
+) -> tuple[float, float, float, float]:
+    """Return resident blocks, threads, shared memory in bytes and registers of the main launch."""
+    try:
+        geometry = LaunchPlan.of(spec, config, {**spec.sizes, **flags}, device).main.geometry
+    except AutotileError:
+        return 1.0, 128.0, 0.0, float(compiled.registers)
+    found = compiled_occupancy(geometry, compiled, device).blocks_per_sm
+    smem_bytes = geometry.dynamic_smem_bytes + compiled.static_smem_bytes
+    return float(max(found, 1)), float(geometry.threads), float(smem_bytes), float(compiled.registers)
+
+
+def array_extents(spec: KernelSpec, flags: Mapping[str, int]) -> dict[str, tuple[int | None, ...]]:
+    """Return, for each array of a kernel, which of the sizes each extent is; None where it is none of them.
+
+    Sizes are counted in the order of the kernel's file, without flags.
+    """
+    proper = [name for name in spec.sizes if name not in spec.flags]
+    distinct = {name: 10007 + 2 * place for place, name in enumerate(proper)}
+    places = {value: place for place, value in enumerate(distinct.values())}
+    names = {**spec.sizes, **flags, **distinct, **spec.default}
+    found: dict[str, tuple[int | None, ...]] = {}
+    for buffer in spec.buffers:
+        try:
+            found[buffer.name] = tuple(places.get(int(extent.value(names))) for extent in buffer.shape)
+        except AutotileError:
+            found[buffer.name] = ()
+    return found
+
+
+_MAX_ALIGNMENT = 4
+"""Doublings of alignment beyond which it does not matter: 16 elements."""
+_PAIR_INPUTS = 7
+_ITEM_INPUTS = 5
+_PROBLEM_INPUTS = 2
+"""Inputs besides those for each size, flag, array, kernel and parameter."""
+_SMALL_TILE = 2.0**30
+"""Tiles below it are tiles; a size that the grid does not depend on has none."""
+_MAX_LOG2_TILE = 20.0
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCandidate:
+    """A configuration of a kernel, or a library.
+
+    Attributes
+    ----------
+    kernel
+        Name of the kernel or the library.
+    config
+        The configuration; empty for a library.
+    resources
+        What the compiler reported; None where that is unknown, and for a library.
+    """
+
+    kernel: Name
+    config: Config
+    resources: Resources | None = None
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is a library, which has no configuration."""
+        return not self.config
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Kernel and configuration, to compare by."""
+        return self.kernel, config_key(self.config)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Names that stand for inputs, in their order.
+
+    Attributes
+    ----------
+    sizes, flags
+        Sizes and flags of the operation.
+    arrays
+        Arrays that all kernels have.
+    members, parameters
+        Kernels, and the parameters of their configurations.
+    """
+
+    sizes: tuple[str, ...]
+    flags: tuple[str, ...]
+    arrays: tuple[str, ...]
+    members: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Number of inputs of a problem, a configuration and a pair."""
+        sizes = len(self.sizes)
+        return (
+            2 * sizes + len(self.flags) + len(self.arrays) + _PROBLEM_INPUTS,
+            len(self.members) + len(self.parameters) + sizes + _ITEM_INPUTS,
+            sizes + _PAIR_INPUTS,
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All that does not depend on the sizes, for problems of given flags and kernels.
+
+    Attributes
+    ----------
+    flags
+        Values of the operation's flags.
+    names
+        Name of each kernel and of its sizes.
+    numbers
+        Numbers of the configurations of these kernels among all candidates, shape (configurations,).
+    item_inputs
+        Inputs of each of these configurations, shape (configurations, inputs).
+    """
+
+    vocabulary: Vocabulary
+    flags: tuple[float, ...]
+    names: tuple[tuple[str, tuple[str, ...]], ...]
+    numbers: NDArray[np.int64]
+    item_inputs: Vector
+    _source: NDArray[np.int64]
+    """Position of each configuration's kernel."""
+    _tilings: tuple[tuple[int, Tilings], ...]
+    """Tilings of each kernel, and the position of its first configuration."""
+    _tiles: Vector
+    """Tile along each size of the kernel, shape (sizes, configurations)."""
+    _covering: Vector
+    """Matrix of 1 for each size of its kernel that a configuration tiles, shape (configurations, kernels x sizes)."""
+    _log2_tile: Vector
+    """Logarithm of the outputs of a tile."""
+    _units: Vector
+    _slots: Vector
+    """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
+    _extents: tuple[tuple[int | None, ...], ...]
+    """Extents of each array of the first kernel, as positions of its sizes."""
+
+    @classmethod
+    def of(
+        cls,
+        vocabulary: Vocabulary,
+        candidates: Sequence[ModelCandidate],
+        specs: Mapping[str, KernelSpec],
+        device: DeviceProperties,
+        *,
+        sizes: Mapping[str, int],
+        kernels: Mapping[str, Mapping[str, int]],
+    ) -> Layout:
+        """Prepare a layout.
+
+        Parameters
+        ----------
+        vocabulary, candidates
+            Those of the model.
+        specs, device
+            The kernels, and the device.
+        sizes, kernels
+            Any problem of these flags and kernels: its sizes and flags by the names of the operation, and by those of
+            each kernel.
+        """
+        own = {
+            name: [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
+            for name in kernels
+        }
+        found = [
+            Tilings.of(
+                specs[name],
+                device,
+                [candidates[n].config for n in chosen],
+                [candidates[n].resources for n in chosen],
+                {flag: kernels[name][flag] for flag in specs[name].flags},
+            )
+            for name, chosen in own.items()
+        ]
+        numbers = [n for chosen in own.values() for n in chosen]
+        tiles = np.full((len(numbers), len(vocabulary.sizes)), UNTILED)
+        starts = np.cumsum([0, *map(len, own.values())]).tolist()
+        for start, tilings in zip(starts, found, strict=False):
+            width = min(tiles.shape[1], tilings.tiles.shape[1])
+            tiles[start : start + len(tilings.tiles), :width] = tilings.tiles[:, :width]
+        columns = {name: _joined([getattr(tilings, name) for tilings in found]) for name in _COLUMNS}
+        first = next(iter(kernels), None)
+        extents = array_extents(specs[first], kernels[first]) if first is not None else {}
+        log2_tiles = np.log2(tiles)
+        is_tiled = tiles < _SMALL_TILE
+        source = np.repeat(np.arange(len(own)), list(map(len, own.values())))
+        covering = np.zeros((len(numbers), len(own), tiles.shape[1]), np.float32)
+        covering[np.arange(len(numbers)), source] = is_tiled
+        return cls(
+            vocabulary,
+            tuple(float(sizes[name]) for name in vocabulary.flags),
+            tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True)),
+            np.array(numbers, np.int64),
+            _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, columns),
+            source,
+            tuple(zip(starts, found, strict=False)),
+            np.ascontiguousarray(tiles.T, np.float32),
+            covering.reshape(len(numbers), len(own) * tiles.shape[1]),
+            (is_tiled * log2_tiles).sum(axis=1).astype(np.float32),
+            columns["units"].astype(np.float32),
+            device.sm_count * np.stack([np.ones(len(numbers)), columns["resident"]]).astype(np.float32),
+            tuple(extents.get(name, ()) for name in vocabulary.arrays),
+        )
+
+    def problem_inputs(self, sizes: Mapping[str, int], kernels: Mapping[str, Mapping[str, int]]) -> Vector:
+        """Return the inputs of a problem, shape (problem inputs,); parameters as for `of`."""
+        values = [sizes[name] for name in self.vocabulary.sizes]
+        own: Sequence[int] = ()
+        if self.names:
+            kernel, names = self.names[0]
+            own = [kernels[kernel][name] for name in names]
+        rows = [
+            _alignment(own[extent[-1]]) if extent and extent[-1] is not None else _MAX_ALIGNMENT
+            for extent in self._extents
+        ]
+        elements = sum(math.prod([own[place] for place in extent if place is not None]) for extent in self._extents)
+        inputs = [*map(math.log2, values), *map(_alignment, values), *self.flags, *rows]
+        inputs += (min(rows, default=_MAX_ALIGNMENT), math.log2(elements) if elements else 0.0)
+        return np.array(inputs, np.float32)
+
+    def pair_inputs(self, kernels: Mapping[str, Mapping[str, int]]) -> Vector:
+        """Return the inputs of each configuration for a problem, shape (pair inputs, configurations)."""
+        sizes = len(self.vocabulary.sizes)
+        table = [[kernels[name][size] for size in names[:sizes]] for name, names in self.names]
+        rows = np.array([row + [1] * (sizes - len(row)) for row in table], np.float32).reshape(len(table), sizes)
+        counts = rows.T.take(self._source, axis=1)
+        counts /= self._tiles
+        np.ceil(counts, out=counts)
+        blocks = np.multiply.reduce(counts)
+        blocks *= self._units
+        for start, tilings in self._tilings:
+            for number, grid in tilings.irregular.items():
+                given = kernels[grid.spec.name]
+                blocks[start + number] = grid.blocks([given[name] for name in grid.names])
+        shares = np.empty((4, len(blocks)), np.float32)
+        np.divide(blocks, self._slots, out=shares[:2])
+        np.ceil(shares[:2], out=shares[2:])
+        inputs = np.empty((_PAIR_INPUTS + sizes, len(blocks)), np.float32)
+        logs = np.log2(shares)
+        inputs[0] = logs[0]
+        inputs[1:3] = logs[2:]
+        np.subtract(logs[2:], logs[:2], out=inputs[3:5])
+        log2_counts = np.log2(counts, out=inputs[_PAIR_INPUTS:])
+        np.add.reduce(log2_counts, out=inputs[5])
+        inputs[5] += self._log2_tile
+        inputs[5] -= self._covering @ np.log2(rows).reshape(-1)
+        np.minimum(shares[0], _MANY_ROUNDS, out=inputs[6])
+        return inputs
+
+
+_COLUMNS = ("units", "resident", "threads", "smem_bytes", "registers")
+_MANY_ROUNDS = 4.0
+"""Rounds beyond which their number has no other effect than in proportion."""
+
+
+def _joined(columns: Sequence[Column]) -> Column:
+    return np.concatenate(columns) if columns else np.zeros(0)
+
+
+def _alignment(size: int) -> int:
+    """Return the doublings by which a size is aligned, 4 at most."""
+    return min((size & -size).bit_length() - 1, _MAX_ALIGNMENT)
+
+
+def _item_inputs(
+    vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Mapping[str, Column]
+) -> Vector:
+    """Return the inputs of configurations: their kernel, parameters, tiles and resources."""
+    kernel = [[float(one.kernel == name) for name in vocabulary.members] for one in candidates]
+    values = [[_number(one.config.get(name)) for name in vocabulary.parameters] for one in candidates]
+    resources = [
+        np.log2(columns["units"]),
+        np.log2(columns["resident"]),
+        np.log2(columns["threads"]),
+        np.log2(columns["smem_bytes"] + 1024.0),
+        columns["registers"] / 128.0,
+    ]
+    parts = (
+        np.array(kernel).reshape(len(candidates), len(vocabulary.members)),
+        np.array(values).reshape(len(candidates), len(vocabulary.parameters)),
+        np.minimum(log2_tiles, _MAX_LOG2_TILE),
+        np.stack(resources, axis=1),
+    )
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _number(value: object) -> float:
+    """Return the logarithm of a parameter's value; 0 for text, which the offset of a candidate stands for."""
+    return math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRules:
+    """The rules and limits of a kernel for given flags, parted so that candidates are checked quickly.
+
+    Attributes
+    ----------
+    spec, device
+        The kernel and the device.
+    fixed
+        ``device.*`` by name.
+    of_problem
+        Rules about sizes and flags alone, which hold for all configurations or for none.
+    of_pair
+        Rules about sizes and parameters.
+    of_config
+        Rules about parameters and flags alone, which hold for all sizes or for none.
+    pair_limits, config_limits
+        Limits that depend on the sizes, and the others.
+    valid
+        Whether a configuration meets the rules and limits that do not depend on the sizes, by its position and the
+        element type.
+    """
+
+    spec: KernelSpec
+    device: DeviceProperties
+    fixed: Mapping[str, Value]
+    of_problem: tuple[Expression, ...]
+    of_pair: tuple[Expression, ...]
+    of_config: tuple[Expression, ...]
+    pair_limits: tuple[Limit, ...]
+    config_limits: tuple[Limit, ...]
+    valid: dict[tuple[int, str], bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> KernelRules:
+        """Part the rules of a kernel; ``sizes`` are those of any problem."""
+        names = fixed_names(spec, sizes, device)
+        proper = spec.sizes.keys() - set(spec.flags)
+        rules = [rule.expression for rule in spec.rules]
+        limits = limits_of(spec)
+        sized = {one.name for one in limits if any(not part.names.isdisjoint(proper) for part in one.expressions(spec))}
+        return cls(
+            spec,
+            device,
+            {name: value for name, value in names.items() if name not in sizes},
+            tuple(rule for rule in rules if rule.names <= names.keys()),
+            tuple(rule for rule in rules if not rule.names <= names.keys() and not rule.names.isdisjoint(proper)),
+            tuple(rule for rule in rules if not rule.names <= names.keys() and rule.names.isdisjoint(proper)),
+            tuple(limit for limit in limits if limit.name in sized),
+            tuple(limit for limit in limits if limit.name not in sized),
+        )
+
+    def names_of(self, sizes: Mapping[str, int]) -> dict[str, Value] | None:
+        """Return the value of every name that no parameter determines; None if no configuration is valid."""
+        names = {**self.fixed, **sizes}
+        return names if all(rule.value(names) for rule in self.of_problem) else None
+
+    def are_met(
+        self, number: int, config: Config, sizes: Mapping[str, int], names: Mapping[str, Value], dtype: str
+    ) -> bool:
+        """Return whether a configuration is valid for a problem; ``names`` are those of `names_of`."""
+        if self.spec.computed:
+            return not check_config(self.spec, config, sizes, self.device, dtype)
+        names = {**names, **config}
+        valid = self.valid.get((number, dtype))
+        if valid is None:
+            valid = self.valid[number, dtype] = (
+                _is_declared(self.spec, config)
+                and all(rule.value(names) for rule in self.of_config)
+                and not limit_violation(
+                    demand_of(self.spec, names, sizes, dtype), self.device, self.spec, self.config_limits
+                )
+            )
+        return (
+            valid
+            and all(rule.value(names) for rule in self.of_pair)
+            and not limit_violation(demand_of(self.spec, names, sizes, dtype), self.device, self.spec, self.pair_limits)
+        )
+
+
+class Checks:
+    """Checks of configurations for one problem."""
+
+    def __init__(self, rules: Sequence[KernelRules], kernels: Mapping[str, Mapping[str, int]], dtype: str) -> None:
+        self._rules = dict(zip(kernels, rules, strict=True))
+        self._kernels, self._dtype = kernels, dtype
+        self._names: dict[str, dict[str, Value] | None] = {}
+        """Names of each kernel; None where no configuration is valid."""
+
+    def pass_for(self, number: int, candidate: ModelCandidate) -> bool:
+        """Return whether a configuration is valid for the problem; ``number`` is its position in the layout."""
+        name = candidate.kernel
+        rules, sizes = self._rules[name], self._kernels[name]
+        if name not in self._names:
+            self._names[name] = rules.names_of(sizes)
+        names = self._names[name]
+        return names is not None and rules.are_met(number, candidate.config, sizes, names, self._dtype)
+
+
+def _is_declared(spec: KernelSpec, config: Config) -> bool:
+    """Return whether a kernel, which may have changed since a model was learned, has the parameters and values."""
+    declared = {parameter.name: parameter.values for parameter in spec.parameters}
+    return config.keys() == declared.keys() and all(config[name] in values for name, values in declared.items())
+
 
 _FORMAT = 1
 SPREAD_COST = 0.5

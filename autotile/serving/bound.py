@@ -1,4 +1,24 @@
-"""A kernel bound to a configuration and a problem, to be called with arrays."""
+"""Served kernels: a choice, and the launcher that runs it.
+
+`BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
+configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
+launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`autotile.serving.libraries.LibraryCode`);
+launchers launch a kernel (`autotile.serving.launching`), call a library, race the best few at their first call
+(`autotile.serving.racing`), or write the arrays of calls to a folder (`autotile.serving.capture`). A served kernel
+adopts another as a whole: choice, code and launcher.
+
+A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
+`Request`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.shelf`). Sources
+(`autotile.serving.sources`) yield choices for it, lazily and best first: exact results, rules of families, neighbours,
+the untuned configuration. One filter passes those that may be served, and one estimate compares neighbours with what an
+empty database would serve. An operation (`autotile.serving.operations`) adds four sources over the requests of its
+kernels: measured times, a model of times, libraries, the nearest. Pins (`autotile.serving.pinning`) precede all
+sources, and ``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher` makes the same
+look-up again when results were stored, and has the served kernel adopt what it finds.
+
+Modules, each using those before it only: arrays, choice, shelf, sources, launching, libraries, bound, racing, capture,
+description, operations, refresh, pinning, matmul, dispatcher.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +27,261 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
-from autotile.core.text import source_text
-from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.packing import problem_scalars
-from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Contender, Tier
-from autotile.serving.description import document, explain, html, limits_figure
-from autotile.serving.requests import Request
-from autotile.settings import read_settings
+from autotile.settings import Numerics, read_settings
 from autotile.space.limits import compiled_occupancy
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from autotile.cuda.cubin_cache import CachedCubin
-    from autotile.cuda.function import PackedCubin
-    from autotile.serving.capture import CaptureFolder, CapturingLauncher
-    from autotile.serving.launching import Launcher
+    from autotile.cuda.function import PackedCubin, StepFunctions
+    from autotile.serving.capture import CaptureFolder
+    from autotile.serving.libraries import Library
 
 
-class _Planned(NamedTuple):
-    """What is launched: the launches, the scalars that the problem determines, and workspaces and tensor maps."""
+class Call(NamedTuple):
+    """Arguments of a call of `get_best_kernel`, which mean the same in another process; None for those not given.
+
+    Attributes
+    ----------
+    name
+        Name of the kernel or operation, or absolute path of its file.
+    sizes, dtype
+        The problem.
+    device
+        Name of a GPU; None for the current CUDA device.
+    database, bundle
+        Absolute paths or URLs.
+    library
+        Whether libraries may compute an operation.
+    numerics
+        Whether only configurations that compute the same bits are exchanged.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    dtype: str | None
+    device: str | None
+    database: str | None
+    bundle: str | None
+    library: bool = True
+    numerics: Numerics | None = None
+
+
+def _serve_again(call: Call) -> BoundKernel:
+    """Serve a call, in the process that unpickles it."""
+    import autotile
+
+    named = call._asdict()
+    served: BoundKernel = autotile.get_best_kernel(named.pop("name"), **named.pop("sizes"), **named)
+    return served
+
+
+class Launcher(Protocol):
+    """Runs a choice on arrays."""
+
+    @property
+    def plain(self) -> Launcher:
+        """The launcher without a capture of its calls."""
+
+    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """Launch on arrays like those of an earlier call, and return all arrays; None if nothing was launched."""
+
+    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+        """Check the arrays of a call, launch, and return all arrays."""
+
+    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
+        """Check arrays, and return a function that launches on them."""
+
+    def capture(
+        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    ) -> Sequence[Any]:
+        """Check the arrays of a call, pass them to ``write`` as CuPy arrays, and return all; nothing is launched."""
+
+
+class Code(Protocol):
+    """A kernel in a configuration, or a library, for one problem.
+
+    Attributes
+    ----------
+    name
+        Name of the kernel or the library.
+    definition
+        Kernel that declares the arrays.
+    asked
+        The problem; for a library by the names of the operation.
+    """
+
+    name: str
+    definition: Kernel
+    asked: Problem
+
+    @property
+    def library(self) -> Library | None:
+        """The library; None for a kernel."""
+
+    @property
+    def problem(self) -> Problem:
+        """Problem by the names of ``definition``."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name."""
+
+    @property
+    def geometry(self) -> LaunchGeometry:
+        """Grid, block and dynamic shared memory of the main launch."""
+
+    @property
+    def launches(self) -> tuple[StepLaunch, ...]:
+        """Launches of a call, in order."""
+
+    def resources(self, choice: Choice) -> Resources | None:
+        """Return registers, spills and static shared memory; None if they cannot be known."""
+
+    def load(self, device_index: int) -> Launcher:
+        """Return a launcher for a device."""
+
+
+class _Plan(NamedTuple):
+    """The launches of a call, the scalars that the problem determines, and workspaces and tensor maps."""
 
     launches: LaunchPlan
     scalars: Mapping[str, Any]
     data: LaunchData
 
 
-def _serve_again(request: Request) -> BoundKernel:
-    """Return the kernel of a request, in the process that unpickles it."""
-    from autotile.serving.dispatcher import get_best_kernel
+class KernelCode:
+    """A kernel in a configuration; see `Code`.
 
-    named = request._asdict()
-    return get_best_kernel(named.pop("name"), **named.pop("sizes"), **named)
+    Parameters
+    ----------
+    kernel, problem, device, config
+        The kernel, its problem and device, and the configuration.
+    packed
+        Cubin in the bundle that it is served from; None if it is compiled or cached on this machine.
+    """
+
+    library = None
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        device: DeviceProperties,
+        config: Config,
+        *,
+        packed: PackedCubin | None = None,
+    ) -> None:
+        self.name, self.definition, self.problem, self.asked = kernel.name, kernel, problem, problem
+        self.packed = packed
+        self._device, self._config = device, config
+        self._plan: _Plan | None = None
+        self._cubin: CachedCubin | None = None
+
+    def plan(self) -> _Plan:
+        """Compute the launches, once.
+
+        Raises
+        ------
+        ArgumentError
+            The value of a scalar, computed from the problem sizes, does not fit in its type.
+        """
+        if self._plan is None:
+            from autotile.cuda.packing import problem_scalars
+
+            spec, problem = self.definition.spec, self.problem
+            self._plan = _Plan(
+                LaunchPlan.of(spec, self._config, problem.sizes, self._device),
+                problem_scalars(spec, problem.sizes, problem.dtype, check=False),
+                LaunchData.of(spec, problem.dtype, known_names(spec, self._config, problem.sizes, self._device)),
+            )
+        return self._plan
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name."""
+        spec = self.definition.spec
+        names = spec.shaped_sizes(self.problem.sizes, self._config)
+        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
+
+    @property
+    def geometry(self) -> LaunchGeometry:
+        """Grid, block and dynamic shared memory of the main launch."""
+        return self.plan().launches.main.geometry
+
+    @property
+    def launches(self) -> tuple[StepLaunch, ...]:
+        """Launches of a call, in order."""
+        return self.plan().launches.launches
+
+    def resources(self, choice: Choice) -> Resources | None:
+        """Return registers, spills and static shared memory; compile if need be, None without NVRTC."""
+        if self.packed is not None:
+            return self.packed.resources
+        if choice.resources is not None and choice.tuned_on == self._device.name:
+            return choice.resources
+        try:
+            main = self.definition.spec.steps[self.plan().launches.main.step]
+            return self.compiled().functions[main.entry].resources
+        except ToolchainError:
+            return None
+
+    def load(self, device_index: int) -> Launcher:
+        """Compile the kernel or find its cubin, and load it."""
+        from autotile.cuda.driver import outside_of_captures
+        from autotile.cuda.function import StepFunctions
+        from autotile.cuda.toolchain import load_cupy
+        from autotile.serving.launching import CallArguments, KernelLauncher, Preparation
+
+        spec, plan = self.definition.spec, self.plan()
+
+        def load() -> StepFunctions:
+            packed = self.packed
+            image = packed.read() if packed is not None else self.compiled().path
+            symbols = packed.symbols if packed is not None else self.compiled().symbols
+            functions = StepFunctions(spec.steps, image, symbols)
+            functions.opt_in(plan.launches)
+            return functions
+
+        with load_cupy().cuda.Device(device_index), outside_of_captures():
+            functions = load()
+        return KernelLauncher(
+            CallArguments(
+                spec,
+                self.problem,
+                self._config,
+                plan.launches,
+                data=plan.data,
+                scalars=plan.scalars,
+                device_index=device_index,
+            ),
+            functions,
+            device_index,
+            with_graphs=read_settings().graphs,
+            preparation=Preparation.of(spec, self.problem, plan.launches, load),
+        )
+
+    def compiled(self) -> CachedCubin:
+        """Compile the kernel or find its cubin, once."""
+        if self._cubin is None:
+            from autotile.cuda.compiler import compile_job
+            from autotile.cuda.cubin_cache import CubinCache, check_signatures
+
+            settings, problem = read_settings(), self.problem
+            job = compile_job(self.definition, self._config, problem.dtype, self._device.architecture, problem.sizes)
+            cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            check_signatures(self.definition, problem.dtype, cubin)
+            self._cubin = cubin
+        return self._cubin
 
 
 def expect_served(kernel: object, taken_by: str) -> None:
@@ -56,7 +291,7 @@ def expect_served(kernel: object, taken_by: str) -> None:
 
 
 class BoundKernel:
-    """A served kernel; ``kernel(A, B, C)`` launches it.
+    """A served kernel, or a library in its place; ``kernel(A, B, C)`` launches it.
 
     It is compiled, or its cubin found in the cache, at the first launch. One object may be called from many threads.
 
@@ -65,16 +300,10 @@ class BoundKernel:
 
     Attributes
     ----------
-    kernel
-        Name of the kernel.
-    problem
-        Sizes and dtype that it is bound to.
     device
         Device that it is served for.
-    definition
-        Search-space file and template of the kernel.
     choice
-        The configuration that was chosen, with the reason and with what differs from the request.
+        The configuration that was chosen, with the reason and with the differences from the request.
     request
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
     find_contenders
@@ -89,12 +318,12 @@ class BoundKernel:
 
     Parameters
     ----------
-    kernel, problem, device, choice
-        As the attributes ``definition``, ``problem``, ``device`` and ``choice``.
+    code, choice, device
+        The kernel in its configuration, or the library; the choice; and the device.
     device_index
         CUDA device to launch on; None if the kernel can only be inspected.
-    packed
-        Cubin in the bundle that the kernel is served from; None if it is compiled or cached on this machine.
+    first_use
+        Function that makes the launcher, such as a race; None for that of the code.
 
     Raises
     ------
@@ -105,72 +334,58 @@ class BoundKernel:
 
     def __init__(
         self,
-        kernel: Kernel,
-        problem: Problem,
+        code: Code,
+        choice: Choice,
         device: DeviceProperties,
         device_index: int | None,
-        choice: Choice,
         *,
-        packed: PackedCubin | None = None,
+        first_use: Callable[[BoundKernel], Launcher] | None = None,
     ) -> None:
-        self._hold(kernel, problem, device, device_index, choice)
-        self._packed: PackedCubin | None = packed
-        self._planned: _Planned | None = None
-        if choice.tier != "model":  # a model has checked the configuration, which is planned when it is needed
-            self._planned = self._plans()
-
-    def _hold(
-        self, kernel: Kernel, problem: Problem, device: DeviceProperties, device_index: int | None, choice: Choice
-    ) -> None:
-        """Keep what a kernel and a library have in common."""
-        self.kernel = kernel.name
-        self.problem = problem
         self.device = device
-        self.definition = kernel
         self.choice = choice
         self.calls = 0
-        self.request: Request | None = None
+        self.request: Call | None = None
         self.find_contenders: Callable[[], tuple[Contender, ...]] | None = None
         self.operation: Problem | None = None
         self.library_allowed = True
+        self._code = code
         self._device_index = device_index
+        self._first_use = first_use
         self._report_at = sys.maxsize
         self._report: Callable[[int], int] | None = None
-        outputs = [i for i, b in enumerate(kernel.spec.buffers) if b.access != "in"]
+        outputs = [i for i, b in enumerate(code.definition.spec.buffers) if b.access != "in"]
         self._only_output = outputs[0] if len(outputs) == 1 else None
-        self._packed = None
-        self._planned = None
-        self._cubin: CachedCubin | None = None
-        self._launcher: Launcher | CapturingLauncher | None = None
+        self._launcher: Launcher | None = None
         self._retired: list[object] = []
         """Launchers of earlier choices: their code may still run, or be part of a graph that the caller captured."""
         self._lock = threading.Lock()
-
-    def _plans(self) -> _Planned:
-        spec, problem, config = self.definition.spec, self.problem, self.choice.config
-        names = known_names(spec, config, problem.sizes, self.device)
-        return _Planned(
-            LaunchPlan.of(spec, config, problem.sizes, self.device),
-            problem_scalars(spec, problem.sizes, problem.dtype, check=False),
-            LaunchData.of(spec, problem.dtype, names),
-        )
+        if choice.tier != "model" and isinstance(code, KernelCode):  # a model has checked the configuration
+            code.plan()
 
     @property
-    def _plan(self) -> LaunchPlan:
-        """Launches of a call."""
-        if self._planned is None:
-            self._planned = self._plans()
-        return self._planned.launches
+    def kernel(self) -> str:
+        """Name of the kernel or the library."""
+        return self._code.name
+
+    @property
+    def problem(self) -> Problem:
+        """Sizes and dtype that it is bound to; of a library by the names of the operation."""
+        return self._code.asked
+
+    @property
+    def definition(self) -> Kernel:
+        """Search-space file and template of the kernel; for a library, of one that declares the same arrays."""
+        return self._code.definition
+
+    @property
+    def library(self) -> Library | None:
+        """The library that is served; None for a kernel."""
+        return self._code.library
 
     @property
     def is_library(self) -> bool:
-        """Whether it is a library, served for a problem of an operation."""
-        return False
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether it launches a kernel itself, so that another one can take its launcher over."""
-        return True
+        """Whether it is a library, served for a problem of an operation; its configuration is empty."""
+        return self._code.library is not None
 
     @property
     def can_launch(self) -> bool:
@@ -209,32 +424,26 @@ class BoundKernel:
 
     @property
     def geometry(self) -> LaunchGeometry:
-        """Grid, block and dynamic shared memory of the launch; of the main one if a call launches several kernels."""
-        return self._plan.main.geometry
+        """Grid, block and dynamic shared memory of the launch; of the main one if a call launches several kernels.
+
+        A library has none: an `AttributeError`.
+        """
+        return self._code.geometry
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each array, by its name. Shapes may depend on the configuration that is served."""
-        spec = self.definition.spec
-        names = spec.shaped_sizes(self.problem.sizes, self.config)
-        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
+        return self._code.shapes
 
     @property
     def launches(self) -> tuple[StepLaunch, ...]:
-        """Launches of a call, in order."""
-        return self._plan.launches
+        """Launches of a call, in order; none of a library."""
+        return self._code.launches
 
     @property
     def resources(self) -> Resources | None:
         """Registers, spills and static shared memory; compiles the kernel if they are unknown, None without NVRTC."""
-        if self._packed is not None:
-            return self._packed.resources
-        if self.choice.resources is not None and self.tuned_on == self.device.name:
-            return self.choice.resources
-        try:
-            return self._compiled().functions[self.definition.spec.steps[self._plan.main.step].entry].resources
-        except ToolchainError:
-            return None
+        return self._code.resources(self.choice)
 
     @property
     def occupancy(self) -> Occupancy | None:
@@ -251,13 +460,17 @@ class BoundKernel:
 
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
+        from autotile.serving.description import explain
+
         return explain(self.problem, self.device, replace(self.choice, contenders=self.contenders))
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts about the served kernel as JSON values."""
+        from autotile.serving.description import document
+
         return document(self)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Request]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Call]]:
         """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
 
         Raises
@@ -273,15 +486,23 @@ class BoundKernel:
         return _serve_again, (self.request,)
 
     def __repr__(self) -> str:
+        from autotile.core.text import source_text
+
+        if self.is_library:
+            return f"<BoundKernel {self.kernel} for {self.problem} on {self.device.name}: {self.tier}>"
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
         return f"<BoundKernel {self.problem} on {source_text(self.device.name, self.source)}: {self.tier}, {config}>"
 
     def _repr_html_(self) -> str:
-        """Return what is served and why as HTML, for a notebook; nothing is compiled for it."""
+        """Return the choice and its reason as HTML, for a notebook; nothing is compiled for it."""
+        from autotile.serving.description import html
+
         return html(self)
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the blocks that each resource of an SM allows, compiling if need be."""
+        from autotile.serving.description import limits_figure
+
         return limits_figure(self, dark=dark)
 
     def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
@@ -389,9 +610,10 @@ class BoundKernel:
         """Write the arguments of a call to a folder, and launch; see `autotile.capture`."""
         from autotile.serving.capture import CapturingLauncher
 
-        launcher = CapturingLauncher((self._launcher or self._load()).plain, self, folder)
-        self.calls += 1
-        return self._outputs(launcher.launch(arrays, stream, scalars))
+        launcher = CapturingLauncher((self._launcher or self._load()).plain, self._code, folder)
+        launched = launcher.launch(arrays, stream, scalars)
+        self._count_call()
+        return self._outputs(launched)
 
     @property
     def is_loaded(self) -> bool:
@@ -406,8 +628,7 @@ class BoundKernel:
         ToolchainError, CompileError, InputError
             As for a call.
         """
-        if self._launcher is None:
-            self._load()
+        launcher_of(self)
 
     def has_shapes_of(self, other: BoundKernel) -> bool:
         """Return whether another kernel takes arrays of the same shapes."""
@@ -416,14 +637,14 @@ class BoundKernel:
     def adopt(self, other: BoundKernel) -> bool:
         """Serve the choice of another kernel from the next call on; return whether it was taken over.
 
-        Calls may run in other threads meanwhile: each uses either choice as a whole. What was launched or captured
-        before, and the functions from `bind`, keep their configuration.
+        Calls may run in other threads meanwhile: each uses either choice as a whole. The launches and captures before,
+        and the functions from `bind`, keep their configuration.
 
         Parameters
         ----------
         other
-            A kernel for the same arrays and device. It is not used any further. Nothing changes if it is a library, if
-            it is raced at its first call, or if this one is loaded and the other is not.
+            A kernel, or a library, for the same arrays and device. It is not used any further. Nothing changes if this
+            one is loaded, and the other is not or is to be raced at its first call.
 
         Raises
         ------
@@ -433,20 +654,21 @@ class BoundKernel:
         expect_served(other, "adopt")
         if other is self:
             return True
-        if not other._is_plain:
-            return False
         first, second = sorted((self, other), key=id)  # in one order, whoever adopts whom
         with first._lock, second._lock:
-            if other.definition is not self.definition or other.choice.config != self.choice.config:
+            ours, theirs = self._identity(), other._identity()
+            if ours != theirs:
                 if self._launcher is not None:
-                    if other._launcher is None:
+                    if other._launcher is None or other._first_use is not None:
                         return False
                     self._retired.append(self._launcher)
-                self.kernel, self.definition, self.problem = other.kernel, other.definition, other.problem
-                self._planned = other._planned or other._plans()
-                self._packed, self._cubin, self._launcher = other._packed, other._cubin, other._launcher
+                self._launcher = other._launcher if other._first_use is None else None  # a race is of one kernel
+                self._code, self._first_use = other._code, other._first_use
             self.choice, self.find_contenders = other.choice, other.find_contenders
         return True
+
+    def _identity(self) -> tuple[object, ...]:
+        return id(self.definition), self.choice.config, self.library, self._first_use
 
     def _launch_device(self) -> int:
         if self._device_index is None:
@@ -456,62 +678,22 @@ class BoundKernel:
             )
         return self._device_index
 
-    def _load(self) -> Launcher | CapturingLauncher:
-        """Compile the kernel or find its cubin, and load it; once."""
+    def _load(self) -> Launcher:
+        """Make the launcher, once."""
         device_index = self._launch_device()
-        from autotile.cuda.function import StepFunctions
-        from autotile.serving.launching import CallArguments, Launcher
-        from autotile.serving.preparation import Preparation
-
-        settings, spec = read_settings(), self.definition.spec
-
-        def load() -> StepFunctions:
-            packed = self._packed
-            image = packed.read() if packed is not None else self._compiled().path
-            symbols = packed.symbols if packed is not None else self._compiled().symbols
-            functions = StepFunctions(spec.steps, image, symbols)
-            functions.opt_in(self._plan)
-            return functions
-
         with self._lock:
             if self._launcher is None:
-                with load_cupy().cuda.Device(device_index), outside_of_captures():
-                    functions = load()
-                planned = self._planned or self._plans()
-                arguments = CallArguments(
-                    spec,
-                    self.problem,
-                    self.config,
-                    planned.launches,
-                    data=planned.data,
-                    scalars=planned.scalars,
-                    device_index=device_index,
-                )
-                launcher = Launcher(
-                    arguments,
-                    functions,
-                    device_index,
-                    with_graphs=settings.graphs,
-                    preparation=Preparation.of(spec, self.problem, self._plan, load),
-                )
-                self._launcher = launcher if settings.capture is None else self._capturing(launcher)
+                if self._first_use is not None:
+                    self._launcher = self._first_use(self)
+                else:
+                    self._launcher = self._code.load(device_index)
+                    if read_settings().capture is not None:
+                        from autotile.serving.capture import configured
+
+                        self._launcher = configured(self._launcher, self._code)
             return self._launcher
 
-    def _capturing(self, launcher: Launcher) -> Launcher | CapturingLauncher:
-        from autotile.serving.capture import CapturingLauncher, configured_folder
 
-        folder = configured_folder()
-        return launcher if folder is None else CapturingLauncher(launcher, self, folder)
-
-    def _compiled(self) -> CachedCubin:
-        from autotile.cuda.compiler import compile_job
-        from autotile.cuda.cubin_cache import CubinCache, check_signatures
-
-        if self._cubin is None:
-            settings = read_settings()
-            problem = self.problem
-            job = compile_job(self.definition, self.config, problem.dtype, self.device.architecture, problem.sizes)
-            cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
-            check_signatures(self.definition, problem.dtype, cubin)
-            self._cubin = cubin
-        return self._cubin
+def launcher_of(kernel: BoundKernel) -> Launcher:
+    """Return the launcher of a served kernel, which is loaded for it if need be."""
+    return kernel._launcher or kernel._load()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,17 +21,7 @@ from autotile.kernel.inputs import DOCUMENT, document_of
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:
-    from autotile.core.model import Problem
-    from autotile.kernel.library import Kernel
-    from autotile.serving.bound import BoundKernel
-    from autotile.serving.launching import Launcher
-
-
-class Called(NamedTuple):
-    """A kernel of which a call is written."""
-
-    definition: Kernel
-    problem: Problem
+    from autotile.serving.bound import BoundKernel, Code, Launcher
 
 
 class CaptureFolder:
@@ -56,9 +46,7 @@ class CaptureFolder:
         """Whether no further call is written."""
         return self._calls_left <= 0
 
-    def write(
-        self, kernel: BoundKernel | Called, views: Mapping[str, Any], scalars: Mapping[str, object]
-    ) -> Path | None:
+    def write(self, kernel: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
         """Write a call, and return its folder; None if it does not fit in the limits.
 
         The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete.
@@ -111,7 +99,7 @@ def _plain(document: Any) -> dict[str, Any]:
 class CapturingLauncher:
     """A launcher that captures calls before it launches, until the limits are reached."""
 
-    def __init__(self, launcher: Launcher, kernel: BoundKernel, folder: CaptureFolder) -> None:
+    def __init__(self, launcher: Launcher, kernel: Code, folder: CaptureFolder) -> None:
         self._launcher = launcher
         self._kernel = kernel
         self._folder = folder
@@ -133,7 +121,13 @@ class CapturingLauncher:
             )
         return self._launcher.launch(arrays, stream, scalars)
 
-    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Any:
+    def capture(
+        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    ) -> Sequence[Any]:
+        """Pass the arrays of a call to ``write``; nothing is launched."""
+        return self._launcher.capture(arrays, stream, write)
+
+    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Capture once, and return a function that launches."""
         if not self._folder.is_full:
             self._launcher.capture(arrays, None, lambda views: self._folder.write(self._kernel, views, scalars))
@@ -143,13 +137,13 @@ class CapturingLauncher:
 _folders: dict[tuple[Path, int, int], CaptureFolder] = {}
 
 
-def configured_folder() -> CaptureFolder | None:
-    """Return the folder that the settings name, the same for all kernels of the process; None if there is none."""
+def configured(launcher: Launcher, kernel: Code) -> Launcher:
+    """Return a launcher that captures calls to the folder of the settings, one for all kernels; itself without one."""
     settings = read_settings()
     if settings.capture is None:
-        return None
+        return launcher
     key = (settings.capture, settings.capture_calls, settings.capture_limit_bytes)
-    return _folders.setdefault(key, CaptureFolder(*key))
+    return CapturingLauncher(launcher, kernel, _folders.setdefault(key, CaptureFolder(*key)))
 
 
 @checked

@@ -1,52 +1,111 @@
-"""Dispatch: from the name and sizes of a kernel to the best known configuration, kept once it is chosen."""
+"""Dispatch: from the name and sizes of a kernel to a served one, kept once it is chosen."""
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
+from numbers import Number
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec
 
-from autotile.core.argument_types import check_value
-from autotile.core.device import DeviceProperties
+import numpy as np
+
+from autotile.core.argument_types import check_value, checked
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
 from autotile.cuda.driver import device_count, live_device
-from autotile.cuda.toolchain import load_cupy
+from autotile.cuda.toolchain import load_cupy, nvrtc_version
+from autotile.database.keys import key_differences, key_of
 from autotile.database.paths import absolute_location
 from autotile.database.winners import Winner
-from autotile.errors import NotTunedError
+from autotile.errors import DeviceError, InputError, NotTunedError, ToolchainError
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel
-from autotile.serving.candidates import Candidates, absent_device, nvrtc_of, refusal
+from autotile.serving.bound import BoundKernel, Call, KernelCode
 from autotile.serving.choice import Choice
-from autotile.serving.miss_counter import MissCounter
-from autotile.serving.numerics import Requested, check_numerics, exchanged
 from autotile.serving.pinning import Pins
 from autotile.serving.recent_cache import MAX_SERVED, RecentCache
-from autotile.serving.refresh import Refresher
-from autotile.serving.requests import (
-    DEFAULTS,
-    Asked,
-    Request,
-    bundle_path,
-    choose_again,
-    device_index,
-    kept,
-    whole_size,
-)
-from autotile.settings import Numerics, absolute_path, served_database
+from autotile.serving.refresh import MissCounter, Refresher
+from autotile.serving.shelf import DatabaseShelf
+from autotile.serving.sources import Request, choose, choose_bundled, same_bits
+from autotile.settings import Numerics, absolute_path, read_settings, served_database
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
-    from autotile.serving.operations import OperationTable
+    from autotile.serving.operations import OperationShelf
+
+_DEFAULTS = {"dtype": None, "database": None, "bundle": None, "library": True, "numerics": None, "race": False}
+"""Options of `get_best_kernel` that mean the same as none."""
+
+Arguments = ParamSpec("Arguments")
+Find = Callable[Concatenate["Dispatcher", Arguments], BoundKernel]
 
 
-Options = tuple[str | Path | None, str | Path | None, bool, Numerics | None, bool]
-"""Options of a call: database, bundle, library, numerics and race."""
+def _kept(serve: Find[Arguments]) -> Find[Arguments]:
+    """Return a method that returns what it returned to an equal call, and otherwise calls the given one.
+
+    It takes the arguments as they come: for a method with named parameters, Python compares the name of each size with
+    every one of them, which takes longer than all else.
+    """
+
+    @wraps(serve)
+    def find(self: Dispatcher, /, *names: Arguments.args, **given: Arguments.kwargs) -> BoundKernel:
+        place = self.only_device
+        if place is None and given.get("device") is None:
+            place = self.current_device()
+        key = (place, *names, *given, *given.values())
+        try:
+            served = self.find_served(key)
+            if served is not None:
+                return served
+        except TypeError:  # not hashable, such as a list for a size
+            return serve(self, *names, **given)
+        served = serve(self, *names, **given)
+        return self.served.keep(key, served) if _is_lasting(*names, **given) else served
+
+    return find
+
+
+def _is_lasting(name: object, strict: Any = False, database: Any = None, bundle: Any = None, **_: object) -> bool:
+    """Return whether an equal call means the same later, in another working directory, too."""
+    if strict or bundle is not None or not (database is None or database == absolute_location(str(database))):
+        return False
+    return not (isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute())
+
+
+class Lookup(NamedTuple):
+    """A look-up with its arguments in one form, in which it can be made again.
+
+    Attributes
+    ----------
+    name, sizes, dtype
+        Name or path of a kernel or an operation, or a kernel; and the problem.
+    place
+        CUDA device index, or name of a GPU; None if there is no GPU.
+    location
+        Path or URL of the database.
+    bundle
+        Absolute path of the bundle to serve from; None without one.
+    library, numerics, race
+        As for `Dispatcher.get_best_kernel`.
+    is_operation
+        Whether ``name`` denotes an operation.
+    """
+
+    name: KernelName
+    sizes: Mapping[str, int]
+    dtype: str | None
+    place: int | str | None
+    location: str
+    bundle: str | None = None
+    library: bool = True
+    numerics: Numerics | None = None
+    race: bool = False
+    is_operation: bool = False
 
 
 class Dispatcher:
@@ -71,8 +130,7 @@ class Dispatcher:
     pins
         Choices that are pinned, and do not change.
     served, matmul_kernels
-        Kernels that `get_best_kernel` has returned, by its arguments, and those that `matmul` has chosen, by keys of
-        `autotile.serving.matmul`.
+        Kernels that `get_best_kernel` has returned, by its arguments, and those that `matmul` has chosen.
     only_device
         The CUDA device if there is exactly one, once they have been counted.
 
@@ -84,22 +142,22 @@ class Dispatcher:
 
     def __init__(self, *, database: str | Path | None = None, bundle: str | Path | None = None) -> None:
         self._database = absolute_location(str(database)) if database is not None else None
-        self._bundle = bundle_path(bundle)
+        self._bundle = _bundle_path(bundle)
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self.find_served = self.served.get
         self._bundles: dict[str, Bundle] = {}
         self._operations: dict[str, Operation] = {}
         self._denotes_operation: dict[str, bool] = {}
-        self._tables: dict[tuple[object, ...], OperationTable] = {}
+        self._shelves: dict[tuple[object, ...], OperationShelf] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self.only_device: int | None = None
         self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self.misses = MissCounter()
-        self.refresher = Refresher(self.misses, (self.served, self.matmul_kernels))
+        self.refresher = Refresher(self.misses)
         self.pins = Pins(self.refresher)
 
-    @kept
+    @_kept
     def get_best_kernel(
         self,
         /,
@@ -140,7 +198,7 @@ class Dispatcher:
         strict
             Raise instead of serving in any tier but ``exact``.
         library
-            Whether a library may compute an operation; the result is then a `BoundLibrary`.
+            Whether a library may compute an operation.
         numerics
             ``"same"``: what is served is only exchanged for configurations that are known to compute the same bits,
             when there are new results, or in place of a pinned one. ``"any"``: for any. None for the setting.
@@ -172,26 +230,31 @@ class Dispatcher:
         return served
 
     def _serve(
-        self, given: KernelName, sizes: Mapping[str, Any], dtype: object, device: int | str | None, options: Options
+        self,
+        given: KernelName,
+        sizes: Mapping[str, Any],
+        dtype: object,
+        device: int | str | None,
+        options: tuple[str | Path | None, str | Path | None, bool, Numerics | None, bool],
     ) -> BoundKernel:
         """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
 
         In this form, plain names, absolute paths and whole sizes are as in most calls, which therefore take one entry.
         """
         database, bundle, library, numerics, race = options
-        bundle = bundle_path(bundle)
+        bundle = _bundle_path(bundle)
         name = given if held_kernel(given) else str(given)
         if isinstance(name, str) and is_path(name) and not (bundle or self._bundle):
             name = str(absolute_path(name, "a search-space file"))
         dtype = None if dtype is None else dtype_name(dtype)
         database = None if database is None else absolute_location(str(database))
-        sizes = {size: whole_size(value) for size, value in sizes.items()}
+        sizes = {size: _whole_size(value) for size, value in sizes.items()}
         if not isinstance(device, str | None):
-            device = device_index(device)
+            device = _device_index(device)
         place = self.current_device() if device is None else device
         chosen = {"dtype": dtype, "database": database, "bundle": bundle, "library": library, "numerics": numerics}
         chosen |= {"race": race}
-        named = {option: value for option, value in chosen.items() if value != DEFAULTS[option]} | sizes
+        named = {option: value for option, value in chosen.items() if value != _DEFAULTS[option]} | sizes
         key = (place, name, *named, *named.values())
         try:
             served = self.served.recall(key)
@@ -199,41 +262,46 @@ class Dispatcher:
             served = None  # the size that is no number is refused below
         if served is not None:
             return served
-        check_numerics(numerics)
+        _check_numerics(numerics)
         check_value("library", library, bool)
         check_value("race", race, bool)
-        location = self.location(database)
-        of_operation = isinstance(name, str) and self._is_operation(name)
-        kernel = self.find_best_kernel(
-            name, dtype, place, location, sizes, bundle=bundle, library=library, numerics=numerics, race=race
-        )
-        gpu = device if isinstance(device, str) else None
-        places = database or self._database, bundle or self._bundle
+        is_operation = isinstance(name, str) and self._is_operation(name)
+        source, location = bundle or self._bundle, self.location(database)
+        lookup = Lookup(name, sizes, dtype, place, location, source, library, numerics, race, is_operation)
+        kernel = self.find(lookup)
         if isinstance(name, str):  # another process cannot find a kernel that an object of this one holds
-            given_sizes = sizes if of_operation else kernel.problem.sizes
-            kernel.request = Request(name, given_sizes, dtype, gpu, *places, library, numerics)
-        asked = Asked(str(name) if of_operation else None, dtype, place, location, library, numerics)
-        return self._keep(key, kernel, sizes, asked, is_bundled=bool(bundle or self._bundle))
+            given_sizes = sizes if is_operation else kernel.problem.sizes
+            gpu = device if isinstance(device, str) else None
+            kernel.request = Call(name, given_sizes, dtype, gpu, database or self._database, source, library, numerics)
+        return self._keep(key, kernel, lookup)
 
-    def _keep(
-        self,
-        key: tuple[object, ...],
-        kernel: BoundKernel,
-        sizes: Mapping[str, int],
-        asked: Asked,
-        *,
-        is_bundled: bool = False,
-    ) -> BoundKernel:
+    def _keep(self, key: tuple[object, ...], kernel: BoundKernel, lookup: Lookup) -> BoundKernel:
         """Keep what was found, and whatever follows from that: its pin, the count of its calls, later results."""
-        if not is_bundled:
+        if lookup.bundle is None:
             self.pins.check(kernel)
         served = self.served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel:
-            self.refresher.count_misses(asked.location, kernel)
-            if not is_bundled:
+            self.refresher.count_misses(lookup.location, kernel)
+            if lookup.bundle is None:
                 self.pins.record(kernel)
-                self.refresher.add(asked.location, kernel, partial(choose_again, self, sizes, asked))
+                self.refresher.add(lookup.location, kernel, partial(self._find_again, lookup))
         return served
+
+    def _find_again(self, lookup: Lookup, served: BoundKernel) -> BoundKernel:
+        """Return the kernel that would be served now; the one that is served if that must not change."""
+        pin = self.pins.in_force()
+        must_match = pin is None and (lookup.numerics or read_settings().numerics) == "same"
+        if lookup.is_operation and not must_match:
+            fresh = self.find(lookup, anew=True)
+        elif served.is_library:
+            return served
+        else:
+            problem, like = served.problem, served.choice if must_match else None
+            own = lookup._replace(name=served.definition, sizes=problem.sizes, dtype=problem.dtype, is_operation=False)
+            fresh = self.find(own, like=like)
+        is_same = fresh.kernel == served.kernel and fresh.config == served.config
+        must_stay = pin is not None and (not fresh.choice.pinned or (pin.is_recording and is_same))
+        return served if must_stay else fresh
 
     def serve_operation(
         self,
@@ -260,13 +328,10 @@ class Dispatcher:
         key = ("operation", operation, dtype, place, database, library, numerics, race, *sizes, *sizes.values())
         served = self.served.get(key) or self.served.recall(key)
         if served is None:
-            check_numerics(numerics)
+            _check_numerics(numerics)
             location = self.location(database)
-            kernel = self.find_for_operation(
-                operation, dtype, place, location, sizes, library=library, numerics=numerics, race=race
-            )
-            asked = Asked(operation, dtype, place, location, library, numerics)
-            served = self._keep(key, kernel, sizes, asked, is_bundled=bool(self._bundle))
+            lookup = Lookup(operation, sizes, dtype, place, location, self._bundle, library, numerics, race, True)
+            served = self._keep(key, self.find(lookup), lookup)
         return served
 
     def find_best_kernel(
@@ -280,8 +345,6 @@ class Dispatcher:
         bundle: str | Path | None = None,
         library: bool = True,
         numerics: Numerics | None = None,
-        race: bool = False,
-        like: Choice | None = None,
         defaults: bool = False,
     ) -> BoundKernel:
         """Return what `get_best_kernel` would serve, without keeping it and without counting a miss.
@@ -290,10 +353,8 @@ class Dispatcher:
         ----------
         location
             Path or URL of the database.
-        name, dtype, device, sizes, bundle, library, numerics, race
+        name, dtype, device, sizes, bundle, library, numerics
             As for `get_best_kernel`.
-        like
-            Choice whose bits must be kept; None if any may be computed.
         defaults
             Whether to take missing sizes from the file, as for a user who asks; a program must give them.
 
@@ -302,87 +363,84 @@ class Dispatcher:
         InputError
             As for `get_best_kernel`.
         """
-        if isinstance(name, str | os.PathLike) and self._is_operation(str(name)):
-            options: dict[str, Any] = {"bundle": bundle, "library": library, "numerics": numerics, "race": race}
-            options["defaults"] = defaults
-            return self.find_for_operation(str(name), dtype, device, location, sizes, **options)
-        path = bundle_path(bundle) or self._bundle
-        if path is not None:
+        path = _bundle_path(bundle) or self._bundle
+        is_operation = isinstance(name, str | os.PathLike) and self._is_operation(str(name))
+        lookup = Lookup(name, sizes, dtype, device, location, path, library, numerics, is_operation=is_operation)
+        return self.find(lookup, defaults=defaults)
+
+    def find(
+        self, lookup: Lookup, *, like: Choice | None = None, anew: bool = False, defaults: bool = False
+    ) -> BoundKernel:
+        """Return what is served for a look-up, without keeping it and without counting a miss.
+
+        Parameters
+        ----------
+        like
+            Choice whose bits must be kept; None if any may be computed.
+        anew
+            Whether the database has changed.
+        defaults
+            As for `find_best_kernel`.
+        """
+        name, sizes, dtype = lookup.name, lookup.sizes, lookup.dtype
+        if lookup.is_operation:
+            return self._find_for_operation(lookup, anew=anew, defaults=defaults)
+        if lookup.bundle is not None:
             held = held_kernel(name)
-            return self._find_bundled(path, held.name if held else str(name), dtype, device, sizes, defaults=defaults)
+            bundle = self._bundle_at(lookup.bundle)
+            bundled = bundle.kernel(held.name if held else str(name))
+            problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
+            index, device = self._device(lookup.place, lambda: list(bundled.winners))
+            choice, cubin = choose_bundled(bundle, bundled, problem, device)
+            code = KernelCode(bundled.kernel, problem, device, choice.config, packed=cubin)
+            return BoundKernel(code, choice, device, index)
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, sizes, dtype, defaults=defaults)
-        candidates = Candidates(location, problem)
-        index, properties = self._device(device, candidates.winners)
-        version = nvrtc_of(candidates.winners)
-        request = Requested(kernel, problem, properties, version, location)
-        choice = self.pins.choice_for(request, numerics)
-        if choice is None:
-            choice = candidates.choose(kernel, problem, properties, version)
-            if like is not None and choice.config != like.config:
-                choice = exchanged(like, request)
-        if candidates.fault:
-            choice = replace(choice, unread=candidates.fault)
-        return BoundKernel(kernel, problem, properties, index, choice)
+        shelf = DatabaseShelf(lookup.location, problem.kernel, problem.dtype)
+        index, device = self._device(lookup.place, shelf.winners)
+        request = Request(kernel, problem, device, _nvrtc_of(shelf.winners), shelf)
+        found = self.pins.choice_for(request, lookup.numerics)
+        if found is None:
+            found = choose(request)
+            if like is not None and found.config != like.config:
+                found = same_bits(like, request)
+        if shelf.fault:
+            found = replace(found, unread=shelf.fault)
+        return BoundKernel(KernelCode(kernel, problem, device, found.config), found, device, index)
+
+    def _find_for_operation(self, lookup: Lookup, *, anew: bool, defaults: bool) -> BoundKernel:
+        from autotile.serving.operations import OperationShelf, serve_bundled
+
+        name, place, location, library = str(lookup.name), lookup.place, lookup.location, lookup.library
+        operation = self._operations.get(name)
+        if operation is None:
+            operation = self._operations[name] = load_operation(name)
+        problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
+        if lookup.bundle is not None:
+            of_kernel = lookup._replace(dtype=problem.dtype, is_operation=False)
+            return serve_bundled(
+                operation, problem, lambda kernel, own: self.find(of_kernel._replace(name=kernel, sizes=own))
+            )
+        key = operation.source, problem.dtype, place, location
+        shelf = self._shelves.get(key)
+        if shelf is None or shelf.is_outdated(anew=anew):
+            shelf = self._shelves[key] = OperationShelf(
+                operation, problem.dtype, location, lambda stored: self._device(place, lambda: stored), _nvrtc_of
+            )
+        way = self.pins.way_for(shelf, problem, library=library, numerics=lookup.numerics)
+        if way is not None:
+            served = shelf.bind(way)
+        else:
+            may_race = lookup.numerics != "same" and not anew and self.pins.in_force() is None
+            served = shelf.serve(problem, library=library, race=lookup.race, may_race=may_race)
+        served.operation, served.library_allowed = problem, library
+        return served
 
     def _is_operation(self, name: str) -> bool:
         """Return whether a name or path denotes an operation rather than a kernel."""
         if name not in self._denotes_operation:
             self._denotes_operation[name] = find_operation(name) is not None
         return self._denotes_operation[name]
-
-    def find_for_operation(
-        self,
-        name: str,
-        dtype: str | None,
-        device: int | str | None,
-        location: str,
-        sizes: Mapping[str, int],
-        *,
-        bundle: str | Path | None = None,
-        library: bool = True,
-        numerics: Numerics | None = None,
-        race: bool = False,
-        anew: bool = False,
-        defaults: bool = False,
-    ) -> BoundKernel:
-        """Return what `serve_operation` would serve, without keeping it and without counting a miss.
-
-        Parameters
-        ----------
-        name
-            Name of the operation, or path of its file.
-        dtype, device, location, sizes, bundle, library, numerics
-            As for `find_best_kernel`.
-        race, anew
-            As for `get_best_kernel`, and whether the database has changed.
-        defaults
-            As for `find_best_kernel`.
-        """
-        from autotile.serving.operations import OperationTable, serve_bundled
-
-        operation = self._operations.get(name)
-        if operation is None:
-            operation = self._operations[name] = load_operation(name)
-        problem = operation.resolve(sizes, dtype, defaults=defaults)
-        if bundle or self._bundle:
-            return serve_bundled(
-                operation,
-                problem,
-                lambda kernel, own: self.find_best_kernel(kernel, problem.dtype, device, location, own, bundle=bundle),
-            )
-        key = operation.source, problem.dtype, device, location
-        table = self._tables.get(key)
-        if table is None or table.is_outdated(anew=anew):
-            table = self._tables[key] = OperationTable(
-                operation, problem.dtype, location, lambda stored: self._device(device, lambda: stored), nvrtc_of
-            )
-        served = self.pins.serve_operation(table, problem, library=library, numerics=numerics)
-        if served is None:
-            may_race = numerics != "same" and not anew and self.pins.in_force() is None
-            served = table.serve(problem, library=library, race=race, may_race=may_race)
-        served.operation, served.library_allowed = problem, library
-        return served
 
     def matmul(
         self,
@@ -400,24 +458,59 @@ class Dispatcher:
         database: str | Path | None = None,
         stream: Any = None,
     ) -> Any:
-        """Compute ``alpha a @ b + beta out``; parameters, result and errors are those of `autotile.matmul`."""
-        from autotile.serving.matmul import multiply
+        """Compute ``alpha a @ b + beta out`` on the GPU with the kernel, or the library, that is the fastest.
 
-        return multiply(
-            self,
-            a,
-            b,
-            out,
-            alpha=alpha,
-            beta=beta,
-            deterministic=deterministic,
-            emulate=emulate,
-            library=library,
-            numerics=numerics,
-            race=race,
-            database=database,
-            stream=stream,
-        )
+        Parameters
+        ----------
+        a, b
+            Arrays on the GPU (CuPy, PyTorch, JAX, Numba) of one dtype: float32, float16 or bfloat16; shapes ``(m, k)``
+            and ``(k, n)``, or stacks ``(batch, m, k)`` and ``(batch, k, n)``. A transposed view, such as ``weights.T``,
+            is used without a copy.
+        out
+            Array for the result, shape ``(m, n)`` or ``(batch, m, n)``, C-contiguous, of the dtype of ``a`` or float32.
+            None: a new array of the dtype of ``a``, a PyTorch tensor if ``a`` is one, else a CuPy array.
+        alpha, beta
+            Factors of the product and of the former content of ``out``.
+        deterministic
+            Whether equal inputs must give bitwise equal results; False allows sums in varying order.
+        emulate
+            Whether float32 products may be computed from bfloat16 parts on tensor cores, at the same accuracy. False:
+            all products and sums are computed on the CUDA cores in IEEE fp32.
+        library
+            Whether cuBLAS may compute the product: where it was measured or is expected to be faster than the kernels,
+            and where nothing is known of these. float32 products are then IEEE fp32, too.
+        numerics
+            ``"same"``: while the program runs, or with `autotile.pin`, only configurations that compute the same bits
+            are exchanged; ``"any"``: all are. None for the setting.
+        race
+            Whether the first call of a product that was not measured races the best few kernels and cuBLAS for up to 20
+            ms of GPU time, on scratch outputs; the times are stored. Nothing is raced while the stream is captured, or
+            if ``out`` overlaps a factor.
+        database
+            Path or URL; None for the user's own.
+        stream
+            A stream of CuPy or PyTorch, or any object with ``__cuda_stream__``. None: PyTorch's current stream for
+            PyTorch tensors, else CuPy's.
+
+        Returns
+        -------
+        array
+            ``out``, or the new array.
+
+        Raises
+        ------
+        ArgumentError
+            Shapes or dtypes do not match.
+        InputError
+            No kernel computes such a product.
+        """
+        from autotile.serving.matmul import Options, multiply
+
+        if database is not None:
+            database = self.location(database)  # a relative path means another file in another working directory
+        options = Options(deterministic, emulate, library, numerics, race, database)
+        scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
+        return multiply(self, (a, b, out), scalars, stream, options)
 
     def clear(self) -> None:
         """Forget the served kernels and the bundles, so that new results are seen; misses stay counted."""
@@ -426,7 +519,7 @@ class Dispatcher:
         self._bundles.clear()
         self._operations.clear()
         self._denotes_operation.clear()
-        self._tables.clear()
+        self._shelves.clear()
 
     def current_device(self) -> int | None:
         """Return CuPy's current device; None if there is no device."""
@@ -448,42 +541,120 @@ class Dispatcher:
             return absolute_location(str(database))
         return self._database or served_database()
 
-    def _find_bundled(
-        self,
-        path: str,
-        name: str,
-        dtype: str | None,
-        device: int | str | None,
-        sizes: Mapping[str, int],
-        *,
-        defaults: bool,
-    ) -> BoundKernel:
+    def _bundle_at(self, path: str) -> Bundle:
         from autotile.exchange.bundle import Bundle
-        from autotile.serving.candidates import choose_bundled
 
-        bundle = self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
-        bundled = bundle.kernel(name)
-        problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
-        index, properties = self._device(device, lambda: list(bundled.winners))
-        choice, cubin = choose_bundled(bundle, bundled, problem, properties)
-        return BoundKernel(bundled.kernel, problem, properties, index, choice, packed=cubin)
+        return self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
 
     def _refuse(self, served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
-        path = bundle_path(bundle) or self._bundle
+        path = _bundle_path(bundle) or self._bundle
         if path is not None:
             bundled = self._bundles[path].kernel(served.kernel)
-            return refusal(served, bundled.winners, bundled.nvrtc_version)
-        stored = Candidates(location, served.problem).winners()
-        return refusal(served, stored, nvrtc_of(lambda: stored))
+            return _refusal(served, bundled.winners, bundled.nvrtc_version)
+        stored = DatabaseShelf(location, served.problem.kernel, served.problem.dtype).winners()
+        return _refusal(served, stored, _nvrtc_of(lambda: stored))
 
     def _device(
         self, device: int | str | None, read_stored: Callable[[], list[Winner]]
     ) -> tuple[int | None, DeviceProperties]:
         """Return the CUDA device to launch on, None if the kernel can only be inspected, and its properties."""
         if isinstance(device, str):
-            return None, absent_device(device, read_stored())
+            return None, _absent_device(device, read_stored())
         index = self.current_device() if device is None else device
-        return index, live_device(index) if index is not None else absent_device(None, read_stored())
+        return index, live_device(index) if index is not None else _absent_device(None, read_stored())
+
+
+def _check_numerics(numerics: object) -> None:
+    if numerics not in (None, "any", "same"):
+        raise InputError(f"numerics is {numerics!r:.80}, expected 'any' or 'same'")
+
+
+def _bundle_path(bundle: str | Path | None) -> str | None:
+    """Return the absolute path of a bundle; None if none is given."""
+    return str(absolute_path(bundle, "a bundle")) if bundle else None
+
+
+def _device_index(device: object) -> int:
+    """Return a CUDA device index as a number of Python's.
+
+    Raises
+    ------
+    DeviceError
+        It is no whole number, or too large.
+    """
+    index: int | None
+    try:
+        index = operator.index(device)  # type: ignore[arg-type]
+    except TypeError:
+        index = None
+    if index is None or abs(index) >= 2**31:  # what a CUDA index fits in
+        raise DeviceError(f"the device is {device!r:.80}, expected a CUDA index such as 0, or a name such as 'h200'")
+    return index
+
+
+def _whole_size(size: Any) -> Any:
+    """Return a number that equals a whole number as that, since both are one key of a dictionary: 2048.0 as 2048."""
+    if type(size) is not int and isinstance(size, Number | np.bool_):
+        try:
+            whole = int(size.real)  # type: ignore[union-attr]
+        except (OverflowError, ValueError):
+            return size
+        return whole if whole == size else size
+    return size
+
+
+_FALLBACK_PROFILE = "h200"
+"""Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
+
+
+def _absent_device(name: str | None, stored: list[Winner]) -> DeviceProperties:
+    """Return a device to inspect: the named one, else that of the user's newest result, measured before replayed."""
+    own_first = sorted(stored, key=lambda best: (best.shipped, best.key.source != "cuda"))
+    tuned = [best.device for best in own_first if best.device is not None]
+    if name is None:
+        return tuned[0] if tuned else device_profile(_FALLBACK_PROFILE)
+    by_name = {device.name.lower(): device for device in reversed(tuned)}
+    if name.lower() in by_name:
+        return by_name[name.lower()]
+    profile = device_profile(name)
+    return by_name.get(profile.name.lower(), profile)
+
+
+def _nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
+    """Return the version of NVRTC on this machine; without NVRTC, the one that the newest result was compiled with."""
+    try:
+        return nvrtc_version()
+    except ToolchainError:
+        stored = read_stored()
+        return stored[0].key.nvrtc_version if stored else ""
+
+
+def _refusal(served: BoundKernel, stored: Sequence[Winner], nvrtc_version: str) -> NotTunedError:
+    """Return the error that strict serving raises instead of serving a fallback.
+
+    Parameters
+    ----------
+    served
+        The fallback.
+    stored
+        Winners of the kernel, including those of other versions of it.
+    nvrtc_version
+        Version of NVRTC on this machine.
+    """
+    differences = served.choice.differences
+    requested = key_of(served.definition, served.problem, served.device, nvrtc_version=nvrtc_version, l2_mode="cold")
+    if not differences and stored:
+        differences = min((key_differences(winner.key, requested) for winner in stored), key=len)
+    problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"
+    cure = "run `autotile tune`, or call without strict"
+    if not stored:
+        return NotTunedError(f"{problem}: nothing is tuned for {served.kernel}; {cure}")
+    if not differences:
+        return NotTunedError(
+            f"{problem} ({served.tier}): what was tuned for it breaks a rule or a limit here; {cure}", differences
+        )
+    listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
+    return NotTunedError(f"{problem} ({served.tier}): the nearest result differs in {listed}; {cure}", differences)
 
 
 default_dispatcher = Dispatcher()
@@ -491,6 +662,8 @@ default_dispatcher = Dispatcher()
 
 get_best_kernel = default_dispatcher.get_best_kernel
 """`Dispatcher.get_best_kernel` of the default dispatcher; a function around it would double the time of a call."""
+
+matmul = default_dispatcher.matmul
 
 find_best_kernel = default_dispatcher.find_best_kernel
 
@@ -504,3 +677,73 @@ def find_best_result(*request: Any, **options: Any) -> BoundKernel:
 def forget_served() -> None:
     """Clear the default dispatcher, so that new tuning results and new bundles are seen."""
     default_dispatcher.clear()
+
+
+@checked
+def add_library(operation: str, name: str, callable: Callable[..., object], *, version: str = "") -> None:
+    """Add a library that computes an operation, to be compared with its kernels and called where it is faster.
+
+    Parameters
+    ----------
+    operation
+        Name of the operation, or path of its file.
+    name
+        Name of the library. One that was added before is replaced.
+    callable
+        Function over the arrays of the operation's kernels, in the order of their arguments, as a caller passes them:
+        of CuPy or PyTorch, or any that the kernels take. It writes the outputs, on the current stream of the arrays'
+        library; scalars that a caller gives, such as ``alpha``, are passed by name.
+    version
+        Version of the library. Times that were measured with another version are not compared.
+
+    Raises
+    ------
+    InputError
+        There is no such operation, or the name is one of a built-in library.
+
+    Examples
+    --------
+    >>> autotile.add_library("sum.toml", "cupy", lambda x, y: x.sum(out=y))  # doctest: +SKIP
+    """
+    from autotile.serving.libraries import Library, keep_library
+
+    keep_library(load_operation(operation), Library(name, version, callable))
+    forget_served()
+
+
+@checked
+def pin(path: str | Path, *, strict: bool = False) -> None:
+    """Freeze what is served to a file, or serve what the file says.
+
+    If the file does not exist, it is written: with what was served so far, and whatever is served from now on. If
+    it exists, its choices are served, also by kernels that the program has already, and it is not changed. New
+    results change nothing any more, except with ``numerics="same"``.
+
+    Parameters
+    ----------
+    path
+        The file, JSON.
+    strict
+        Refuse to serve a problem that is not in an existing file, rather than serve it as usual with a
+        `PinWarning`.
+
+    Raises
+    ------
+    PinError
+        The file cannot be read or written, is malformed, or holds a choice that cannot be served in place of what
+        is served now: of another version of the kernel, or for arrays of other shapes. Nothing is changed then.
+    InputError
+        The path is empty.
+    CompileError, ToolchainError
+        A pinned kernel cannot be loaded in place of one that is. Nothing is changed then.
+
+    Examples
+    --------
+    >>> pin("choices.json")  # doctest: +SKIP
+    """
+    default_dispatcher.pins.pin(path, strict=strict)
+
+
+def unpin() -> None:
+    """Serve what the results say again, whatever was pinned by `pin` or by the setting."""
+    default_dispatcher.pins.unpin()

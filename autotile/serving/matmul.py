@@ -1,18 +1,17 @@
-"""`matmul`: from arrays to a problem of the operation ``matmul``, and to the call of what is served for it."""
+"""Products of matrices: from arrays to a problem of the operation ``matmul``, and to the call of what is served."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
 from autotile.kernel.operation import load_operation
 from autotile.serving.arrays import as_bits, as_cupy, element_type, library_of, new_array, on_stream
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import Dispatcher, default_dispatcher
+from autotile.serving.recent_cache import RecentCache
 from autotile.settings import Numerics
 
 
@@ -195,197 +194,82 @@ def fitting_kernels(product: Product) -> dict[str, dict[str, int]]:
     return {member.name: sizes for member, sizes in operation.fitting(problem)}
 
 
-def best_matmul(
-    product: Product,
-    *,
-    device: int | str | None = None,
-    database: str | Path | None = None,
-    library: bool = True,
-    numerics: Numerics | None = None,
-    race: bool = False,
-    dispatcher: Dispatcher = default_dispatcher,
-) -> BoundKernel:
-    """Return what is served for a product: a kernel, or a library; see `autotile.serving.operations`.
+class Options(NamedTuple):
+    """Options of `autotile.matmul`, with the database as an absolute path or URL."""
+
+    deterministic: bool = True
+    emulate: bool = True
+    library: bool = True
+    numerics: Numerics | None = None
+    race: bool = False
+    database: str | None = None
+
+
+class Server(Protocol):
+    """Dispatcher, as far as products need one."""
+
+    matmul_kernels: RecentCache[tuple[object, ...], BoundKernel]
+
+    def is_current(self, device: int) -> bool:
+        """Return whether a CUDA device is the current one."""
+
+    @property
+    def serve_operation(self) -> Callable[..., BoundKernel]:
+        """Function that returns the kernel, or the library, for a problem of an operation."""
+
+
+def multiply(server: Server, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any, options: Options) -> Any:
+    """Compute a product as `autotile.matmul` does, with the kernels of a dispatcher.
 
     Parameters
     ----------
-    product
-        The product.
-    device, database, library, numerics, race
-        As for `get_best_kernel`.
-    dispatcher
-        Dispatcher that it is taken from.
-
-    Raises
-    ------
-    InputError
-        No kernel computes such a product on the device.
+    server
+        The dispatcher.
+    arrays, scalars, stream
+        Factors, and the array for the result or None; ``alpha`` and ``beta``, unless they have no effect; the stream.
+    options
+        Options of the choice.
     """
-    return dispatcher.serve_operation(
-        OPERATION,
-        product.sizes,
-        product.dtype,
-        device=device,
-        database=database,
-        library=library,
-        numerics=numerics,
-        race=race,
-    )
-
-
-def matmul(
-    a: Any,
-    b: Any,
-    out: Any = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    deterministic: bool = True,
-    emulate: bool = True,
-    library: bool = True,
-    numerics: Numerics | None = None,
-    race: bool = False,
-    database: str | Path | None = None,
-    stream: Any = None,
-) -> Any:
-    """Compute ``alpha a @ b + beta out`` on the GPU with the kernel, or the library, that is the fastest.
-
-    Parameters
-    ----------
-    a, b
-        Arrays on the GPU (CuPy, PyTorch, JAX, Numba) of one dtype: float32, float16 or bfloat16; shapes ``(m, k)``
-        and ``(k, n)``, or stacks ``(batch, m, k)`` and ``(batch, k, n)``. A transposed view, such as ``weights.T``, is
-        used without a copy.
-    out
-        Array for the result, shape ``(m, n)`` or ``(batch, m, n)``, C-contiguous, of the dtype of ``a`` or float32.
-        None: a new array of the dtype of ``a``, a PyTorch tensor if ``a`` is one, else a CuPy array.
-    alpha, beta
-        Factors of the product and of the former content of ``out``.
-    deterministic
-        Whether equal inputs must give bitwise equal results; False allows sums in varying order.
-    emulate
-        Whether float32 products may be computed from bfloat16 parts on tensor cores, at the same accuracy. False: all
-        products and sums are computed on the CUDA cores in IEEE fp32.
-    library
-        Whether cuBLAS may compute the product: where it was measured or is expected to be faster than the kernels, and
-        where nothing is known of these. float32 products are then IEEE fp32, too.
-    numerics
-        ``"same"``: while the program runs, or with `autotile.pin`, only configurations that compute the same bits are
-        exchanged; ``"any"``: all are. None for the setting.
-    race
-        Whether the first call of a product that was not measured races the best few kernels and cuBLAS for up to 20 ms
-        of GPU time, on scratch outputs; the times are stored. Nothing is raced while the stream is captured, or if
-        ``out`` overlaps a factor.
-    database
-        Path or URL; None for the user's own.
-    stream
-        A stream of CuPy or PyTorch, or any object with ``__cuda_stream__``. None: PyTorch's current stream for PyTorch
-        tensors, else CuPy's.
-
-    Returns
-    -------
-    array
-        ``out``, or the new array.
-
-    Raises
-    ------
-    ArgumentError
-        Shapes or dtypes do not match.
-    InputError
-        No kernel computes such a product.
-    """
-    return multiply(
-        default_dispatcher,
-        a,
-        b,
-        out,
-        alpha=alpha,
-        beta=beta,
-        deterministic=deterministic,
-        emulate=emulate,
-        library=library,
-        numerics=numerics,
-        race=race,
-        database=database,
-        stream=stream,
-    )
-
-
-def multiply(
-    dispatcher: Dispatcher,
-    a: Any,
-    b: Any,
-    out: Any,
-    *,
-    alpha: float,
-    beta: float,
-    deterministic: bool,
-    emulate: bool,
-    library: bool,
-    numerics: Numerics | None,
-    race: bool,
-    database: str | Path | None,
-    stream: Any,
-) -> Any:
-    """Compute a product as `matmul` does, with the kernels of a dispatcher."""
-    if database is not None:
-        database = dispatcher.location(database)  # a relative path means another file in another working directory
-    options: dict[str, Any] = {
-        "deterministic": deterministic,
-        "emulate": emulate,
-        "library": library,
-        "numerics": numerics,
-        "race": race,
-        "database": database,
-    }
+    a, b, out = arrays
     if stream is not None:
         with on_stream((a, b), stream):  # copies and allocations are ordered by the stream, too
-            return multiply(dispatcher, a, b, out, alpha=alpha, beta=beta, stream=None, **options)
+            return multiply(server, arrays, scalars, None, options)
     factor = native(a, "a")
     device = device_index(factor)
-    if not dispatcher.is_current(device):
+    if not server.is_current(device):
         with load_cupy().cuda.Device(device):
-            return multiply(dispatcher, a, b, out, alpha=alpha, beta=beta, stream=None, **options)
+            return multiply(server, arrays, scalars, None, options)
     left, right = as_operand(factor, "a"), as_operand(native(b, "b"), "b")
     dtype = _common_dtype(a, b)
     shape = _result_shape(left, right)
     if out is None:
-        if beta != 0.0:
+        if scalars.get("beta"):
             raise ArgumentError("beta is given without out; expected the array to be scaled by beta")
         out = new_array(a, shape, dtype, zeroed=False)
-    arrays = left.stored(), right.stored(), native(out, "out")
-    types = dtype, element_type(out, "out")
-    kernel = _kernel(dispatcher, left, right, arrays, types, **options)
-    scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
-    kernel(*arrays, **scalars)
+    stored = left.stored(), right.stored(), native(out, "out")
+    kernel = _kernel(server, (left, right), stored, (dtype, element_type(out, "out")), options)
+    kernel(*stored, **scalars)
     return out
 
 
 def _kernel(
-    dispatcher: Dispatcher,
-    left: Operand,
-    right: Operand,
+    server: Server,
+    factors: tuple[Operand, Operand],
     arrays: tuple[Any, Any, Any],
     types: tuple[str, str],
-    *,
-    deterministic: bool,
-    emulate: bool,
-    library: bool,
-    numerics: Numerics | None,
-    race: bool,
-    database: str | Path | None,
+    options: Options,
 ) -> BoundKernel:
     """Return the kernel for arrays, chosen once for arrays of one kind."""
-    x, y, _ = arrays
+    (left, right), (x, y, _) = factors, arrays
     aligned, device = are_aligned(*arrays), device_index(x)
-    flags = aligned, deterministic, emulate, library, numerics, race
-    key = (x.shape, y.shape, types, left.transpose, right.transpose, device, flags, database)
-    kernel = dispatcher.matmul_kernels.get(key) or dispatcher.matmul_kernels.recall(key)
+    key = (x.shape, y.shape, types, left.transpose, right.transpose, device, aligned, options)
+    kernel = server.matmul_kernels.get(key) or server.matmul_kernels.recall(key)
     if kernel is None:
         dtype, result = types
         if result not in (dtype, "float32"):
             raise ArgumentError(f"out has dtype {result}, expected {dtype} or float32")
         (m, k), n = left.array.shape[-2:], right.array.shape[-1]
+        deterministic, emulate, library, numerics, race, database = options
         product = Product(
             int(m),
             int(n),
@@ -399,16 +283,9 @@ def _kernel(
             aligned=aligned,
             emulate=emulate,
         )
-        found = best_matmul(
-            product,
-            device=device,
-            database=database,
-            library=library,
-            numerics=numerics,
-            race=race,
-            dispatcher=dispatcher,
-        )
-        kernel = dispatcher.matmul_kernels.keep(key, found)
+        asked = {"device": device, "database": database, "library": library, "numerics": numerics, "race": race}
+        found = server.serve_operation(OPERATION, product.sizes, product.dtype, **asked)
+        kernel = server.matmul_kernels.keep(key, found)
     return kernel
 
 

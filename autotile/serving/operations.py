@@ -1,4 +1,4 @@
-"""Choose what computes a problem of an operation: one of its kernels in some configuration, or a library.
+"""Sources of choices for a problem of an operation: one of its kernels in some configuration, or a library.
 
 Measurements of this very problem on this GPU decide, of the kernels and of the libraries. Else the model of times does,
 if there is one for this GPU; else a library is called, if there is one; else the kernel is served that was measured for
@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_key
 from autotile.database.fast_access import Changes, file_signature, read_changes_fast
 from autotile.database.keys import key_of, library_key
-from autotile.database.winners import Check, Winner
+from autotile.database.winners import Winner
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
-from autotile.serving.bound import BoundKernel
-from autotile.serving.candidates import Candidates, model_of
-from autotile.serving.choice import Choice, Contender, choose, choose_stored, wrong_configs
-from autotile.serving.libraries import BoundLibrary, Library, computes, libraries_for
-from autotile.serving.numerics import Requested
+from autotile.serving.bound import BoundKernel, Code, KernelCode
+from autotile.serving.choice import Choice, Contender
+from autotile.serving.libraries import Library, LibraryCode, computes, libraries_for
+from autotile.serving.shelf import DatabaseShelf, Shelf, model_of
+from autotile.serving.sources import Request, choose, exact, first_allowed, neighbours, wrong_configs
 from autotile.settings import read_settings
 
 SHOWN = 3
@@ -40,24 +41,23 @@ _RECHECK_S = 1.0
 Sizes = Mapping[str, int]
 
 
-class _Way(NamedTuple):
-    """A way to compute a problem: its time, and the function that binds it, given the contenders."""
+class Way(NamedTuple):
+    """A way to compute a problem: a choice, the code that it is of, and both with a time as a contender."""
 
+    code: Code
+    choice: Choice
     contender: Contender
-    bind: Callable[[tuple[Contender, ...]], BoundKernel]
 
 
-class _MemberTable:
+class _Member:
     """A kernel of an operation with its results on one GPU, by sizes.
 
     Parameters
     ----------
     member
         The kernel.
-    winners
+    shelf
         Its stored results, of all GPUs.
-    checks
-        Verdicts on its configurations.
     device
         The device.
     flags
@@ -67,15 +67,14 @@ class _MemberTable:
     def __init__(
         self,
         member: Member,
-        winners: list[Winner],
-        checks: list[Check],
+        shelf: Shelf,
         device: DeviceProperties,
         flags: tuple[str, ...],
     ) -> None:
         self.member = member
         self.kernel = kernel = member.load()
-        self.winners = winners
-        self.checks = checks
+        self.shelf = shelf
+        self.checks = shelf.checks()
         self.refusal = unsupported_reason(kernel.spec, device)
         self._names = kernel.spec.sizes
         self._device = device
@@ -85,7 +84,7 @@ class _MemberTable:
         """Whether the condition of the kernel holds, by the flags and conditions of a problem."""
         self._unconditional = replace(member, when=None)
         self._exact: dict[tuple[int, ...], list[Winner]] = {}
-        for winner in winners:
+        for winner in shelf.winners():
             if winner.key.gpu_name == device.name:
                 self._exact.setdefault(self._key(winner.key.sizes), []).append(winner)
 
@@ -109,8 +108,8 @@ class _MemberTable:
         return tuple([sizes.get(name, default) for name, default in self._names.items()])
 
 
-class OperationTable:
-    """What is known of an operation for one dtype on one device, to be looked up by sizes.
+class OperationShelf:
+    """Stored results of an operation for one dtype on one device, to be looked up by sizes.
 
     Parameters
     ----------
@@ -136,23 +135,21 @@ class OperationTable:
         self._location = location
         self._dtype = dtype
         self._signature, self._checked_s = file_signature(location), time.monotonic()
-        stored = {member.name: Candidates(location, Problem(member.name, {}, dtype)) for member in operation.members}
-        winners = {name: candidates.winners() for name, candidates in stored.items()}
+        stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in operation.members}
+        winners = {name: shelf.winners() for name, shelf in stored.items()}
         every = [winner for found in winners.values() for winner in found]
         self.device_index, self.device = find_device(every)
         self._nvrtc_version = find_nvrtc(lambda: every)
         self._members = {
-            member.name: _MemberTable(
+            member.name: _Member(
                 member,
-                winners[member.name],
-                stored[member.name].checks(),
+                stored[member.name],
                 self.device,
                 (*operation.flags, *operation.conditions),
             )
             for member in operation.members
         }
-        self.fault = next((candidates.fault for candidates in stored.values() if candidates.fault), "")
-        self._stored = stored
+        self.fault = next((shelf.fault for shelf in stored.values() if shelf.fault), "")
         self._measured_names = [name for name in operation.sizes if name not in operation.conditions]
         self._races = read_settings().race and read_settings().numerics != "same"
         self._specs = {name: table.kernel.spec for name, table in self._members.items()}
@@ -192,7 +189,7 @@ class OperationTable:
     def serve(
         self, problem: Problem, *, library: bool = True, race: bool = False, may_race: bool = True
     ) -> BoundKernel:
-        """Return what computes a problem.
+        """Return the best way to compute a problem, ready to be launched.
 
         Parameters
         ----------
@@ -210,195 +207,33 @@ class OperationTable:
         InputError
             No kernel computes the problem on the device.
         """
-        fits = {
-            name: sizes
-            for name, table in self._members.items()
-            if not table.refusal and (sizes := table.sizes_for(problem)) is not None
-        }
-        if not fits:
-            raise InputError(f"no kernel computes {problem}: {self._refusals() or 'none is written for it'}")
-        libraries = [one for one in self._libraries if computes(one, self.operation, problem)] if library else []
         race = may_race and (race or self._races) and self.device_index is not None
-        ways = self._ways(problem, fits, libraries, SHOWN if race else 1)
-        served = ways[0].bind((ways[0].contender,)) if ways else self._nearest(problem, fits)
-        if ways:
-            served.find_contenders = lambda: _shown(self._ways(problem, fits, libraries, SHOWN))
-        if race and served.tier != "exact":
-            return self._raced(served, ways, problem, fits, libraries)
+        request = _Request(self, problem, library=library, expected=SHOWN if race else 1)
+        ways = request.ways()
+        served = self.bind(ways[0])
+        if not race or served.tier == "exact":
+            served.find_contenders = partial(_shown, self, problem, library)
+            return served
+        from autotile.serving.racing import Race
+
+        present = [served, *map(self.bind, ways[1:SHOWN])]
+        names = {one.kernel for one in present}
+        present += [self.bind(way) for way in called(request) if way.code.name not in names]
+        if not self._model and served.is_library:
+            present += map(self.bind, islice(nearest(request), 1))
+        if len(present) > 1:
+            first_use = partial(Race, present, self.operation, self._location)
+            served = self.bind(ways[0], first_use=first_use)
+        served.find_contenders = partial(_shown, self, problem, library)
         return served
 
-    def _ways(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library], count: int) -> list[_Way]:
-        """Return ways to compute a problem, the one to serve first, with at most ``count`` of the model; maybe none."""
-        measured = self._measured(problem, fits, libraries)
-        expected = self._expected(problem, fits, libraries, count)
-        if measured and expected and _is_clearly_faster(expected[0].contender, measured[0].contender):
-            return [expected[0], *measured, *expected[1:]]
-        return [*measured, *expected] or [self._library(one, problem, fits, None) for one in libraries]
+    def bind(self, way: Way, *, first_use: Any = None) -> BoundKernel:
+        """Return a way to compute a problem as a served kernel; ``first_use`` is as for `BoundKernel`."""
+        choice = replace(way.choice, contenders=(way.contender,), unread=self.fault)
+        return BoundKernel(way.code, choice, self.device, self.device_index, first_use=first_use)
 
-    def _raced(
-        self,
-        served: BoundKernel,
-        ways: list[_Way],
-        problem: Problem,
-        fits: Mapping[str, Sizes],
-        libraries: list[Library],
-    ) -> BoundKernel:
-        """Return a kernel whose first call races what is served, the next best ways, and the libraries."""
-        from autotile.serving.racing import RacedKernel
-
-        rivals = [way.bind(()) for way in ways[1:SHOWN]]
-        present = [served, *rivals]
-        names = {one.kernel for one in present}
-        present += [self._library(one, problem, fits, None).bind(()) for one in libraries if one.name not in names]
-        if not self._model and served.is_library:
-            present.append(self._nearest(problem, fits))
-        return RacedKernel(present, self.operation, self._location) if len(present) > 1 else served
-
-    def _measured(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library]) -> list[_Way]:
-        """Return what was measured for exactly this problem on this GPU, the fastest first."""
-        ways = [way for name, sizes in fits.items() if (way := self._measured_kernel(name, sizes)) is not None]
-        key = tuple([problem.sizes[name] for name in self._measured_names])
-        for library in libraries:
-            if (winner := self._library_times[library.name].get(key)) is not None:
-                ways.append(self._library(library, problem, fits, winner))
-        return sorted(ways, key=lambda way: way.contender.time_us or math.inf)
-
-    def _measured_kernel(self, name: str, sizes: Sizes) -> _Way | None:
-        table = self._members[name]
-        stored = table.exact(sizes)
-        if not stored:
-            return None
-        problem = resolve_problem(table.kernel.spec, sizes, self._dtype)
-        choice = choose_stored(
-            table.kernel, problem, self.device, self._nvrtc_version, stored, checks=lambda: table.checks
-        )
-        if choice is None or choice.measurement is None or choice.tier == "transferred":
-            return None
-        contender = Contender(name, choice.config, choice.measurement.time_us, source=choice.source)
-        return _Way(contender, lambda shown: self._bind(table.kernel, problem, choice, shown))
-
-    def _expected(
-        self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library], count: int
-    ) -> list[_Way]:
-        """Return what the model of times expects to be the fastest; nothing if there is no model for this GPU."""
-        if self._model is None:
-            return []
-        own = {library.name: library for library in libraries}
-        found = self._model.choose(
-            problem.sizes, fits, self._specs, self.device, libraries=list(own), count=count, dtype=self._dtype
-        )
-        ways = []
-        for expected in found:
-            name, config = expected.candidate.kernel, expected.candidate.config
-            contender = Contender(name, config, expected.time_us, expected.doubt, name in own)
-            choice = Choice("model", config)
-            if name in own:
-                ways.append(_Way(contender, self._binder(own[name], problem, fits, choice)))
-            elif (way := self._expected_kernel(contender, fits[name], choice)) is not None:
-                ways.append(way)
-        return ways
-
-    def _expected_kernel(self, contender: Contender, sizes: Sizes, choice: Choice) -> _Way | None:
-        """Return a kernel as a way to compute a problem; None if it was found to be wrong for it."""
-        table = self._members[contender.kernel]
-        names = table.kernel.spec.sizes
-        problem = Problem(table.kernel.name, {name: sizes.get(name, names[name]) for name in names}, self._dtype)
-        if table.checks:
-            requested = key_of(table.kernel, problem, self.device, nvrtc_version=self._nvrtc_version, l2_mode="cold")
-            if config_key(contender.config) in wrong_configs(table.checks, requested):
-                return None
-        return _Way(contender, lambda shown: self._bind(table.kernel, problem, choice, shown))
-
-    def _nearest(self, problem: Problem, fits: Mapping[str, Sizes]) -> BoundKernel:
-        """Return the kernel that was measured for the nearest problem; if none was, the first that computes it."""
-        found: list[tuple[Kernel, Problem, Choice]] = []
-        refusals = []
-        for name, sizes in fits.items():
-            table = self._members[name]
-            try:
-                own = resolve_problem(table.kernel.spec, sizes, self._dtype)
-                choice = choose(
-                    table.kernel,
-                    own,
-                    self.device,
-                    self._nvrtc_version,
-                    table.winners,
-                    rules=self._stored[name].rules(),
-                    checks=lambda table=table: table.checks,  # type: ignore[misc]
-                    finalists=self._stored[name].finalists,
-                )
-                found.append((table.kernel, own, choice))
-            except InputError as error:
-                refusals.append(f"{name}: {error}")
-        if not found:
-            raise InputError(f"no kernel computes {problem}: {'; '.join(refusals)}")
-        found.sort(key=lambda one: _nearness(self._members[one[0].name].member, one[1], one[2]))
-        contenders = tuple(Contender(kernel.name, choice.config, None) for kernel, _, choice in found)
-        return self._bind(*found[0], contenders[:SHOWN])
-
-    def _bind(self, kernel: Kernel, problem: Problem, choice: Choice, contenders: tuple[Contender, ...]) -> BoundKernel:
-        choice = replace(choice, contenders=contenders, unread=self.fault)
-        return BoundKernel(kernel, problem, self.device, self.device_index, choice)
-
-    def _library(self, library: Library, problem: Problem, fits: Mapping[str, Sizes], winner: Winner | None) -> _Way:
-        """Return a library as a way to compute a problem, with its stored time if there is one."""
-        choice, time_us = Choice("library", {}), None
-        if winner is not None and winner.measurement is not None:
-            time_us = winner.measurement.time_us
-            choice = Choice(
-                "exact",
-                {},
-                measurement=winner.measurement,
-                source=winner.key.source,
-                tuned_on=winner.key.gpu_name,
-                tuned_at=winner.tuned_at,
-                tuned_sizes=winner.key.sizes,
-                shipped=winner.shipped,
-            )
-        contender = Contender(library.name, {}, time_us, is_library=True, source=choice.source or "cuda")
-        return _Way(contender, self._binder(library, problem, fits, choice))
-
-    def _binder(
-        self, library: Library, problem: Problem, fits: Mapping[str, Sizes], choice: Choice
-    ) -> Callable[[tuple[Contender, ...]], BoundKernel]:
-        name, sizes = next(iter(fits.items()))
-        definition = self._members[name].kernel
-
-        def bind(contenders: tuple[Contender, ...]) -> BoundKernel:
-            return BoundLibrary(
-                library,
-                problem,
-                self.device,
-                self.device_index,
-                replace(choice, contenders=contenders, unread=self.fault),
-                definition=definition,
-                sizes=sizes,
-            )
-
-        return bind
-
-    def _times_of(self, library: Library) -> dict[tuple[int, ...], Winner]:
-        """Return the stored times of a library on this GPU, by sizes and flags."""
-        operation = self.operation
-        problem = Problem(f"{operation.name}:{library.name}", {}, self._dtype)
-        request = Problem(operation.name, {}, self._dtype)
-        key = library_key(
-            operation, request, self.device, library.name, library.version, nvrtc_version=self._nvrtc_version
-        )
-        found: dict[tuple[int, ...], Winner] = {}
-        for winner in Candidates(self._location, problem).winners():
-            known = winner.key
-            is_same = known.gpu_name == self.device.name and known.template_hash == operation.digest
-            if (
-                is_same
-                and winner.measurement is not None
-                and (not library.version or known.space_hash == key.space_hash)
-            ):
-                found.setdefault(tuple([known.sizes.get(name, 0) for name in self._measured_names]), winner)
-        return found
-
-    def requested(self, kernel: str, sizes: Sizes) -> Requested | None:
-        """Return a problem of one of the kernels, given its name and its sizes; None if there is no such kernel.
+    def request_for(self, kernel: str, sizes: Sizes, shelf: Shelf | None = None) -> Request | None:
+        """Return a problem of one of the kernels, by its name and its sizes; None if there is no such kernel.
 
         Raises
         ------
@@ -409,24 +244,173 @@ class OperationTable:
         if member is None:
             return None
         problem = resolve_problem(member.kernel.spec, sizes, self._dtype)
-        return Requested(member.kernel, problem, self.device, self._nvrtc_version, self._location)
+        return Request(member.kernel, problem, self.device, self._nvrtc_version, shelf or member.shelf)
 
-    def bind_kernel(self, request: Requested, choice: Choice) -> BoundKernel:
-        """Return a kernel with a choice that was made elsewhere."""
-        return BoundKernel(request.kernel, request.problem, self.device, self.device_index, choice)
+    def library_for(self, name: str, problem: Problem) -> Way | None:
+        """Return a library as a way to compute a problem; None if it is not here, or does not compute it."""
+        return next((way for way in called(_Request(self, problem)) if way.code.name == name), None)
 
-    def bind_library(self, name: str, problem: Problem, choice: Choice) -> BoundKernel | None:
-        """Return a library with a choice that was made elsewhere; None if it is not here."""
-        library = next((one for one in self._libraries if one.name == name), None)
-        if library is None or not computes(library, self.operation, problem):
-            return None
-        fits = {member.name: sizes for member, sizes in self.operation.fitting(problem, self.device)}
-        served = self._library(library, problem, fits, None).bind(choice.contenders)
-        served.choice = choice
-        return served
+    def _times_of(self, library: Library) -> dict[tuple[int, ...], Winner]:
+        """Return the stored times of a library on this GPU, by sizes and flags."""
+        operation = self.operation
+        problem = Problem(f"{operation.name}:{library.name}", {}, self._dtype)
+        request = Problem(operation.name, {}, self._dtype)
+        key = library_key(
+            operation, request, self.device, library.name, library.version, nvrtc_version=self._nvrtc_version
+        )
+        found: dict[tuple[int, ...], Winner] = {}
+        for winner in DatabaseShelf(self._location, problem.kernel, problem.dtype).winners():
+            known = winner.key
+            is_same = known.gpu_name == self.device.name and known.template_hash == operation.digest
+            if (
+                is_same
+                and winner.measurement is not None
+                and (not library.version or known.space_hash == key.space_hash)
+            ):
+                found.setdefault(tuple([known.sizes.get(name, 0) for name in self._measured_names]), winner)
+        return found
 
-    def _refusals(self) -> str:
-        return "; ".join(f"{name}: {table.refusal}" for name, table in self._members.items() if table.refusal)
+
+class _Request:
+    """A problem of an operation.
+
+    Parameters
+    ----------
+    shelf, problem, library
+        Results of the operation, the problem, and whether a library may compute it.
+    expected
+        Number of ways to ask the model for.
+
+    Attributes
+    ----------
+    fits
+        Kernels that compute it, each with the sizes by its names.
+    libraries
+        Libraries that compute it.
+    """
+
+    def __init__(self, shelf: OperationShelf, problem: Problem, *, library: bool = True, expected: int = 1) -> None:
+        self.shelf, self.problem, self.expected = shelf, problem, expected
+        self.fits = {
+            name: sizes
+            for name, member in shelf._members.items()
+            if not member.refusal and (sizes := member.sizes_for(problem)) is not None
+        }
+        if not self.fits:
+            refusals = [f"{name}: {one.refusal}" for name, one in shelf._members.items() if one.refusal]
+            raise InputError(f"no kernel computes {problem}: {'; '.join(refusals) or 'none is written for it'}")
+        libraries = shelf._libraries if library else []
+        self.libraries = [one for one in libraries if computes(one, shelf.operation, problem)]
+
+    def ways(self) -> list[Way]:
+        """Return ways to compute the problem, the one to serve first."""
+        known, likely = list(measured(self)), list(expected(self))
+        if known and likely and _is_clearly_faster(likely[0].contender, known[0].contender):
+            return [likely[0], *known, *likely[1:]]
+        return [*known, *likely] or list(called(self)) or list(nearest(self))
+
+    def library_way(self, library: Library, choice: Choice, time_us: float | None, doubt: float | None = None) -> Way:
+        """Return a library as a way to compute the problem."""
+        name, sizes = next(iter(self.fits.items()))
+        code = LibraryCode(library, self.problem, self.shelf._members[name].kernel, sizes)
+        contender = Contender(library.name, {}, time_us, doubt, is_library=True, source=choice.source or "cuda")
+        return Way(code, choice, contender)
+
+
+def measured(request: _Request) -> Iterator[Way]:
+    """Yield what was measured for exactly this problem on this GPU, the fastest first."""
+    shelf, ways = request.shelf, []
+    for name, sizes in request.fits.items():
+        member = shelf._members[name]
+        stored = member.exact(sizes)
+        of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks)) if stored else None
+        choice = first_allowed(of_kernel, exact, neighbours) if of_kernel is not None else None
+        if of_kernel is None or choice is None or choice.measurement is None or choice.tier == "transferred":
+            continue
+        contender = Contender(name, choice.config, choice.measurement.time_us, source=choice.source)
+        code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
+        ways.append(Way(code, choice, contender))
+    key = tuple([request.problem.sizes[name] for name in shelf._measured_names])
+    for library in request.libraries:
+        winner = shelf._library_times[library.name].get(key)
+        if winner is not None and winner.measurement is not None:
+            choice = Choice(
+                "exact",
+                {},
+                measurement=winner.measurement,
+                source=winner.key.source,
+                tuned_on=winner.key.gpu_name,
+                tuned_at=winner.tuned_at,
+                tuned_sizes=winner.key.sizes,
+                shipped=winner.shipped,
+            )
+            ways.append(request.library_way(library, choice, winner.measurement.time_us))
+    yield from sorted(ways, key=lambda way: way.contender.time_us or math.inf)
+
+
+def expected(request: _Request) -> Iterator[Way]:
+    """Yield what the model of times expects to be the fastest; nothing if there is no model for this GPU."""
+    shelf, own = request.shelf, {library.name: library for library in request.libraries}
+    if shelf._model is None:
+        return
+    sizes, fits, names = request.problem.sizes, request.fits, list(own)
+    for one in shelf._model.choose(
+        sizes, fits, shelf._specs, shelf.device, libraries=names, count=request.expected, dtype=shelf._dtype
+    ):
+        name, config = one.candidate.kernel, one.candidate.config
+        choice = Choice("model", config)
+        if name in own:
+            yield request.library_way(own[name], choice, one.time_us, one.doubt)
+            continue
+        member = shelf._members[name]
+        kernel, given = member.kernel, fits[name]
+        values = {size: given.get(size, default) for size, default in kernel.spec.sizes.items()}
+        problem = Problem(kernel.name, values, shelf._dtype)
+        if member.checks:  # it may have been found to be wrong for the problem
+            key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf._nvrtc_version, l2_mode="cold")
+            if config_key(config) in wrong_configs(member.checks, key):
+                continue
+        code = KernelCode(kernel, problem, shelf.device, config)
+        yield Way(code, choice, Contender(name, config, one.time_us, one.doubt))
+
+
+def called(request: _Request) -> Iterator[Way]:
+    """Yield the libraries, of which no time is known."""
+    for library in request.libraries:
+        yield request.library_way(library, Choice("library", {}), None)
+
+
+def nearest(request: _Request) -> Iterator[Way]:
+    """Yield the kernels, that which was measured for the nearest problem first.
+
+    Raises
+    ------
+    InputError
+        None of them has a configuration for the problem.
+    """
+    shelf, refusals = request.shelf, []
+    found: list[tuple[tuple[Any, ...], Way]] = []
+    for name, sizes in request.fits.items():
+        member = shelf._members[name]
+        try:
+            problem = resolve_problem(member.kernel.spec, sizes, shelf._dtype)
+            choice = choose(Request(member.kernel, problem, shelf.device, shelf._nvrtc_version, member.shelf))
+            code = KernelCode(member.kernel, problem, shelf.device, choice.config)
+            way = Way(code, choice, Contender(name, choice.config, None))
+            found.append((_nearness(member.member, problem, choice), way))
+        except InputError as error:
+            refusals.append(f"{name}: {error}")
+    if not found:
+        raise InputError(f"no kernel computes {request.problem}: {'; '.join(refusals)}")
+    yield from (way for _, way in sorted(found, key=lambda one: one[0]))
+
+
+def _shown(shelf: OperationShelf, problem: Problem, library: bool) -> tuple[Contender, ...]:
+    """Return the contenders that an explanation states, each once."""
+    shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
+    for way in _Request(shelf, problem, library=library, expected=SHOWN).ways():
+        shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
+    return tuple(shown.values())[:SHOWN]
 
 
 def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, Sizes], BoundKernel]) -> BoundKernel:
@@ -466,14 +450,6 @@ def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ..
         order = 3
     time_us = choice.measurement.time_us if choice.measurement is not None else math.inf
     return order, size_distance(choice.tuned_sizes or {}, problem.sizes), time_us
-
-
-def _shown(ways: list[_Way]) -> tuple[Contender, ...]:
-    """Return the contenders that an explanation states, each once."""
-    shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
-    for way in ways:
-        shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
-    return tuple(shown.values())[:SHOWN]
 
 
 def _is_clearly_faster(expected: Contender, measured: Contender) -> bool:

@@ -1,43 +1,205 @@
-"""Pins: choices of what is served that are in force, frozen to a file or received from another process.
+"""Pins: choices that are in force, frozen to a file or received from another process.
 
 A choice is served only to the version of the kernel that it was made for. While choices are pinned, new results change
-nothing, but for configurations that compute the same bits where ``numerics="same"`` asks for them.
+nothing, but for configurations that compute the same bits where ``numerics="same"`` asks for them. A file of choices is
+JSON; equal choices make equal files. They are read by a declared schema, and hold nothing that is executed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol
 
-from autotile.core.argument_types import checked
+import msgspec
+
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem
+from autotile.core.documents import Bytes, Count, Format, Name, Text, canonical_json, decode_json, read_regular
+from autotile.core.frozen import dataclass
+from autotile.core.model import Config, Problem
+from autotile.database.keys import key_of
 from autotile.database.paths import atomic_write
-from autotile.errors import AutotileError, PinError, PinWarning, SpecError, ToolchainError
-from autotile.serving.bound import BoundKernel
-from autotile.serving.choice import Choice, Contender
-from autotile.serving.numerics import Requested, exchanged
-from autotile.serving.pinned_choices import (
-    MAX_CHOICES,
-    PinnedChoice,
-    parse_choices,
-    read_choices,
-    request_of,
-    write_choices,
-)
+from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
+from autotile.serving.bound import BoundKernel, KernelCode
+from autotile.serving.choice import Choice, Contender, Tier
+from autotile.serving.sources import Request, same_bits
 from autotile.settings import Numerics, absolute_path, read_settings, user_path
 from autotile.space.limits import check_config
 
 if TYPE_CHECKING:
-    from autotile.serving.operations import OperationTable
-    from autotile.serving.refresh import ChooseAgain, Refresher
+    from autotile.serving.operations import OperationShelf, Way
+    from autotile.serving.refresh import Refresher
+
+PIN_FORMAT = 1
+MAX_BYTES = 64 * 2**20
+"""Maximum size of the JSON: 60,000 choices of a kilobyte."""
+MAX_CHOICES = 60_000
+
+Device = tuple[str, str, int, int]
+Asked = tuple[str, str, str, str, bool, Device]
+"""Operation, kernel, dtype, sizes as JSON, whether a library may compute it, and the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedChoice:
+    """A choice for a problem on a kind of GPU, as data.
+
+    Attributes
+    ----------
+    operation
+        Name of the operation that was asked for; empty if a kernel was.
+    sizes, dtype
+        The problem, with flags; of an operation by its names, with conditions.
+    library_allowed
+        Whether a library might compute the operation.
+    gpu_name, compute_capability, sm_count, smem_per_block_optin_bytes
+        The GPU.
+    source
+        Whether a kernel or a library computes it.
+    kernel
+        Name of the kernel or the library.
+    kernel_sizes
+        Sizes by the kernel's names; empty for a library.
+    template_hash, space_hash, options, nvrtc_version
+        Version of the kernel and of its compiler; empty for a library.
+    library_version
+        Version of the library; empty for a kernel.
+    config, tier
+        The configuration, and how it was found.
+    """
+
+    operation: Name
+    sizes: Mapping[Name, Count]
+    dtype: Name
+    library_allowed: bool
+    gpu_name: Name
+    compute_capability: Name
+    sm_count: Count
+    smem_per_block_optin_bytes: Bytes
+    source: Literal["kernel", "library"]
+    kernel: Name
+    kernel_sizes: Mapping[Name, Count]
+    template_hash: Name
+    space_hash: Name
+    options: tuple[Text, ...]
+    nvrtc_version: Name
+    library_version: Name
+    config: Config
+    tier: Tier
+
+    @classmethod
+    def of(
+        cls, served: BoundKernel, nvrtc_version: str, *, requested: Problem | None = None, library: bool = True
+    ) -> PinnedChoice:
+        """Return the choice of a served kernel.
+
+        Parameters
+        ----------
+        served
+            The kernel, or the library.
+        nvrtc_version
+            Version of the compiler.
+        requested
+            Problem of the operation that it is served for; None if the kernel was asked for.
+        library
+            Whether a library might compute the operation.
+        """
+        is_library = served.is_library
+        problem = served.problem
+        key = key_of(served.definition, problem, served.device, nvrtc_version=nvrtc_version, l2_mode="cold")
+        given = requested or problem
+        return cls(
+            operation=requested.kernel if requested is not None else "",
+            sizes=dict(given.sizes),
+            dtype=given.dtype,
+            library_allowed=library,
+            gpu_name=key.gpu_name,
+            compute_capability=key.compute_capability,
+            sm_count=key.sm_count,
+            smem_per_block_optin_bytes=key.smem_per_block_optin_bytes,
+            source="library" if is_library else "kernel",
+            kernel=served.kernel,
+            kernel_sizes={} if is_library else dict(problem.sizes),
+            template_hash="" if is_library else key.template_hash,
+            space_hash="" if is_library else key.space_hash,
+            options=() if is_library else key.options,
+            nvrtc_version="" if is_library else key.nvrtc_version,
+            library_version=served.library.version if served.library is not None else "",
+            config=dict(served.config),
+            tier=served.tier,
+        )
+
+    @property
+    def request(self) -> Asked:
+        """Key of the problem and the device."""
+        device = self.gpu_name, self.compute_capability, self.sm_count, self.smem_per_block_optin_bytes
+        asked = "" if self.operation else self.kernel
+        return self.operation, asked, self.dtype, canonical_json(dict(self.sizes)), self.library_allowed, device
+
+    def __str__(self) -> str:
+        """Return the problem as text."""
+        return str(Problem(self.operation or self.kernel, self.sizes, self.dtype))
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    format: Literal[1]
+    choices: Annotated[tuple[PinnedChoice, ...], msgspec.Meta(max_length=MAX_CHOICES)]
+
+
+def write_choices(choices: Iterable[PinnedChoice]) -> str:
+    """Return choices as JSON, in an order of their own, each on lines of its own."""
+    rows = sorted((asdict(choice) for choice in choices), key=canonical_json)
+    return json.dumps({"choices": rows, "format": PIN_FORMAT}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def parse_choices(text: bytes | str, origin: str) -> list[PinnedChoice]:
+    """Parse the JSON of `write_choices`.
+
+    Parameters
+    ----------
+    origin
+        Where it comes from, for messages.
+
+    Raises
+    ------
+    PinError
+        It is malformed, of another format, or names a problem twice.
+    """
+    try:
+        version = decode_json(text, Format).format
+        if version != PIN_FORMAT:
+            raise PinError(f"{origin} has format {version!r:.40}, expected {PIN_FORMAT}: it needs another autotile")
+        choices = list(decode_json(text, _Document).choices)
+    except DataError as error:
+        raise PinError(f"{origin} holds no pinned choices: {error}; delete it, and pin again") from None
+    if len({choice.request for choice in choices}) != len(choices):
+        raise PinError(f"{origin} names a problem twice; delete one of the choices")
+    return choices
+
+
+def read_choices(path: Path) -> list[PinnedChoice]:
+    """Read a file of choices; errors are those of `parse_choices`, or that it cannot be read."""
+    try:
+        data = read_regular(path, MAX_BYTES)
+    except OSError as error:
+        raise PinError(f"{path} cannot be read: {error.strerror}") from None
+    return parse_choices(data, str(path))
+
+
+def request_of(
+    kernel: str, problem: Problem, device: DeviceProperties, *, operation: str = "", library: bool = True
+) -> Asked:
+    """Return the key of the choice for a problem; parts are those of `PinnedChoice.request`."""
+    place = device.name, device.compute_capability, device.sm_count, device.smem_per_block_optin_bytes
+    return operation, kernel, problem.dtype, canonical_json(dict(problem.sizes)), library, place
+
 
 _MAX_SHARE = 0.01
 """Maximum share of the time spent writing the file while choices are added; the rest is written at exit."""
@@ -79,7 +241,7 @@ class Pin:
         """Whether choices are added."""
         return self._path is not None
 
-    def find(self, request: Requested) -> Choice | None:
+    def find(self, request: Request) -> Choice | None:
         """Return the choice for a problem of a kernel; None if there is none.
 
         Raises
@@ -94,7 +256,7 @@ class Pin:
         """Return the choice for a problem of an operation; None if there is none."""
         return self._choices.get(request_of("", problem, device, operation=problem.kernel, library=library))
 
-    def choice_of(self, pinned: PinnedChoice, request: Requested) -> Choice:
+    def choice_of(self, pinned: PinnedChoice, request: Request) -> Choice:
         """Return a pinned choice as one that is served.
 
         Parameters
@@ -201,12 +363,11 @@ def _warn(message: str) -> None:
 
 
 class _Exchange(NamedTuple):
-    """A kernel that the program has, and what is served in its place."""
+    """A kernel that the program has, the one that is served in its place, and its database."""
 
     location: str
     kernel: BoundKernel
     fresh: BoundKernel
-    choose_again: ChooseAgain
 
 
 class _Override(threading.local):
@@ -252,7 +413,7 @@ class Pins:
         finally:
             self._tried.is_set_aside = False
 
-    def choice_for(self, request: Requested, numerics: Numerics | None) -> Choice | None:
+    def choice_for(self, request: Request, numerics: Numerics | None) -> Choice | None:
         """Return the pinned choice for a problem of a kernel; None if there is none.
 
         Parameters
@@ -264,29 +425,30 @@ class Pins:
         choice = pin.find(request) if pin is not None else None
         return choice and _exchanged(choice, request, numerics)
 
-    def serve_operation(
-        self, table: OperationTable, problem: Problem, *, library: bool, numerics: Numerics | None
-    ) -> BoundKernel | None:
-        """Return what is pinned for a problem of an operation; None if nothing is."""
+    def way_for(
+        self, shelf: OperationShelf, problem: Problem, *, library: bool, numerics: Numerics | None
+    ) -> Way | None:
+        """Return the pinned way to compute a problem of an operation; None if there is none."""
+        from autotile.serving.operations import Way
+
         pin = self.in_force()
-        pinned = pin.find_operation(problem, table.device, library=library) if pin is not None else None
+        pinned = pin.find_operation(problem, shelf.device, library=library) if pin is not None else None
         if pin is None or pinned is None:
             return None
         if pinned.source == "library":
-            contenders = (Contender(pinned.kernel, {}, None, is_library=True),)
-            served = table.bind_library(pinned.kernel, problem, Choice("library", {}, contenders=contenders))
-            if served is None:
+            way = shelf.library_for(pinned.kernel, problem)
+            if way is None or way.code.library is None:
                 raise PinError(f"{pin.origin} pins {pinned} to the library {pinned.kernel}, which is not here")
-            found = str(getattr(served, "version", ""))
+            found = way.code.library.version
             if found != pinned.library_version:
                 _warn(f"{pin.origin} was made with {pinned.kernel} {pinned.library_version}, and {found} is here")
-            served.choice = replace(served.choice, pinned=pin.origin)
-            return served
-        request = table.requested(pinned.kernel, pinned.kernel_sizes)
+            return way._replace(choice=replace(way.choice, pinned=pin.origin))
+        request = shelf.request_for(pinned.kernel, pinned.kernel_sizes)
         if request is None:
             raise PinError(f"{pin.origin} pins {pinned} to {pinned.kernel}, which is no kernel of {problem.kernel}")
         choice = _exchanged(pin.choice_of(pinned, request), request, numerics)
-        return table.bind_kernel(request, replace(choice, contenders=(Contender(pinned.kernel, choice.config, None),)))
+        code = KernelCode(request.kernel, request.problem, request.device, choice.config)
+        return Way(code, choice, Contender(pinned.kernel, choice.config, None))
 
     def check(self, kernel: BoundKernel) -> None:
         """Warn of a kernel that is served although its choice is not pinned, or raise `PinError`; see `Pin.check`."""
@@ -335,10 +497,8 @@ class Pins:
         """Return what choices would change, loaded; errors are those of `pin`."""
         self._tried.pin = pin
         try:
-            found = [
-                _Exchange(where, kernel, again(kernel), again) for kernel, where, again in self._refresher.kernels()
-            ]
-            for _, kernel, fresh, _ in found:
+            found = [_Exchange(where, kernel, again(kernel)) for kernel, where, again in self._refresher.kernels()]
+            for _, kernel, fresh in found:
                 if fresh is kernel:
                     pin.check(kernel)
                 elif not kernel.has_shapes_of(fresh):
@@ -356,8 +516,8 @@ class Pins:
         """Serve pinned choices from now on, given what `checked` returned for them."""
         self.forget()
         self._pin, self._is_decided = pin, True
-        for location, kernel, fresh, again in checked:
-            self._refresher.exchange(location, kernel, fresh, again)
+        for location, kernel, fresh in checked:
+            self._refresher.exchange(location, kernel, fresh)
 
     def synchronize(self, ranks: Ranks, *, strict: bool = False) -> None:
         """Serve the choices of the first of several processes in all of them; each of them must call this.
@@ -434,48 +594,6 @@ def _nvrtc_version() -> str:
         return ""
 
 
-def _exchanged(choice: Choice, request: Requested, numerics: Numerics | None) -> Choice:
+def _exchanged(choice: Choice, request: Request, numerics: Numerics | None) -> Choice:
     is_same = (numerics or read_settings().numerics) == "same"
-    return exchanged(choice, request) if is_same else choice
-
-
-@checked
-def pin(path: str | Path, *, strict: bool = False) -> None:
-    """Freeze what is served to a file, or serve what the file says.
-
-    If the file does not exist, it is written: with what was served so far, and whatever is served from now on. If
-    it exists, its choices are served, also by kernels that the program has already, and it is not changed. New
-    results change nothing any more, except with ``numerics="same"``.
-
-    Parameters
-    ----------
-    path
-        The file, JSON.
-    strict
-        Refuse to serve a problem that is not in an existing file, rather than serve it as usual with a
-        `PinWarning`.
-
-    Raises
-    ------
-    PinError
-        The file cannot be read or written, is malformed, or holds a choice that cannot be served in place of what
-        is served now: of another version of the kernel, or for arrays of other shapes. Nothing is changed then.
-    InputError
-        The path is empty.
-    CompileError, ToolchainError
-        A pinned kernel cannot be loaded in place of one that is. Nothing is changed then.
-
-    Examples
-    --------
-    >>> pin("choices.json")  # doctest: +SKIP
-    """
-    from autotile.serving.dispatcher import default_dispatcher
-
-    default_dispatcher.pins.pin(path, strict=strict)
-
-
-def unpin() -> None:
-    """Serve what the results say again, whatever was pinned by `pin` or by the setting."""
-    from autotile.serving.dispatcher import default_dispatcher
-
-    default_dispatcher.pins.unpin()
+    return same_bits(choice, request) if is_same else choice

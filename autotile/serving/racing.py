@@ -10,26 +10,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from autotile.core.dtypes import DTYPES, output_tolerance
-from autotile.core.model import LaunchGeometry, Measurement, Outcome, Resources, Trial
+from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import median_interval
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.timing import EventTimer
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import AutotileError
-from autotile.kernel.launch import StepLaunch
 from autotile.kernel.operation import Operation
-from autotile.serving.arrays import as_bits, as_cupy, new_array, on_stream
-from autotile.serving.bound import BoundKernel, expect_served
-from autotile.serving.call_arrays import CallArrays
+from autotile.serving.arrays import CallArrays, as_bits, as_cupy, new_array, on_stream
+from autotile.serving.bound import BoundKernel, Launcher, launcher_of
 from autotile.serving.choice import Contender
-from autotile.serving.libraries import BoundLibrary
-
-if TYPE_CHECKING:
-    from autotile.serving.capture import CaptureFolder
 
 BUDGET_US = 20_000.0
 """GPU time of a race."""
@@ -54,10 +48,8 @@ class Raced(NamedTuple):
         return Measurement(found.value, found.low, found.high)
 
 
-class RacedKernel(BoundKernel):
-    """The best few ways to compute a problem, raced at the first call; from then on the fastest.
-
-    Until then it describes the one that would be served without a race.
+class Race:
+    """A launcher that races the best few ways to compute a problem at its first call, and gives way to the fastest.
 
     Parameters
     ----------
@@ -67,122 +59,65 @@ class RacedKernel(BoundKernel):
         The operation.
     location
         Path or URL of the database that the times are stored in.
+    served
+        Served kernel that adopts the fastest.
     """
 
-    def __init__(self, contenders: Sequence[BoundKernel], operation: Operation, location: str) -> None:
-        self._winner = first = contenders[0]
-        self._hold(first.definition, first.problem, first.device, first._device_index, first.choice)
-        self.kernel, self.find_contenders = first.kernel, first.find_contenders
-        self._waiting: Sequence[BoundKernel] = contenders
-        self._operation = operation
-        self._location = location
-        self._race_lock = threading.Lock()
-        self._former: list[BoundKernel] = []
-        """Kernels that were served before: their code may still run, or be part of a graph that the caller captured."""
+    def __init__(
+        self, contenders: Sequence[BoundKernel], operation: Operation, location: str, served: BoundKernel
+    ) -> None:
+        self._contenders, self._operation, self._location, self._served = contenders, operation, location, served
+        self._lock = threading.Lock()
+        contenders[0].load()
 
     @property
-    def is_library(self) -> bool:
-        """Whether a library is served."""
-        return self._winner.is_library
+    def plain(self) -> Race:
+        """The launcher itself, as for one that also captures calls."""
+        return self
 
-    @property
-    def _is_plain(self) -> bool:
-        return False
+    def launch_fast(self, arrays: Sequence[Any]) -> None:
+        """Leave calls to `launch`."""
 
-    @property
-    def geometry(self) -> LaunchGeometry:
-        """As of the kernel that is served."""
-        return self._winner.geometry
+    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+        """Race unless the arrays or the stream do not allow it, in which case the next call tries again; launch."""
+        return self._raced(arrays, stream, scalars).launch(arrays, stream, scalars)
 
-    @property
-    def launches(self) -> tuple[StepLaunch, ...]:
-        """As of the kernel that is served."""
-        return self._winner.launches
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each array, by its name."""
-        return self._winner.shapes
-
-    @property
-    def resources(self) -> Resources | None:
-        """As of the kernel that is served."""
-        return self._winner.resources
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether what is served is loaded."""
-        return self._winner.is_loaded
-
-    def load(self) -> None:
-        """Load what is served."""
-        self._winner.load()
-
-    def adopt(self, other: BoundKernel) -> bool:
-        """Serve another kernel from the next call on, as a result that was stored meanwhile says."""
-        expect_served(other, "adopt")
-        if other is self:
-            return True
-        self._waiting = other._waiting if isinstance(other, RacedKernel) else ()
-        self._serve(other._winner if isinstance(other, RacedKernel) else other)
-        self.find_contenders = other.find_contenders
-        return True
-
-    def _serve(self, winner: BoundKernel) -> None:
-        if winner is not self._winner:
-            self._former.append(self._winner)
-        self._winner, self.choice, self.kernel = winner, winner.choice, winner.kernel
-        self.definition, self.problem = winner.definition, winner.problem
-
-    def __repr__(self) -> str:
-        return repr(self._winner)
-
-    def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
-        """Launch on arrays, as a `BoundKernel`; the first call that can be raced on is."""
-        if self._waiting:
-            self._race(arrays, stream, scalars)
-        self._count_call()
-        return self._winner(*arrays, stream=stream, **scalars)
-
-    def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
+    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Race on these arrays, and return a function that launches on them."""
-        if self._waiting:
-            self._race(arrays, None, scalars)
-        return self._winner.bind(*arrays, **scalars)
+        return self._raced(arrays, None, scalars).bind(arrays, scalars)
 
-    def call_captured(
-        self, folder: CaptureFolder, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]
-    ) -> Any:
-        """Write the arguments of a call to a folder, and launch; the first call that can be raced on is."""
-        if self._waiting:
-            self._race(arrays, stream, scalars)
-        self._count_call()
-        return self._winner.call_captured(folder, arrays, stream, scalars)
+    def capture(
+        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    ) -> Sequence[Any]:
+        """Pass the arrays of a call to ``write``; nothing is launched."""
+        return launcher_of(self._contenders[0]).capture(arrays, stream, write)
 
-    def _race(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> None:
-        """Race unless the arrays or the stream do not allow it, in which case the next call tries again."""
-        if not self._race_lock.acquire(blocking=False):
-            return  # another thread races; this call is served as without it
+    def _raced(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
+        served, first = self._served, self._contenders[0]
+        if not self._lock.acquire(blocking=False):
+            return launcher_of(first)  # another thread races; this call is served as without it
         try:
-            with _place(self._launch_device(), arrays, stream) as is_captured:
-                raced = None if is_captured else race(self._waiting, arrays, scalars)
-            if raced:
-                self._keep(raced)
-            elif raced is not None:
-                self._waiting = ()  # it would take too long, or too much memory
+            if served._launcher is self:
+                with _place(served._launch_device(), arrays, stream) as is_captured:
+                    raced = None if is_captured else race(self._contenders, arrays, scalars)
+                if raced:
+                    self._keep(raced)
+                elif raced is not None:
+                    served.adopt(first)  # it would take too long, or too much memory
         finally:
-            self._race_lock.release()
+            self._lock.release()
+        launcher = launcher_of(served)
+        return launcher if launcher is not self else launcher_of(first)
 
     def _keep(self, raced: list[Raced]) -> None:
+        winner = raced[0]
         shown = tuple(
             Contender(one.kernel.kernel, one.kernel.config, one.measurement.time_us, None, one.kernel.is_library)
             for one in raced
         )
-        winner, self._waiting = raced[0], ()
-        winner.kernel.choice = replace(
-            winner.kernel.choice, tier="exact", measurement=winner.measurement, contenders=shown, source="cuda"
-        )
-        self._serve(winner.kernel)
+        choice = replace(winner.kernel.choice, tier="exact", measurement=winner.measurement, source="cuda")
+        winner.kernel.choice = replace(choice, contenders=shown)
+        self._served.adopt(winner.kernel)
         with suppress(AutotileError):  # the program goes on without a database
             store_race(raced, self._operation, self._location)
 
@@ -268,10 +203,8 @@ class _Scratch:
 
     def __init__(self, kernel: BoundKernel, arrays: Sequence[Any]) -> None:
         spec, problem = kernel.definition.spec, kernel.problem
-        if isinstance(kernel, BoundLibrary):
-            checked = kernel.check(arrays)
-        else:
-            checked = CallArrays(spec, problem, kernel.config, kernel._launch_device()).check(arrays)
+        own = kernel._code.problem
+        checked = CallArrays(spec, own, kernel.config or spec.default, kernel._launch_device()).check(arrays)
         self._buffers = spec.buffers
         self._types = [b.element_type(problem.dtype, problem.sizes) for b in self._buffers]
         self._own = checked.arrays
@@ -366,9 +299,10 @@ def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> N
     version = nvrtc_version()
     for one in raced:
         kernel = one.kernel
-        if isinstance(kernel, BoundLibrary):
+        if kernel.library is not None:
+            library = kernel.library
             key = library_key(
-                operation, kernel.problem, kernel.device, kernel.kernel, kernel.version, nvrtc_version=version
+                operation, kernel.problem, kernel.device, library.name, library.version, nvrtc_version=version
             )
         else:
             key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=version, l2_mode="cold")

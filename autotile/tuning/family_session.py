@@ -21,9 +21,8 @@ from autotile.database.keys import TuningKey, key_of
 from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.errors import InputError
 from autotile.families.family import Family, sample_members
-from autotile.families.features import Traits, list_features, meet_rules
 from autotile.families.learning import LearnedRule, TrainingData, learn_rule
-from autotile.families.rule import FamilyRule, RulePoint
+from autotile.families.rule import FamilyRule, RulePoint, Traits, list_features, meet_rules
 from autotile.kernel.library import Kernel
 from autotile.report.notebook import PageContent, Reported
 from autotile.search.samplers import BRUTE_FORCE

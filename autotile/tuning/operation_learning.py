@@ -10,8 +10,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Resources
 from autotile.families.model_fit import Fitted, Measurements, fit_model
-from autotile.families.model_inputs import ModelCandidate
-from autotile.families.operation_model import MeasuredProblem, OperationModel
+from autotile.families.operation_model import MeasuredProblem, ModelCandidate, OperationModel
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.tuning.operation_result import Losses

@@ -19,8 +19,7 @@ from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.database.rows import BadRow
 from autotile.errors import DataWarning
 from autotile.families.family import Extent, Family
-from autotile.families.features import Feature
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split
 
 DEVICE = device_profile("h200")
 FAMILY = Family({"M": Extent(((1, 8192),)), "N": Extent(((4096, 4096), (7168, 7168)))})

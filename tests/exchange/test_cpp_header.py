@@ -19,13 +19,13 @@ from autotile.database.winners import StoredRule, Winner
 from autotile.exchange.cpp_code import literal, to_cpp
 from autotile.exchange.cpp_header import HeaderCubin, write_header
 from autotile.families.family import Extent, Family
-from autotile.families.features import Feature, Traits
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split, Traits, Tree
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.choice import choose
+from autotile.serving.shelf import Shelf
+from autotile.serving.sources import Request, choose
 from autotile.space.search_space import feasible_space
 
 COMPILER = shutil.which("g++")
@@ -211,7 +211,7 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
     order = list(configs)
     for sizes, line in zip(asked, lines, strict=True):
         problem = resolve_problem(kernel.spec, sizes)
-        choice = choose(kernel, problem, here, "13.0", winners, estimates=False, compares=False)
+        choice = choose(Request(kernel, problem, here, "13.0", Shelf(winners, estimates=False, compares=False)))
         number = order.index(config_key(choice.config))
         got = line.split()
         assert (sizes, int(got[0]), TIERS[int(got[1])]) == (sizes, number, choice.tier)
@@ -268,7 +268,9 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
     tiers = set()
     for sizes, line in zip(asked, lines, strict=True):
         problem = resolve_problem(kernel.spec, sizes)
-        choice = choose(kernel, problem, here, "13.0", winners, rules=[stored], estimates=False, compares=False)
+        choice = choose(
+            Request(kernel, problem, here, "13.0", Shelf(winners, rules=[stored], estimates=False, compares=False))
+        )
         number = list(configs).index(config_key(choice.config))
         assert (sizes, *map(int, line.split()[:2])) == (sizes, number, TIERS.index(choice.tier))
         tiers.add(choice.tier)

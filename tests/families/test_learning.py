@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from synthetic_gpu import MAX_CONFIGS, SPEC, SyntheticGpu, learned_from
 
 from autotile.core.documents import convert
-from autotile.families.features import Feature, list_features
 from autotile.families.learning import (
     UNSERVED_LOSS,
+    TimeModel,
     TrainingData,
     learn_rule,
     learn_tree,
     select_configs,
     threshold_between,
 )
-from autotile.families.rule import Leaf, Split, Tree, TreeDocument
-from autotile.families.time_model import TimeModel
+from autotile.families.rule import Feature, Leaf, Split, Tree, TreeDocument, list_features
 from autotile.kernel.problem import size_distance
 
 FAMILY = ["M=64..8192", "N=64..8192", "K=128..4096"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.errors import DataError
-from autotile.families.neighbours import MAX_POINTS, Neighbours, _smallest
+from autotile.families.network import MAX_POINTS, Neighbours, _smallest
 
 
 def measured(count: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

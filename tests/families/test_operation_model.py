@@ -14,8 +14,7 @@ from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
 from autotile.families.model_fit import Fitted, Measurements, choice_ratios, fit_model
-from autotile.families.model_inputs import ModelCandidate
-from autotile.families.operation_model import Expected, MeasuredProblem, OperationModel
+from autotile.families.operation_model import Expected, MeasuredProblem, ModelCandidate, OperationModel
 from autotile.kernel.library import load_kernel
 from autotile.space.limits import check_config
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.core.device import device_profile
-from autotile.families.tilings import UNTILED, Tilings, array_extents
+from autotile.families.operation_model import UNTILED, Tilings, array_extents
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec

@@ -15,8 +15,9 @@ from autotile.errors import ArgumentError
 from autotile.kernel.inputs import read_captured_call, with_captured_call
 from autotile.kernel.library import load_kernel
 from autotile.serving import libraries
+from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.racing import RacedKernel
+from autotile.serving.racing import Race
 from autotile.settings import read_settings
 
 pytestmark = pytest.mark.gpu
@@ -110,9 +111,12 @@ class TestCublas:
 class TestRace:
     def test_the_first_call_races_and_the_times_are_stored(self) -> None:
         kernel = served(race=True, EMULATE=0)
-        assert isinstance(kernel, RacedKernel)
+        assert type(kernel) is BoundKernel
+        kernel.load()
+        assert isinstance(kernel._launcher, Race)
         a, b = factors()
         assert is_close(kernel(a, b), a, b)
+        assert not isinstance(kernel._launcher, Race)
         assert kernel.tier == "exact"
         assert len(kernel.contenders) >= 2
         assert any(one.is_library for one in kernel.contenders)

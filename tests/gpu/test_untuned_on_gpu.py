@@ -7,9 +7,10 @@ import pytest
 from autotile.cuda.driver import live_device
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel
+from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice
-from autotile.serving.untuned import untuned_config
+from autotile.serving.shelf import Shelf
+from autotile.serving.sources import Request, untuned_config
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +24,7 @@ def test_the_least_estimate_is_right(name: str, sizes: tuple[int, int, int]) -> 
 
     kernel, device = load_kernel(name), live_device(0)
     problem = resolve_problem(kernel.spec, dict(zip("MNK", sizes, strict=True)), None)
-    config, estimated = untuned_config(kernel, problem, device, is_wrong=lambda config: False)
+    config, estimated = untuned_config(Request(kernel, problem, device, "", Shelf()))
     if estimated is None:
         pytest.skip(f"the default is served on {device.name}")
     rng = cupy.random.default_rng(0)
@@ -33,8 +34,10 @@ def test_the_least_estimate_is_right(name: str, sizes: tuple[int, int, int]) -> 
     if half:
         kernel_dtype = resolve_problem(kernel.spec, dict(problem.sizes), "float16")
         problem, a, b = kernel_dtype, a.astype(cupy.float16), b.astype(cupy.float16)
-        config, estimated = untuned_config(kernel, problem, device, is_wrong=lambda config: False)
-    served = BoundKernel(kernel, problem, device, 0, Choice("default", config, estimated=estimated))
+        config, estimated = untuned_config(Request(kernel, problem, device, "", Shelf()))
+    served = BoundKernel(
+        KernelCode(kernel, problem, device, config), Choice("default", config, estimated=estimated), device, 0
+    )
     found = served(a, b).astype(cupy.float64).reshape(m, n)
     expected = a.astype(cupy.float64) @ b.astype(cupy.float64)
     tolerance = (2e-3 if half else 1e-5) * float(cupy.abs(expected).max())

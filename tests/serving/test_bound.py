@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from autotile.core.model import LaunchGeometry
+from autotile.cuda import driver, toolchain
 from autotile.cuda import function as functions
 from autotile.cuda.function import ParameterBlock
 from autotile.errors import ArgumentError
-from autotile.serving import arrays, bound, launching, stream_state
+from autotile.serving import arrays, launching
 from autotile.serving.bound import BoundKernel
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -82,14 +83,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         assert (pointer, geometry.block) == (5, (256, 1, 1))
         return lambda stream, address, _: cuda.launches.append((stream, list(blocks[address].words)))
 
-    for module in (arrays, bound, launching, stream_state):
+    for module in (arrays, launching, toolchain):
         monkeypatch.setattr(module, "load_cupy", lambda: cuda)
     for module in (arrays, launching):
         monkeypatch.setattr(module, "device_count", lambda: 2)
-    monkeypatch.setattr(bound, "outside_of_captures", nullcontext)
+    monkeypatch.setattr(driver, "outside_of_captures", nullcontext)
     monkeypatch.setattr(functions, "driver_launch", driver_launch)
     monkeypatch.setattr(launching, "ParameterBlock", Block)
-    monkeypatch.setattr(stream_state, "make_launch_graph", lambda *_: SimpleNamespace(executable=99))
+    monkeypatch.setattr(launching, "make_launch_graph", lambda *_: SimpleNamespace(executable=99))
     function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
     monkeypatch.setattr(functions, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
     return cuda
@@ -99,7 +100,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def kernel(store: Any, live_gpu: None, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
     store.put(N, BEST)
     kernel: BoundKernel = store.ask(N, device=None)
-    monkeypatch.setattr(kernel, "_compiled", lambda: SimpleNamespace(path=Path("scale.cubin"), symbols={}))
+    monkeypatch.setattr(kernel._code, "compiled", lambda: SimpleNamespace(path=Path("scale.cubin"), symbols={}))
     return kernel
 
 

@@ -24,8 +24,7 @@ from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
 from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
-from autotile.families.features import Feature
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split
 from autotile.kernel.problem import runs_on
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import Dispatcher, get_best_kernel
@@ -86,7 +85,7 @@ class TestServing:
             "    sys.modules[name] = None\n"
             "import autotile\n"
             f"kernel = autotile.get_best_kernel('scale', n=4096, device='h200', bundle={str(bundle)!r})\n"
-            "image = kernel._packed.read()\n"
+            "image = kernel._code.packed.read()\n"
             "print(kernel.tier, dict(kernel.config), kernel.resources.registers > 0, image[:4])\n"
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTILE_DB": "/nowhere/at/all.db"}
@@ -159,7 +158,7 @@ class TestServing:
         kernel = Bundle(bundle).kernel("scale")
         (other,) = [c.member for c in kernel.cubins if c.config == SLOW]
         rewrite(bundle, lambda members: members.update({other: b"\x7fELF and then nothing"}))
-        assert needed._packed.read()[:4] == b"\x7fELF"
+        assert needed._code.packed.read()[:4] == b"\x7fELF"
         assert ask(bundle, 4096).tier == "exact"
         with pytest.raises(BundleError, match="was changed"):
             ask(bundle, 65536)
@@ -271,14 +270,14 @@ class TestRefusals:
         """Every member is checked; a change in the structure of the archive may be harmless."""
         whole = bundle.read_bytes()
         kernel = ask(bundle, 4096)
-        sound = kernel._packed.read()
+        sound = kernel._code.packed.read()
         for place in range(0, len(whole), max(1, len(whole) // 400)):
             changed = bytearray(whole)
             changed[place] ^= 0x55
             bundle.write_bytes(changed)
             try:
                 served = ask(bundle, 4096)
-                assert served._packed.read() == sound
+                assert served._code.packed.read() == sound
                 assert served.config == kernel.config
             except BundleError:
                 continue

@@ -199,7 +199,7 @@ class TestDatabases:
     def test_an_exact_result_is_read_without_the_others(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         store.put(4096, BEST)
         with monkeypatch.context() as patch:
-            patch.delattr("autotile.serving.candidates.read_winners_fast")
+            patch.delattr("autotile.serving.shelf.read_winners_fast")
             assert (store.ask(4096, device=None).tier, store.ask(4096, device=None).config) == ("exact", BEST)
         assert store.ask(8192, device=None).tier == "nearest"
 
@@ -209,7 +209,7 @@ class TestDatabases:
 
         store.put(4096, BEST)
         for one in ("winner", "winners"):
-            monkeypatch.setattr(f"autotile.serving.candidates.read_{one}_fast", lambda *_: None)
+            monkeypatch.setattr(f"autotile.serving.shelf.read_{one}_fast", lambda *_: None)
             monkeypatch.setattr(Database, one, fail)
         assert store.ask(4096).tier == "default"
 

@@ -22,11 +22,11 @@ from autotile.errors import NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.shipped import write_rules
 from autotile.families.family import Family, parse_family
-from autotile.families.features import Feature
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split, Tree
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.serving.choice import choose
 from autotile.serving.description import explain
+from autotile.serving.shelf import Shelf
+from autotile.serving.sources import Request, choose
 from autotile.settings import read_settings
 from autotile.space.limits import check_config
 
@@ -148,7 +148,7 @@ class TestForce:
         return self.choice(self.stored(losses))
 
     def choice(self, *rules: StoredRule) -> Any:
-        return choose(self.kernel, Problem("scale", {"n": 4097}, "float32"), H200, "13.0", [], rules=rules)
+        return choose(Request(self.kernel, Problem("scale", {"n": 4097}, "float32"), H200, "13.0", Shelf(rules=rules)))
 
     def stored(self, losses: Any, config: Config = SMALL) -> StoredRule:
         """Return a rule with points of given losses when left out, and without the rule."""
@@ -177,7 +177,7 @@ def test_a_rules_choice_that_is_expected_to_be_slower_is_passed_over() -> None:
 
     def served(n: int) -> Any:
         problem = Problem("sgemm_2d", dict.fromkeys("MNK", n), "float32")
-        return choose(kernel, problem, H200, "13.0", [], rules=[StoredRule(key, H200, rule, NOW)])
+        return choose(Request(kernel, problem, H200, "13.0", Shelf(rules=[StoredRule(key, H200, rule, NOW)])))
 
     assert (served(4096).tier, served(4096).config) == ("family", wide)
     assert (served(1024).tier, served(1024).config) == ("default", kernel.spec.default)
@@ -214,7 +214,7 @@ class TestNeverServed:
         for registers, expected in ((64, SMALL), (400, DEFAULT)):
             rule = rule_of(family, (SMALL,), Leaf((0,)), Resources(registers, 0, 0, 0, 0))
             stored = StoredRule(key, H200, rule, NOW)
-            assert choose(store.kernel, problem, H200, "13.0", [], rules=[stored]).config == expected
+            assert choose(Request(store.kernel, problem, H200, "13.0", Shelf(rules=[stored]))).config == expected
 
     def test_what_was_found_to_be_wrong_for_this_problem(self, store: Any) -> None:
         problem = Problem(store.kernel.name, {"n": 4097}, "float32")
@@ -224,7 +224,7 @@ class TestNeverServed:
         stored = StoredRule(replace(requested, sizes={}), H200, rule, NOW)
 
         def served(*checks: Check) -> Any:
-            return choose(store.kernel, problem, H200, "13.0", [], rules=[stored], checks=lambda: checks).config
+            return choose(Request(store.kernel, problem, H200, "13.0", Shelf(rules=[stored], checks=checks))).config
 
         wrong = Check(requested, config_key(SMALL), passed=False)
         assert served() == SMALL
@@ -256,7 +256,7 @@ def test_whatever_the_sizes_and_the_order_what_is_served_is_valid(
     tree = Split(question, 1.0, Leaf(tuple(order)), Leaf(tuple(reversed(order))))
     family = parse_family(TILED.spec, ["M=1..4096", "N=1..4096", "K=1..4096"])
     stored = StoredRule(key, H200, rule_of(family, TILES, tree), NOW)
-    choice = choose(TILED, problem, H200, "13.0", [], rules=[stored])
+    choice = choose(Request(TILED, problem, H200, "13.0", Shelf(rules=[stored])))
     assert check_config(TILED.spec, choice.config, problem.sizes, H200) == ""
     served = stored.rule.order(TILED.spec, H200, problem.sizes)
     valid = [number for number in served if not check_config(TILED.spec, TILES[number], problem.sizes, H200)]

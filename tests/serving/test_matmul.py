@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,18 @@ from autotile.errors import ArgumentError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import resolve_problem
+from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.matmul import Product, best_matmul, emulating_kernels, fitting_kernels
+from autotile.serving.matmul import Product, emulating_kernels, fitting_kernels
 from autotile.settings import read_settings
 
 KERNELS = {member.name for member in load_operation("matmul").members}
 PRODUCT = Product(2048, 2048, 2048)
+
+
+def best_matmul(product: Product, **options: Any) -> BoundKernel:
+    """Return what is served for a product."""
+    return default_dispatcher.serve_operation("matmul", product.sizes, product.dtype, **options)
 
 
 def store_winner(name: str, product: Product, time_us: float, database: Path | None = None) -> None:

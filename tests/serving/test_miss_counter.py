@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from autotile.database.database import Database
-from autotile.serving import miss_counter
+from autotile.serving import refresh as miss_counter
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.settings import child_environment, read_settings

@@ -26,8 +26,8 @@ from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import libraries, operations
 from autotile.serving.bound import BoundKernel
-from autotile.serving.candidates import model_of
 from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
+from autotile.serving.shelf import model_of
 from autotile.settings import data_folder, read_settings
 
 DEVICE = replace(device_profile("h200"), source="cuda")

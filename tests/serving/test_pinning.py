@@ -27,9 +27,8 @@ from autotile.serving.dispatcher import (
     find_best_result,
     get_best_kernel,
 )
-from autotile.serving.operations import OperationTable
-from autotile.serving.pinned_choices import parse_choices, read_choices, write_choices
-from autotile.serving.pinning import Pin
+from autotile.serving.operations import OperationShelf
+from autotile.serving.pinning import Pin, parse_choices, read_choices, write_choices
 from autotile.settings import read_settings
 
 BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}
@@ -268,13 +267,13 @@ class TestOperations:
     ) -> None:
         if pinned:
             autotile.pin(file)
-        serve, asked = OperationTable.serve, []
+        serve, asked = OperationShelf.serve, []
 
-        def record(self: OperationTable, *problem: Any, **options: Any) -> BoundKernel:
+        def record(self: OperationShelf, *problem: Any, **options: Any) -> BoundKernel:
             asked.append((options["race"], options["may_race"]))
             return serve(self, *problem, **options)
 
-        monkeypatch.setattr(OperationTable, "serve", record)
+        monkeypatch.setattr(OperationShelf, "serve", record)
         get_best_kernel("matmul", M=384, N=384, K=384, device="h200", race=True)
         assert asked == [(True, not pinned)]
 

@@ -20,7 +20,7 @@ import pytest
 from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
-from autotile.serving import miss_counter
+from autotile.serving import refresh as miss_counter
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, find_best_kernel, get_best_kernel
 from autotile.serving.recent_cache import RecentCache

@@ -13,10 +13,16 @@ import pytest
 
 from autotile.cuda.function import ParameterBlock
 from autotile.kernel.descriptors import TensorMap
-from autotile.serving import launching, stream_state
+from autotile.serving import launching
 from autotile.serving.arrays import ArraySpec, Signature
-from autotile.serving.launching import CheckedArrays, Launcher
-from autotile.serving.stream_state import ParameterLayout, StreamState, StreamWorkspaces, TensorMapPlace
+from autotile.serving.launching import (
+    CheckedArrays,
+    KernelLauncher,
+    ParameterLayout,
+    StreamState,
+    StreamWorkspaces,
+    TensorMapPlace,
+)
 
 
 def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +33,7 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
         return np.frombuffer(pointer.to_bytes(8, "little") * 16, np.dtype((np.void, 128)))
 
     words = lambda tensor_map, pointer: encode(tensor_map, pointer).view(np.uint64)  # noqa: E731
-    monkeypatch.setattr(stream_state, "encode_description", words)
+    monkeypatch.setattr(launching, "encode_description", words)
     tensor_map = TensorMap("A_map", "A", "float32", (8, 8), (8, 8), (1, 1), 0, 0)
     block = ParameterBlock([np.uint64(1), encode(tensor_map, 2), np.int32(3)], spare_words=2)
     address, place, number = block.starts
@@ -149,7 +155,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return cuda
 
 
-def launch_checked(kernel: Launcher, arguments: OneIn, cuda: Cuda, index: int, array: Any) -> None:
+def launch_checked(kernel: KernelLauncher, arguments: OneIn, cuda: Cuda, index: int, array: Any) -> None:
     with cuda.Device(index):
         kernel._launch_checked(CheckedArrays({}, arguments.complete([array])), {})
 
@@ -157,7 +163,7 @@ def launch_checked(kernel: Launcher, arguments: OneIn, cuda: Cuda, index: int, a
 def test_an_output_left_out_is_no_reason_to_leave_the_device(cuda: Cuda) -> None:
     """On a second device that is not current, the fast path does not apply, and nothing is allocated elsewhere."""
     arguments, array = OneIn(cuda), SimpleNamespace(place=1)
-    kernel = Launcher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 1, with_graphs=False)  # type: ignore[arg-type]
+    kernel = KernelLauncher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 1, with_graphs=False)  # type: ignore[arg-type]
     assert kernel.launch_fast([array]) is None
     launch_checked(kernel, arguments, cuda, 1, array)
     cuda.current = 0
@@ -173,7 +179,7 @@ def test_a_thread_without_a_context_gets_one(cuda: Cuda) -> None:
     """Also if its identifier is that of a thread that has ended."""
     cuda.devices = 1
     arguments, array = OneIn(cuda), SimpleNamespace(place=0)
-    kernel = Launcher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=False)  # type: ignore[arg-type]
+    kernel = KernelLauncher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=False)  # type: ignore[arg-type]
     quick: list[bool] = []
 
     def call() -> None:
@@ -195,7 +201,7 @@ def test_a_thread_without_a_context_gets_one(cuda: Cuda) -> None:
 def test_a_bound_launch_in_another_thread_and_with_another_device_current(cuda: Cuda, devices: int) -> None:
     cuda.devices, index = devices, devices - 1
     arguments = OneIn(cuda)
-    kernel = Launcher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), index, with_graphs=False)  # type: ignore[arg-type]
+    kernel = KernelLauncher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), index, with_graphs=False)  # type: ignore[arg-type]
     launch = kernel._bind_checked(CheckedArrays({}, (SimpleNamespace(place=index),) * 2), {})
     cuda.current = 0
     with ThreadPoolExecutor(1) as pool:
@@ -209,7 +215,7 @@ def test_an_error_of_the_driver_is_told(cuda: Cuda, monkeypatch: pytest.MonkeyPa
         raise cuda.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
 
     monkeypatch.setattr(cuda, "launch", refuse)
-    kernel = Launcher(OneIn(cuda), SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=False)  # type: ignore[arg-type]
+    kernel = KernelLauncher(OneIn(cuda), SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=False)  # type: ignore[arg-type]
     launch = kernel._bind_checked(CheckedArrays({}, (SimpleNamespace(place=0),) * 2), {})
     with pytest.raises(RuntimeError, match="INVALID_VALUE"):
         launch()
@@ -221,7 +227,7 @@ class Graphs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.made = 0
         self.refuses = False
-        monkeypatch.setattr(stream_state, "make_launch_graph", self._make)
+        monkeypatch.setattr(launching, "make_launch_graph", self._make)
 
     def _make(self, *_: Any) -> Any:
         self.asked += 1
@@ -245,7 +251,7 @@ def state() -> StreamState:
 def test_a_launch_that_comes_again_becomes_a_graph(cuda: Cuda, graphs: Graphs) -> None:
     """And is launched as one, except while its stream is captured, when graphs are not allowed."""
     arguments, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
-    kernel = Launcher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=True)  # type: ignore[arg-type]
+    kernel = KernelLauncher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=True)  # type: ignore[arg-type]
     launch_checked(kernel, arguments, cuda, 0, arrays[0])
     cuda.devices, direct, graph = 1, (0, 7), (1, 7)
     for expected in (direct, direct, graph, graph):
@@ -264,7 +270,7 @@ def test_a_bound_launch_becomes_a_graph_of_each_stream(
     cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda.devices = 1
-    kernel = Launcher(OneIn(cuda), SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=True)  # type: ignore[arg-type]
+    kernel = KernelLauncher(OneIn(cuda), SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=True)  # type: ignore[arg-type]
     current = [7]
     monkeypatch.setattr(Arrays, "stream", lambda *_: current[0])
     launch = kernel._bind_checked(CheckedArrays({}, (SimpleNamespace(place=0),) * 2), {})
@@ -331,7 +337,7 @@ def test_a_careful_launch_leaves_the_graphs_alone(cuda: Cuda, graphs: Graphs) ->
     """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
     cuda.devices = 1
     arguments, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
-    kernel = Launcher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=True)  # type: ignore[arg-type]
+    kernel = KernelLauncher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=True)  # type: ignore[arg-type]
     for _ in range(4):
         launch_checked(kernel, arguments, cuda, 0, arrays[0])
         for _ in range(3):
@@ -342,7 +348,7 @@ def test_a_careful_launch_leaves_the_graphs_alone(cuda: Cuda, graphs: Graphs) ->
 
 def test_without_graphs_none_is_asked_for(cuda: Cuda, graphs: Graphs) -> None:
     arguments, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
-    kernel = Launcher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=False)  # type: ignore[arg-type]
+    kernel = KernelLauncher(arguments, SimpleNamespace(driver_launch=lambda _: cuda.launch), 0, with_graphs=False)  # type: ignore[arg-type]
     launch_checked(kernel, arguments, cuda, 0, arrays[0])
     cuda.devices = 1
     for _ in range(5):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from autotile.kernel.arguments import Workspace
-from autotile.serving import stream_state as stream_workspaces
-from autotile.serving.stream_state import StreamWorkspaces
+from autotile.serving import launching as stream_workspaces
+from autotile.serving.launching import StreamWorkspaces
 
 COUNTER = Workspace("counter", "uint32", (1,), zeroed=True)
 EMPTY = Workspace("empty", "float32", (0, 4), zeroed=False)

@@ -13,10 +13,11 @@ from autotile.core.model import Config
 from autotile.exchange.recording import read_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving import untuned
-from autotile.serving.choice import Choice, choose
+from autotile.serving import sources
+from autotile.serving.choice import Choice, Estimated
 from autotile.serving.description import explain
-from autotile.serving.untuned import Estimated, untuned_config
+from autotile.serving.shelf import Shelf
+from autotile.serving.sources import Request, choose, untuned_config
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace
 from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
@@ -28,8 +29,9 @@ RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("*.npz"))
 def serve(name: str, device: DeviceProperties = H200, **options: Any) -> tuple[Config, Estimated | None]:
     sizes = {size: options.pop(size) for size in ("M", "N", "K")}
     kernel = load_kernel(name)
-    options.setdefault("is_wrong", lambda config: False)
-    return untuned_config(kernel, resolve_problem(kernel.spec, sizes, None), device, **options)
+    request = Request(kernel, resolve_problem(kernel.spec, sizes, None), device, "13.0", Shelf())
+    request.is_wrong = options.pop("is_wrong", request.is_wrong)  # type: ignore[method-assign]
+    return untuned_config(request, **options)
 
 
 @pytest.mark.parametrize("name", ["sgemm", "sgemm_2d", "gemm_mma", "gemm_wgmma"])
@@ -47,13 +49,13 @@ def test_one_block_of_a_deep_product_is_split() -> None:
     kernel = load_kernel("gemm_mma")
     problem = resolve_problem(kernel.spec, {"M": 64, "N": 64, "K": 131072}, None)
     assert not check_config(kernel.spec, config, problem.sizes, H200, problem.dtype)
-    choice = choose(kernel, problem, H200, "13.0", [])
+    choice = choose(Request(kernel, problem, H200, "13.0", Shelf()))
     assert choice == Choice("default", config, estimated=estimated)
     text = explain(problem, H200, choice)
     assert "It is estimated to be faster than the default: about" in text
     assert "each within about a factor of two" in text
     assert estimated.reason in text
-    assert choose(kernel, problem, H200, "13.0", [], estimates=False).config == kernel.spec.default
+    assert choose(Request(kernel, problem, H200, "13.0", Shelf(estimates=False))).config == kernel.spec.default
 
 
 def test_where_the_default_does_not_suit_the_least_estimate_is_served() -> None:
@@ -81,13 +83,13 @@ def test_a_guess_does_not_replace_a_default() -> None:
 
 
 def test_a_look_up_does_not_enumerate_a_huge_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untuned, "_MAX_COMBINATIONS", 10)
+    monkeypatch.setattr(sources, "_MAX_COMBINATIONS", 10)
     assert serve("gemm_mma", M=16, N=4096, K=4096) == (dict(load_kernel("gemm_mma").spec.default), None)
 
 
 def test_of_a_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = serve("gemm_mma", M=16, N=4096, K=4096)[1]
-    monkeypatch.setattr(untuned, "_MAX_ROWS", 200)
+    monkeypatch.setattr(sources, "_MAX_ROWS", 200)
     sample = serve("gemm_mma", M=16, N=4096, K=4096)[1]
     assert whole is not None
     assert sample is not None

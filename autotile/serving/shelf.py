@@ -1,0 +1,241 @@
+"""Shelves: the stored results that choices come from. All that serving reads of a database is read here.
+
+A shelf is a database with the results that ship with autotile, a bundle, or what a program states. A database that is
+missing or cannot be read counts as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from autotile.core.forks import FORK_LOCK
+from autotile.core.model import Config, config_key
+from autotile.database.fast_access import (
+    SERVER_TIMEOUT_S,
+    file_signature,
+    read_checks_fast,
+    read_digested_rows_fast,
+    read_model_fast,
+    read_rules_fast,
+    read_winner_fast,
+    read_winners_fast,
+)
+from autotile.database.keys import TuningKey
+from autotile.database.paths import looks_like_url
+from autotile.database.winners import Check, StoredRule, Winner
+from autotile.errors import DatabaseError, DataError
+from autotile.serving.recent_cache import RecentCache
+
+if TYPE_CHECKING:
+    from autotile.database.database import Database
+    from autotile.families.operation_model import OperationModel
+
+Result = TypeVar("Result")
+
+_FINALISTS: RecentCache[tuple[object, ...], Mapping[str, Winner]] = RecentCache(256)
+"""Finalists of studies, by the state of the database's file."""
+
+
+class Shelf:
+    """Results of one kernel, whatever their sizes.
+
+    Parameters
+    ----------
+    winners
+        Winners, the user's own newest first. Between equals, the user's own takes precedence over a shipped one; of the
+        user's own the first, as dates depend on clocks, and of shipped ones the newest.
+    rules
+        Rules of the kernel's families, newest first.
+    checks
+        Verdicts on configurations that are not ranked, oldest first.
+    estimates
+        Whether a configuration may take the place of the default that is estimated to be far faster.
+    compares
+        Whether results of other problems are compared; otherwise the nearest is served.
+    bundled
+        Whether the results come from a bundle, which has no times of the default.
+
+    Attributes
+    ----------
+    fault
+        Reason why the database could not be read; empty if it was read or there is none.
+    """
+
+    def __init__(
+        self,
+        winners: Iterable[Winner] = (),
+        *,
+        rules: Iterable[StoredRule] = (),
+        checks: Iterable[Check] = (),
+        estimates: bool = True,
+        compares: bool = True,
+        bundled: bool = False,
+    ) -> None:
+        self.fault = ""
+        self.estimates, self.compares, self.bundled = estimates, compares, bundled
+        self._winners: list[Winner] | None = list(winners)
+        self._rules = tuple(rules)
+        self._checks: Sequence[Check] | None = tuple(checks)
+
+    def own(self, key: TuningKey) -> list[Winner]:
+        """Return the user's winner of exactly one problem, if it is known apart from all others."""
+        return []
+
+    def winners(self) -> list[Winner]:
+        """Return all winners."""
+        return self._winners or []
+
+    def rules(self) -> Iterator[StoredRule]:
+        """Yield the rules."""
+        yield from self._rules
+
+    def checks(self) -> Sequence[Check]:
+        """Return the verdicts."""
+        return self._checks or ()
+
+    def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
+        """Return the finalists of a winner's study, and the results of some other configurations in it.
+
+        Parameters
+        ----------
+        winner
+            The winner.
+        configs
+            Configurations whose results are read even if they are no finalists.
+
+        Returns
+        -------
+        mapping
+            The newest result of each, by `config_key`.
+        """
+        return {}
+
+
+class DatabaseShelf(Shelf):
+    """Results of a kernel in a user's database, then those that ship with autotile.
+
+    Parameters
+    ----------
+    location
+        Path or URL of the database.
+    kernel, dtype
+        Name of the kernel, and dtype of the results.
+    """
+
+    def __init__(self, location: str, kernel: str, dtype: str) -> None:
+        super().__init__()
+        self._location, self._of = location, (kernel, dtype)
+        self._winners = self._checks = None
+
+    def own(self, key: TuningKey) -> list[Winner]:
+        """Return the user's winner of a problem; it takes as long in a large database as in a small one."""
+        if self._winners is not None:
+            return [winner for winner in self._winners if winner.key == key and not winner.shipped]
+        found = read_winner_fast(self._location, key.digest)
+        return found if found is not None else self._read(lambda database: [*filter(None, [database.winner(key)])])
+
+    def winners(self) -> list[Winner]:
+        """Return the user's winners, then the shipped ones."""
+        if self._winners is None:
+            from autotile.exchange.shipped import shipped_winners  # not for an exact result
+
+            own = read_winners_fast(self._location, *self._of)
+            own = own if own is not None else self._read(lambda database: database.winners(*self._of))
+            self._winners = [*own, *shipped_winners(*self._of)]
+        return self._winners
+
+    def rules(self) -> Iterator[StoredRule]:
+        """Yield the user's rules, newest first, then the shipped ones."""
+        from autotile.exchange.shipped import shipped_rules
+
+        own = read_rules_fast(self._location, *self._of)
+        yield from own if own is not None else self._read(self._rules_of)
+        yield from shipped_rules(*self._of)
+
+    def checks(self) -> Sequence[Check]:
+        """Return the user's verdicts."""
+        if self._checks is None:
+            own = read_checks_fast(self._location, *self._of)
+            self._checks = own if own is not None else self._read(lambda database: database.checks(*self._of))
+        return self._checks
+
+    def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
+        """Return finalists as `Shelf.finalists`; they are kept until the file changes, for look-ups of new sizes."""
+        digest = winner.key.digest
+        keys = [config_key(config) for config in configs]
+        signature = file_signature(self._location)  # none of a server's database
+        known = self._location, digest, *keys, signature
+        if signature is not None and (found := _FINALISTS.get(known)) is not None:
+            return found
+        newest: dict[str, Winner] = {}
+        for key in keys:
+            if key not in newest:
+                with suppress(DataError):
+                    for row in self.digested_rows(digest, key):
+                        each = Winner.from_row(row, winner.device)
+                        newest.setdefault(config_key(each.config), each)
+        return newest if signature is None else _FINALISTS.keep(known, newest)
+
+    def digested_rows(self, study: str, config: str) -> list[dict[str, Any]]:
+        """Return the finalists of a study with the digests of their outputs, and the rows of one configuration."""
+        rows = read_digested_rows_fast(self._location, study, config)
+        return rows if rows is not None else self._read(lambda database: database.digested_rows(study, config))
+
+    def _rules_of(self, database: Database) -> list[StoredRule]:
+        from autotile.database.learned_store import FamilyStore
+
+        return FamilyStore(database).rules(*self._of)
+
+    def _read(self, read: Callable[[Database], list[Result]]) -> list[Result]:
+        """Read a server's database; nothing if it cannot be read, nor again: rather than wait for it once more."""
+        if self.fault:
+            return []
+        try:
+            return read_server(self._location, read) or []
+        except DatabaseError as error:
+            self.fault = str(error)
+            return []
+
+
+def read_server(location: str, read: Callable[[Database], Result]) -> Result | None:
+    """Read a database that fast reads do not apply to; None if it does not exist.
+
+    Raises
+    ------
+    DatabaseError
+        It cannot be read.
+    """
+    from autotile.database.database import Database
+
+    with FORK_LOCK:
+        database = Database.open_readonly(location, server_timeout_s=SERVER_TIMEOUT_S)
+        if database is None:
+            return None
+        with database:
+            return read(database)
+
+
+def model_of(location: str, operation: str, dtype: str, gpu_name: str) -> OperationModel | None:
+    """Return the model of times of an operation on a GPU: the user's own, else the one that ships; None without one.
+
+    A model that cannot be read counts as none, and so does one of the user's that an earlier version learned, whose
+    configurations were not verified at ragged sizes.
+    """
+    from autotile.exchange.shipped import shipped_model
+
+    own = read_model_fast(location, operation, dtype, gpu_name)
+    if own is None and looks_like_url(location):
+        from autotile.database.learned_store import read_models
+
+        with suppress(DatabaseError):
+            found = read_server(location, lambda database: read_models(database, operation, dtype, gpu_name))
+            own = found[0].document if found else None
+    if own is not None:
+        from autotile.families.operation_model import OperationModel
+
+        with suppress(DataError):
+            if (model := OperationModel.from_json(own)).verified:
+                return model
+    return shipped_model(operation, dtype, gpu_name)

@@ -1,0 +1,622 @@
+"""Sources of choices for a problem of a kernel, the filter of what they yield, and the comparison of neighbours.
+
+A source yields choices for a request, the best first, and reads the shelf no further than it is asked. `exact` results
+are served as they are. Otherwise `rules` of families and `neighbours`, results of other sizes and GPUs, are compared
+with the base, what an empty database would serve: a shipped rule, or the `untuned` configuration unless a shipped
+neighbour is expected to be faster. A rule that is in force is served unless it is expected to be slower, by more than
+the doubt; a neighbour only if it is expected to be faster, by more than the doubt (`autotile.families.preference`).
+
+The filter `Request.allows` holds for every source. A result of another version of the kernel is never served, as it was
+not verified for this one. Neither is one that was tuned for distant sizes and that a search would not try at these. A
+configuration that breaks a rule or a limit at these sizes or on this device is skipped; so is one that, with the
+resources it was compiled to where it was tuned, could not run here or would violate the limits of the search-space
+file; and so is one that was found to be wrong for this problem.
+
+Two functions take a choice to another: `same_bits` to a faster configuration that computes the same, and
+`autotile.serving.pinning` to the pinned one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, groupby, islice
+from math import prod
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import Text, convert
+from autotile.core.frozen import cached_property
+from autotile.core.model import VARYING_OUTPUTS, Config, Measurement, Problem, config_key
+from autotile.database.keys import TuningKey, key_differences, key_of
+from autotile.database.winners import Check, StoredRule, Winner
+from autotile.errors import BundleError, DataError, SpecError
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import check_device, runs_on, size_distance
+from autotile.serving.choice import Choice, Compared, Estimated, Tier
+from autotile.serving.shelf import DatabaseShelf, Shelf
+from autotile.space.limits import check_config, compiled_occupancy, meets_heuristics, resource_violation
+
+if TYPE_CHECKING:
+    from autotile.cuda.function import PackedCubin
+    from autotile.exchange.bundle import Bundle, BundledCubin, BundledKernel
+    from autotile.families.preference import Expectation, Tuned
+    from autotile.families.rule import FamilyRule
+    from autotile.space.search_space import SearchSpace
+    from autotile.space.time_estimate import TimeEstimate
+
+_TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")
+"""Tiers of a kernel's own results, best first; ``model`` and ``library`` are those of operations."""
+_NEAR_DOUBLINGS = 1.0
+"""Distance up to which a tuned configuration is served even if a search would not try it for the requested sizes."""
+_FREE_FIELDS = ("sizes", "nvrtc_version", "l2_mode")
+"""Key fields in which a rule may differ from the request: its sizes are the family's, the others are reported."""
+
+
+class Request:
+    """A problem of a kernel on a device, and the shelf of results that choices for it come from.
+
+    Parameters
+    ----------
+    kernel, problem, device
+        The kernel, its problem, and the device.
+    nvrtc_version
+        Version of the compiler.
+    shelf
+        Results of the kernel.
+
+    Attributes
+    ----------
+    key
+        Key of the results of exactly this problem.
+    """
+
+    def __init__(
+        self, kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str, shelf: Shelf
+    ) -> None:
+        self.kernel, self.problem, self.device, self.shelf = kernel, problem, device, shelf
+        self.key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+
+    @cached_property
+    def ranked(self) -> list[Winner]:
+        """Winners of this version of the kernel, the best tier first, in each the nearest first."""
+        fields = ("dtype", "template_hash", "space_hash", "options")
+        wanted = [getattr(self.key, name) for name in fields]
+        current = [one for one in self.shelf.winners() if [getattr(one.key, name) for name in fields] == wanted]
+        return sorted(current, key=self._rank)
+
+    @cached_property
+    def _wrong(self) -> set[str]:
+        return wrong_configs(self.shelf.checks(), self.key)
+
+    def allows(self, choice: Choice) -> bool:
+        """Return whether a choice of any source may be served."""
+        spec, sizes, config = self.kernel.spec, self.problem.sizes, choice.config
+        if choice.tier in ("nearest", "transferred") and not (
+            self.is_near(choice.tuned_sizes or {}) or meets_heuristics(spec, config, sizes, self.device)
+        ):
+            return False
+        if choice.tier != "exact" and config_key(config) in self._wrong:  # an exact one is no winner if it is wrong
+            return False
+        if check_config(spec, config, sizes, self.device, self.problem.dtype):
+            return False
+        if choice.resources is None or not spec.has_one_launch:  # of several steps those of one are stored
+            return True
+        geometry = launch_geometry(spec, config, sizes, self.device)
+        found = compiled_occupancy(geometry, choice.resources, self.device)
+        return not resource_violation(spec.limits, geometry, choice.resources, found, self.device)
+
+    def is_wrong(self, config: Config) -> bool:
+        """Return whether a configuration was found to give wrong results for this problem."""
+        return config_key(config) in self._wrong
+
+    def is_near(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether sizes differ from those of the problem by a doubling at most, and no flag does."""
+        flags, doublings = size_distance(sizes, self.problem.sizes)
+        return not flags and doublings <= _NEAR_DOUBLINGS
+
+    def tier_of(self, key: TuningKey) -> Tier:
+        """Return the tier of a result."""
+        if _device_of(key) != _device_of(self.key) or key.source != self.key.source:
+            return "transferred"
+        return "exact" if key == self.key else "nearest"
+
+    def choice_of(self, winner: Winner) -> Choice:
+        """Return a result as a choice."""
+        key = winner.key
+        return Choice(
+            tier=self.tier_of(key),
+            config=winner.config,
+            measurement=winner.measurement,
+            resources=winner.resources,
+            source=key.source,
+            tuned_on=key.gpu_name,
+            tuned_at=winner.tuned_at,
+            tuned_sizes=key.sizes,
+            differences=key_differences(key, self.key),
+            shipped=winner.shipped,
+            aged=self._aged(winner),
+        )
+
+    def _rank(self, winner: Winner) -> tuple[int, bool, int, float, int, bool, float]:
+        """Return a sort key: tier, other architecture, flags, distance, other differences, shipped and its age."""
+        tier = _TIERS.index(self.tier_of(winner.key))
+        other = sum(1 for name, _, _ in key_differences(winner.key, self.key) if name not in ("sizes", "gpu_name"))
+        foreign = winner.key.compute_capability != self.key.compute_capability
+        flags, doublings = size_distance(winner.key.sizes, self.key.sizes)
+        age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
+        return tier, foreign, flags, doublings, other, winner.shipped, age
+
+    def _aged(self, winner: Winner) -> tuple[str, ...]:
+        """Return what has changed on this GPU since the result was measured on it, as far as both are known."""
+        if _device_of(winner.key) != _device_of(self.key) or winner.device is None:
+            return ()
+        versions = (
+            ("NVRTC", winner.key.nvrtc_version, self.key.nvrtc_version),
+            ("driver", winner.device.driver, self.device.driver),
+        )
+        return tuple(f"{what} {then}, now {now}" for what, then, now in versions if then and now and then != now)
+
+
+Source = Callable[[Request], Iterator[Choice]]
+
+
+def exact(request: Request) -> Iterator[Choice]:
+    """Yield the results of exactly this problem: the user's own by its key, then those among all."""
+    yield from map(request.choice_of, request.shelf.own(request.key))
+    yield from (request.choice_of(winner) for winner in request.ranked if request.tier_of(winner.key) == "exact")
+
+
+def neighbours(request: Request) -> Iterator[Choice]:
+    """Yield the results of other sizes, compilers and GPUs, those of this GPU first."""
+    yield from (request.choice_of(winner) for winner in request.ranked if request.tier_of(winner.key) != "exact")
+
+
+def rules(request: Request) -> Iterator[Choice]:
+    """Yield what each rule in force of a family with the problem chooses."""
+    yield from (choice for _, _, choice in _by_rules(request, request.shelf.rules()) if choice is not None)
+
+
+def untuned(request: Request) -> Iterator[Choice]:
+    """Yield the default configuration, or one that is estimated to be far faster."""
+    config, estimated = untuned_config(request, estimates=request.shelf.estimates)
+    yield Choice("default", config, estimated=estimated)
+
+
+def first_allowed(request: Request, *sources: Source) -> Choice | None:
+    """Return the first choice of several sources, in their order, that may be served; None if there is none."""
+    return next(filter(request.allows, chain.from_iterable(source(request) for source in sources)), None)
+
+
+def choose(request: Request) -> Choice:
+    """Return the best choice for a problem."""
+    found = first_allowed(request, exact)
+    if found is None and not request.shelf.compares:
+        found = first_allowed(request, rules, neighbours)
+    if found is not None or not request.shelf.compares:
+        return found or next(untuned(request))
+    known = list(request.shelf.rules())
+    base, _ = _followed(request, (rule for rule in known if rule.shipped), None)
+    if base is None:  # else the space may have to be enumerated
+        base = _displaced(request, next(untuned(request)), shipped=True, trusted=True)
+    by_rule, unapplied = _followed(request, (rule for rule in known if not rule.shipped), base)
+    if by_rule is not None:
+        return by_rule
+    return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=request.shelf.bundled)
+
+
+def wrong_configs(checks: Iterable[Check], requested: TuningKey) -> set[str]:
+    """Return the `config_key` of each configuration whose newest verdict for a problem is that it is wrong.
+
+    A verdict holds for every compiler, and for both L2 modes.
+    """
+    newest = {
+        check.config: check.passed
+        for check in checks
+        if replace(check.key, nvrtc_version=requested.nvrtc_version, l2_mode=requested.l2_mode) == requested
+    }
+    return {config for config, passed in newest.items() if not passed}
+
+
+def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
+    return key.gpu_name, key.compute_capability, key.sm_count, key.smem_per_block_optin_bytes
+
+
+def _by_rules(
+    request: Request, stored: Iterable[StoredRule]
+) -> Iterator[tuple[StoredRule, Mapping[str, Winner], Choice | None]]:
+    """Yield each rule for the problem; with its choice and the results that this stands for if it is in force."""
+    sizes = request.problem.sizes
+    for one in stored:
+        is_applicable = replace(one.key, **{name: getattr(request.key, name) for name in _FREE_FIELDS}) == request.key
+        if not is_applicable or sizes not in one.rule.family:
+            continue
+        if not one.rule.in_force:
+            yield one, {}, None
+            continue
+        for number in one.rule.order(request.kernel.spec, request.device, sizes):
+            winner = _winner_of_rule(one, number, request.problem)
+            choice = replace(request.choice_of(winner), tier="family", rule=_description(one.rule))
+            if request.allows(choice):
+                yield one, {config_key(winner.config): winner}, choice
+                break
+
+
+def _winner_of_rule(stored: StoredRule, number: int, problem: Problem) -> Winner:
+    """Return a configuration of a rule as a result at the nearest point where it was timed."""
+    chosen, point = stored.rule.configs[number], stored.rule.nearest_point(number, problem.sizes)
+    timed = point.times_us[number] if point is not None else None
+    return Winner(
+        key=replace(stored.key, sizes=point.sizes if point is not None else stored.rule.family.largest),
+        device=stored.device,
+        config=chosen.config,
+        resources=chosen.resources,
+        measurement=Measurement(*timed, l2=stored.key.l2_mode) if timed is not None else None,
+        tuned_at=stored.learned_at,
+        shipped=stored.shipped,
+    )
+
+
+def _description(rule: FamilyRule) -> str:
+    learned = f"{rule.family}, learned from {len(rule.points)} of its problems"
+    expected = rule.mean_held_out
+    judged = f"; {rule.verdict}" if rule.verdict else ""
+    lost = f", which lost {100 * expected:.1f} % on average when left out" if expected is not None else ""
+    return f"{learned}{lost}{judged}"
+
+
+def _followed(request: Request, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
+    """Return the choice of the first rule that is not expected to be slower than a base; else why none is followed."""
+    reason = ""
+    for one, known, choice in _by_rules(request, stored):
+        rule = one.rule
+        if choice is None:
+            text = f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
+            reason = reason or text
+            continue
+        compared = None
+        if base is not None:
+            number = next(n for n, each in enumerate(rule.configs) if config_key(each.config) in known)
+            point = rule.nearest_win(number, request.problem.sizes)
+            sizes = point.sizes if point is not None else choice.tuned_sizes or {}
+            times_us = point.times_by_config(rule.configs) if point is not None else {}
+            compared = _compared(request, base, [(_tuned(sizes, one.device, known, times_us), known)])
+        if compared is None:
+            return choice, ""
+        _, verdict, expected = compared
+        if not expected.is_slower:
+            return replace(choice, compared=replace(verdict, serves=True)), ""
+        reason = reason or f"The rule of the family {rule.family} is not followed here: {verdict.text}."
+    return None, reason
+
+
+def _displaced(request: Request, base: Choice, *, shipped: bool, trusted: bool) -> Choice:
+    """Return the neighbour that displaces a base, of the first tier with one that is surely faster; else the base.
+
+    Parameters
+    ----------
+    base
+        Choice without these results.
+    shipped
+        Whether the results that ship are compared, or the others.
+    trusted
+        Whether a result that may be faster displaces it, too: of near sizes if it is not surely slower, of distant ones
+        if that is more likely than not. The default's time, which would make it sure, comes with none of them.
+    """
+    from autotile.families.preference import MAX_STUDIES, WITH_FINALISTS  # loads what an exact result does without
+
+    among = [one for one in request.ranked if one.shipped == shipped and request.tier_of(one.key) != "exact"]
+    for _, tier in groupby(among, key=lambda one: request._rank(one)[:2]):
+        near = list(islice(filter(partial(_allows_winner, request), tier), MAX_STUDIES))
+        if near and near[0].key.sizes == request.key.sizes and _device_of(near[0].key) == _device_of(request.key):
+            return replace(request.choice_of(near[0]), unapplied=base.unapplied)  # other compiler or L2, or replayed
+        studies = [
+            _study(request, each, base.config, finalists=not shipped and place < WITH_FINALISTS)
+            for place, each in enumerate(near)
+        ]
+        compared = _compared(request, base, studies)
+        if compared is not None:
+            winner, verdict, expected = compared
+            is_likely = not expected.is_slower if request.is_near(winner.key.sizes) else expected.log_ratio < 0
+            if verdict.serves or (trusted and is_likely):
+                served_for = replace(verdict, serves=True, is_nearest=winner is near[0])
+                return replace(request.choice_of(winner), compared=served_for, unapplied=base.unapplied)
+            base = replace(base, compared=base.compared or verdict)
+        same = next((each for each in near if each.config == base.config), None)
+        if base.tier == "default" and same is not None:  # tuning found nothing faster there
+            return replace(request.choice_of(same), unapplied=base.unapplied)
+    return base
+
+
+def _allows_winner(request: Request, winner: Winner) -> bool:
+    return request.allows(request.choice_of(winner))
+
+
+def _study(request: Request, winner: Winner, base: Config, *, finalists: bool) -> tuple[Tuned, Mapping[str, Winner]]:
+    """Return a winner and the finalists of its study, and their times and those of the default and of a base."""
+    from autotile.families.preference import FINALISTS
+
+    default = dict(request.kernel.spec.default)
+    configs = [default] if base == default else [default, base]
+    found = request.shelf.finalists(winner, configs) if finalists else {}
+    key = config_key(winner.config)
+    known = {**found, key: winner}
+    times_us = {name: each.measurement.time_us for name, each in known.items() if each.measurement is not None}
+    others = sorted((name for name in found if name != key), key=lambda name: times_us.get(name, math.inf))
+    served = {name: known[name] for name in [key, *others[: FINALISTS - 1]]}
+    return _tuned(winner.key.sizes, winner.device, served, times_us), served
+
+
+def _tuned(
+    sizes: Mapping[str, int],
+    device: DeviceProperties | None,
+    served: Mapping[str, Winner],
+    times_us: Mapping[str, float],
+) -> Tuned:
+    from autotile.families.preference import Tuned
+
+    return Tuned(sizes, device, {name: each.config for name, each in served.items()}, times_us)
+
+
+def _compared(
+    request: Request, base: Choice, studies: Sequence[tuple[Tuned, Mapping[str, Winner]]]
+) -> tuple[Winner, Compared, Expectation] | None:
+    """Return the most promising result and its comparison with a choice; None if all are that choice."""
+    from autotile.families.preference import prefer
+
+    found = prefer(
+        request.kernel.spec,
+        request.problem.sizes,
+        request.device,
+        base.config,
+        [tuned for tuned, _ in studies],
+        dtype=request.problem.dtype,
+        may_serve=lambda study, key: _allows_winner(request, studies[study][1][key]),
+    )
+    if found is None:
+        return None
+    winner, expected = studies[found.study][1][found.key], found.expectation
+    verdict = Compared(
+        winner.config,
+        base.config,
+        base.tier,
+        expected.ratio,
+        expected.interval,
+        winner.key.sizes,
+        winner.key.gpu_name,
+        serves=expected.is_faster,
+    )
+    return winner, verdict, expected
+
+
+_MAX_ROWS = 4096
+"""Maximum number of configurations that are estimated for a look-up; of a larger space, a sample."""
+_MAX_COMBINATIONS = 10**9
+"""Combinations of the largest space that is enumerated for a look-up, which takes some 0.1 s."""
+
+
+def untuned_config(request: Request, *, estimates: bool = True) -> tuple[Config, Estimated | None]:
+    """Return the configuration to serve where nothing is tuned, and the reason if it is not the default.
+
+    The default is served unless its estimated time is at least twice the estimated least one, and the file states
+    enough for such an estimate. Where the default cannot run, or is not worth a trial, the one with the least estimate
+    is served, or the first one if there are no estimates.
+
+    Parameters
+    ----------
+    request
+        The problem.
+    estimates
+        Whether estimates may be used.
+    """
+    spec, sizes, device, dtype = request.kernel.spec, request.problem.sizes, request.device, request.problem.dtype
+    default = dict(spec.default)
+    is_valid = not check_config(spec, default, sizes, device, dtype)
+    is_served = is_valid and meets_heuristics(spec, default, sizes, device)
+    if is_served and not (estimates and _may_be_slow(request)):
+        return default, None
+    from autotile.space.search_space import feasible_space
+
+    try:
+        space = feasible_space(spec, sizes, device, dtype)
+    except SpecError:
+        if is_valid:  # the space is too large to enumerate
+            return default, None
+        raise
+    found = _fastest(request, space, beside=default if is_served else None)
+    if estimates and found is not None:
+        return found
+    return (default if is_served else space.config(0)), None
+
+
+def _may_be_slow(request: Request) -> bool:
+    """Return whether another configuration may be far faster than the default, by the device's peaks."""
+    spec, problem = request.kernel.spec, request.problem
+    if spec.work.flops is None or prod(len(each.values) for each in spec.parameters) > _MAX_COMBINATIONS:
+        return False
+    from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
+
+    found = estimate_configs(spec, problem.sizes, request.device, [spec.default], problem.dtype)
+    return found is not None and found.is_declared and found.time_us[0] >= CONFIDENT_FACTOR * found.bound_us[0]
+
+
+def _fastest(request: Request, space: SearchSpace, *, beside: Config | None) -> tuple[Config, Estimated] | None:
+    """Return the configuration of the least estimate; None without estimates, or if ``beside`` may be as fast."""
+    import numpy as np
+
+    from autotile.space.search_space import SearchSpace
+    from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
+
+    spec, problem, device = request.kernel.spec, request.problem, request.device
+    codes = space.codes
+    if len(codes) > _MAX_ROWS:
+        codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
+    if beside is not None:
+        codes = np.concatenate([SearchSpace.of(spec, [beside]).codes.astype(codes.dtype), codes])
+    tried = replace(space, codes=np.asfortranarray(codes))
+    found = estimate_times(spec, problem.sizes, device, tried, problem.dtype)
+    if found is None or (beside is not None and not found.is_declared):
+        return None
+    least = float(found.time_us[0]) / CONFIDENT_FACTOR if beside is not None else np.inf
+    for row in np.argsort(found.time_us, kind="stable").tolist():
+        if found.time_us[row] > least:
+            return None
+        config = tried.config(row)
+        if not request.is_wrong(config):
+            reason = _comparison(found, row, device) if beside is not None else ""
+            default_us = float(found.time_us[0]) if beside is not None else None
+            return config, Estimated(float(found.time_us[row]), default_us, reason)
+    return None
+
+
+def _comparison(found: TimeEstimate, row: int, device: DeviceProperties) -> str:
+    """Compare the launch of a row with that of the first one, the default."""
+    from autotile.core.text import plural
+
+    def launch(index: int) -> str:
+        blocks, threads = int(found.blocks[index]), int(found.threads[index])
+        busy = f"{min(blocks, device.sm_count)} of {device.sm_count} SMs"
+        return f"{plural(blocks, 'block')} of {threads} threads on {busy}"
+
+    ours, default = launch(row), launch(0)
+    return f"{ours}, the default's {default}"
+
+
+class _Telemetry(msgspec.Struct):
+    output_digest: Text = ""
+
+
+class _Bits:
+    """Results of one configuration: digests of the outputs by those of the inputs."""
+
+    def __init__(self) -> None:
+        self.varies = False
+        self._outputs: dict[str, str] = {}
+
+    def add(self, digest: str) -> None:
+        """Take a stored digest into account."""
+        inputs, _, outputs = digest.partition(":")
+        if digest == VARYING_OUTPUTS or self._outputs.setdefault(inputs, outputs) != outputs:
+            self.varies = True
+
+    def equal(self, other: _Bits) -> bool:
+        """Return whether both computed the same from the same inputs, and there are such inputs."""
+        common = self._outputs.keys() & other._outputs.keys()
+        is_equal = all(self._outputs[inputs] == other._outputs[inputs] for inputs in common)
+        return bool(common) and is_equal and not (self.varies or other.varies)
+
+
+def same_bits(base: Choice, request: Request) -> Choice:
+    """Return the fastest configuration that is known to compute the same bits as a choice; else the choice itself.
+
+    The order of a sum depends on tile sizes, splits and lanes in ways that differ between kernels, so measurements
+    decide: sessions store a digest of the outputs of each verified candidate. Two configurations are exchangeable for a
+    problem if they computed the same bits from the same inputs, and each in every launch. Only finalists of this
+    problem on this GPU, with this compiler, are compared.
+    """
+    base_key, shelf = config_key(base.config), request.shelf
+    rows = shelf.digested_rows(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else []
+    winners: dict[str, Winner] = {}
+    bits: dict[str, _Bits] = {}
+    for row in rows:  # the newest first
+        try:
+            digest, winner = convert(row["telemetry"], _Telemetry).output_digest, Winner.from_row(row, None)
+        except DataError:
+            continue
+        name = config_key(winner.config)
+        if digest:
+            bits.setdefault(name, _Bits()).add(digest)
+        if winner.measurement is not None:
+            winners.setdefault(name, winner)
+    if base_key not in bits or base_key not in winners:
+        return base
+    base_us = _time_us(winners[base_key])
+    faster = [
+        winner
+        for name, winner in winners.items()
+        if name != base_key
+        and name in bits
+        and not request.is_wrong(winner.config)
+        and bits[name].equal(bits[base_key])
+        and _time_us(winner) < base_us
+    ]
+    choices = map(request.choice_of, sorted(faster, key=_time_us))
+    found = next((one for one in choices if one.tier == "exact" and request.allows(one)), None)
+    return base if found is None else replace(found, pinned=base.pinned)
+
+
+def _time_us(winner: Winner) -> float:
+    return winner.measurement.time_us if winner.measurement is not None else math.inf
+
+
+def choose_bundled(
+    bundle: Bundle, bundled: BundledKernel, problem: Problem, device: DeviceProperties
+) -> tuple[Choice, PackedCubin]:
+    """Return the best configuration of which a bundle holds a cubin for a device.
+
+    Raises
+    ------
+    BundleError
+        There is none: the cubins are for another architecture, dtype or flags, or none is valid for these sizes; or the
+        cubin is damaged.
+    DeviceError
+        The kernel does not support the device.
+    """
+    from autotile.cuda.function import PackedCubin
+    from autotile.exchange.bundle import FALLBACK
+
+    check_device(bundled.kernel.spec, device)
+    cubins = _loadable(bundle, bundled, problem, device)
+    shelf = Shelf(
+        [
+            replace(winner, resources=cubins[key].resources)
+            for winner in bundled.winners
+            if (key := config_key(winner.config)) in cubins
+        ],
+        rules=[one for one in bundled.rules if all(config_key(each.config) in cubins for each in one.rule.configs)],
+        estimates=False,
+        compares=config_key(bundled.kernel.spec.default) in cubins,
+        bundled=True,
+    )
+    choice = choose(Request(bundled.kernel, problem, device, bundled.nvrtc_version, shelf))
+    cubin = cubins.get(config_key(choice.config))
+    if cubin is None:
+        raise BundleError(
+            f"{bundle.path} holds no configuration of {bundled.kernel.name} that is valid for {problem} on "
+            f"{device.name}; tune that problem and make the bundle again. {FALLBACK}"
+        )
+    bundle.read(cubin.member)  # so that damage is reported while the program can still do without the bundle
+    packed = PackedCubin(cubin.resources, partial(bundle.read, cubin.member), cubin.symbols)
+    origin = f"{bundle.path}, compiled for {cubin.target} with NVRTC {bundled.nvrtc_version}"
+    return replace(choice, packed=origin), packed
+
+
+def _loadable(
+    bundle: Bundle, bundled: BundledKernel, problem: Problem, device: DeviceProperties
+) -> Mapping[str, BundledCubin]:
+    """Return the cubins that run on the device, by configuration; for each, the one of the nearest architecture."""
+    from autotile.exchange.bundle import FALLBACK
+
+    running = [cubin for cubin in bundled.cubins if runs_on(cubin.target, device.compute_capability)]
+    if not running:
+        targets = ", ".join(sorted({cubin.target for cubin in bundled.cubins}))
+        raise BundleError(
+            f"{bundle.path} holds {bundled.kernel.name} for {targets}, which does not run on {device.name} "
+            f"({device.architecture}); make the bundle with --arch {device.architecture}. {FALLBACK}"
+        )
+    flags = {name: problem.sizes[name] for name in bundled.kernel.spec.compiled_names}
+    fitting = [cubin for cubin in running if cubin.dtype == problem.dtype and dict(cubin.flags) == flags]
+    if not fitting:
+        held = {" ".join([one.dtype, *(f"{name}={value}" for name, value in one.flags.items())]) for one in running}
+        raise BundleError(
+            f"{bundle.path} holds {bundled.kernel.name} compiled for {', '.join(sorted(held))}, but {problem} is "
+            f"requested; tune such a problem and make the bundle again. {FALLBACK}"
+        )
+    ranked = sorted(fitting, key=lambda cubin: (int(cubin.target.strip("sm_a")), cubin.target.endswith("a")))
+    return {config_key(cubin.config): cubin for cubin in ranked}
