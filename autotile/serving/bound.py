@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from autotile.cuda.cubin_cache import CachedCubin
     from autotile.cuda.function import PackedCubin, StepFunctions
+    from autotile.kernel.operation import Library
     from autotile.serving.capture import CaptureFolder
-    from autotile.serving.libraries import Library
 
 
 class Call(NamedTuple):

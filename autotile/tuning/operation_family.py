@@ -20,13 +20,12 @@ from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
 from autotile.kernel.library import Kernel
-from autotile.kernel.operation import Operation
+from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, check_memory
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
-from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_learning import learn_model
 from autotile.tuning.operation_result import Losses, OperationFamilyResult
 from autotile.tuning.operation_sweep import (
@@ -142,7 +141,7 @@ def tune_operation_family(
     settings: Settings,
     options: TuneOptions,
     *,
-    libraries: Sequence[OperationLibrary] = (),
+    libraries: Sequence[Library] = (),
     observe: Observer = lambda _: None,
     lane: Lane | None = None,
 ) -> OperationFamilyResult:
