@@ -215,7 +215,7 @@ class TestLastRace:
         def tune(library: RacedTrial) -> OperationResult:
             def contest(finalists: Any, libraries: Any, problem: Any, **context: Any) -> list[RacedTrial]:
                 assert [one.name for one in libraries] == ["mine"]
-                return [RacedTrial(one.trial, _rounds(one.trial.time_us)) for one in finalists] + [library]
+                return [RacedTrial(trial, _rounds(trial.time_us)) for _, _, trial in finalists] + [library]
 
             monkeypatch.setattr(operation_session, "hold_contest", contest)
             monkeypatch.setattr(operation_session, "_is_replayed", lambda device: False)
