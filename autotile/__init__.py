@@ -16,6 +16,8 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+from autotile.version import __version__ as __version__
+
 TYPE_CHECKING = False  # importing `typing` would be most of this module's time, and Ctrl-C in it a traceback
 if TYPE_CHECKING:
     import autotile.torch  # noqa: F401 - so that it is an attribute
@@ -198,7 +200,6 @@ if TYPE_CHECKING:
     from autotile.tuning.result import TuneResult as TuneResult
     from autotile.tuning.stopping import Stopped as Stopped
 
-__version__ = "0.1.0"
 
 _NAMES = {
     "api.databases": (

@@ -227,7 +227,7 @@ def report(summary: dict[str, Any], rounds: list[dict[str, Any]], agree: bool) -
 def tool_version(tool: str) -> str:
     """Return the version of a tool; that of autotile is read from the measured source."""
     if tool == "autotile":
-        source = (ROOT / "autotile" / "__init__.py").read_text()
+        source = (ROOT / "autotile" / "version.py").read_text()
         return next(line.split('"')[1] for line in source.splitlines() if line.startswith("__version__"))
     return version(tool)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, overload
 
-from autotile import __version__
 from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.model import Problem
@@ -31,6 +30,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipment import Selection, Shipment, pack_shipment, prepare_shipments, write_shipped_header
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, held_kernel
 from autotile.settings import read_settings, user_path
+from autotile.version import __version__
 
 TrialFormat = Literal["t4", "kernel-tuner", "optuna", "recording"]
 ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording", "c-header"]

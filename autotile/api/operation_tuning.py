@@ -18,7 +18,7 @@ from autotile.core.objectives import split_objectives
 from autotile.cuda.driver import device_count
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
-from autotile.kernel.operation import Operation
+from autotile.kernel.operation import Library, Operation
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
 from autotile.serving.shelf import model_of
@@ -28,7 +28,6 @@ from autotile.tuning.problem_queue import Lane, open_lane
 from autotile.tuning.progress_state import Observer
 
 if TYPE_CHECKING:
-    from autotile.tuning.contest import OperationLibrary
     from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
 
 
@@ -101,7 +100,6 @@ def tune_operation_family(
         NVRTC, CuPy or the driver does not work.
     """
     from autotile.tuning import operation_family
-    from autotile.tuning.contest import OperationLibrary
 
     if options.only is not None or options.tries or options.verify_sizes or options.until or options.fresh:
         raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
@@ -120,7 +118,7 @@ def tune_operation_family(
                 chosen,
                 read_settings(),
                 options,
-                libraries=[OperationLibrary(one.name, one.version, one.call) for one in libraries_for(operation)],
+                libraries=libraries_for(operation),
                 observe=observe,
                 lane=lane,
             )
@@ -193,12 +191,10 @@ def _expected_by_model(
     return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
 
 
-def _libraries_of(operation: Operation, problem: Problem, *, is_present: bool) -> list[OperationLibrary]:
+def _libraries_of(operation: Operation, problem: Problem, *, is_present: bool) -> list[Library]:
     """Return the libraries that compute a problem, on this machine or, as far as an operation names them, on others."""
-    from autotile.tuning.contest import OperationLibrary
-
     return [
-        OperationLibrary(library.name, library.version, library.call)
+        library
         for library in libraries_for(operation, is_present=is_present)
         if computes(library, operation, problem) and (is_present or library.call is None)
     ]

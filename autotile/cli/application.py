@@ -22,7 +22,6 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from autotile import __version__
 from autotile.cli.output import (
     BAD_INPUT,
     INTERRUPTED,
@@ -38,6 +37,7 @@ from autotile.cli.output import (
 )
 from autotile.database.paths import has_password
 from autotile.errors import AutotileError, DataWarning, InputError, ProblemError, RescuedRunError
+from autotile.version import __version__
 
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""

@@ -24,7 +24,6 @@ from sqlalchemy import (
     update,
 )
 
-from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, Name, TimeUs, Whole, convert
 from autotile.core.model import Config, Outcome, Trial, config_key
@@ -46,6 +45,7 @@ from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, inse
 from autotile.database.winners import CHECK_COLUMNS, UNVERIFIED_SAMPLER, WINNER_COLUMNS, Check, Winner
 from autotile.errors import DataError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
+from autotile.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeGuard
 
 import msgspec
 
-from autotile import __version__
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import DTYPES
@@ -28,6 +27,7 @@ from autotile.errors import DataError, InputError
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.problem import MAX_SIZE
 from autotile.kernel.spec import Parameter
+from autotile.version import __version__
 
 STAGES: Mapping[str, str] = {
     "compile": "compile_time",

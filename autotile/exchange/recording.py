@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, Name, Text, Whole, decode_json, encode_json
 from autotile.core.file_names import file_name
@@ -25,6 +24,7 @@ from autotile.database.keys import TuningKey
 from autotile.errors import DataError, RecordingError
 from autotile.exchange.archive import NpzReader, write_npz
 from autotile.kernel.spec import Parameter
+from autotile.version import __version__
 
 FORMAT_VERSION = 1
 _FORMAT = "autotile recording"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from autotile import __version__
 from autotile.core.device import device_profile
 from autotile.core.model import Config, config_key, config_text
 from autotile.core.text import sizes_text
@@ -28,6 +27,7 @@ from autotile.exchange.shipped import shipped_rules, shipped_winners
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, unsupported_reason
 from autotile.settings import available_cores, read_settings
+from autotile.version import __version__
 from autotile.workers.compile_pool import CompilePool
 
 _COMPILE_DEADLINE_S = 120.0

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,24 @@ LIBRARIES = ("cublas",)
 _KEYS = ("name", "summary", "sizes", "flags", "conditions", "dtypes", "libraries")
 _KERNEL_KEYS = ("kernel", "when", "sizes", "dtypes", "measured_only")
 _MAX_KERNELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library that computes an operation.
+
+    Attributes
+    ----------
+    name, version
+        Name, and version; times of another version are not compared.
+    call
+        Callable over the arrays of the operation's kernels, in the order of their arguments, which writes the outputs.
+        None for cuBLAS.
+    """
+
+    name: str
+    version: str
+    call: Callable[..., object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotile import __version__
 from autotile.core.documents import encode_json
 from autotile.core.text import shown_text
 from autotile.database.paths import atomic_write
 from autotile.errors import InputError
 from autotile.report.theme import DARK, LIGHT, Chart, ChartTable, load_plotly
+from autotile.version import __version__
 
 _MAX_TABLE_ROWS = 200
 """Rows of a table behind a chart."""

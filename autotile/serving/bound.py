@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from autotile.cuda.cubin_cache import CachedCubin
     from autotile.cuda.function import PackedCubin, StepFunctions
-    from autotile.serving.libraries import Library
+    from autotile.kernel.operation import Library
 
 
 class Call(NamedTuple):

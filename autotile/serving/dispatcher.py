@@ -705,7 +705,8 @@ def add_library(operation: str, name: str, callable: Callable[..., object], *, v
     --------
     >>> autotile.add_library("sum.toml", "cupy", lambda x, y: x.sum(out=y))  # doctest: +SKIP
     """
-    from autotile.serving.libraries import Library, keep_library
+    from autotile.kernel.operation import Library
+    from autotile.serving.libraries import keep_library
 
     keep_library(load_operation(operation), Library(name, version, callable))
     forget_served()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from autotile.core.frozen import cached_property, dataclass
+from autotile.core.frozen import cached_property
 from autotile.core.model import Problem
 from autotile.cuda.cublas import Gemm, Layout, cublas_version
 from autotile.cuda.driver import device_count
@@ -13,7 +13,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, InputError, ToolchainError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel
-from autotile.kernel.operation import LIBRARIES, Operation
+from autotile.kernel.operation import LIBRARIES, Library, Operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.arrays import ArraySpec, CallArrays, accepted_pointers, library_of, on_stream
 from autotile.serving.arrays import Library as ArrayLibrary
@@ -21,24 +21,6 @@ from autotile.serving.arrays import Library as ArrayLibrary
 _SIZES = {"M", "N", "K"}
 _NAMES = _SIZES | {"BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"}
 """Sizes and flags of an operation that cuBLAS may compute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """A library that computes an operation.
-
-    Attributes
-    ----------
-    name, version
-        Name, and version; times of another version are not compared.
-    call
-        Callable over the arrays of the operation's kernels, in the order of their arguments, which writes the outputs.
-        None for cuBLAS.
-    """
-
-    name: str
-    version: str
-    call: Callable[..., object] | None = None
 
 
 _added: dict[str, dict[str, Library]] = {}

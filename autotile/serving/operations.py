@@ -22,11 +22,11 @@ from autotile.database.fast_access import Changes, file_signature, read_changes_
 from autotile.database.keys import key_of, library_key
 from autotile.database.winners import Winner
 from autotile.errors import InputError
-from autotile.kernel.operation import Member, Operation
+from autotile.kernel.operation import Library, Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
 from autotile.serving.bound import BoundKernel, Code, KernelCode
 from autotile.serving.choice import Choice, Contender
-from autotile.serving.libraries import Library, LibraryCode, computes, libraries_for
+from autotile.serving.libraries import LibraryCode, computes, libraries_for
 from autotile.serving.shelf import DatabaseShelf, Shelf, model_of
 from autotile.serving.sources import Request, choose, exact, first_allowed, neighbours, wrong_configs
 from autotile.settings import read_settings

@@ -21,8 +21,7 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import FinalistChecks, hold_race
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import GivenCandidates, Pipeline
-from autotile.workers.compile_pool import CompilePool
+from autotile.tuning.pipeline import GivenCandidates, Pipeline, open_compile_pool
 from autotile.workers.jobs import Candidate, Reading
 
 CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
@@ -110,8 +109,7 @@ def judge(
         for config, what in zip(configs, ("the candidate", "the winner"), strict=True):
             if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
                 raise InputError(f"{what} cannot be launched: {reason}")
-        limits = (settings.cache, settings.cache_limit_bytes, _WORKERS, options.compile_deadline_s)
-        compile_pool = stack.enter_context(closing(CompilePool(*limits)))
+        compile_pool = stack.enter_context(closing(open_compile_pool(settings, replace(options, workers=_WORKERS))))
         pipelines = [
             Pipeline(each, problem, backend, compile_pool, verify_sizes=options.verify_sizes)
             for each in (candidate, kernel)

@@ -13,14 +13,15 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial
 from autotile.errors import InputError, WorkerError
 from autotile.kernel.library import Kernel
+from autotile.kernel.operation import Library
 from autotile.settings import Settings
 from autotile.tuning.backend import Backend, LiveBackend, expected_folder, workload_of
 from autotile.tuning.finals import with_times
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import Pipeline
+from autotile.tuning.pipeline import Pipeline, open_compile_pool
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Race, Reading, Workload
 
@@ -34,31 +35,8 @@ _CHECKS = 4
 """Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationLibrary:
-    """A library that computes an operation.
-
-    Attributes
-    ----------
-    name, version
-        Name and version, under which its times are stored.
-    call
-        Function of the arrays of the kernels, in the order of their arguments, which writes the output; None for a
-        library that the operation file names.
-    """
-
-    name: str
-    version: str
-    call: Callable[..., Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finalist:
-    """A kernel with its best configuration."""
-
-    kernel: Kernel
-    problem: Problem
-    trial: Trial
+Finalist = tuple[Kernel, Problem, Trial]
+"""A kernel with its problem and the trial of its best configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +53,7 @@ class RacedTrial:
 
 def hold_contest(
     finalists: Sequence[Finalist],
-    libraries: Sequence[OperationLibrary],
+    libraries: Sequence[Library],
     problem: Problem,
     *,
     device: DeviceProperties,
@@ -116,11 +94,11 @@ def hold_contest(
     """
     with ExitStack() as stack:
         workloads = []
-        for one in finalists:
-            folder = expected_folder(one.kernel, one.problem, options)
+        for kernel, own_problem, _ in finalists:
+            folder = expected_folder(kernel, own_problem, options)
             if folder is not None:
                 stack.callback(folder.close)
-            workload = workload_of(one.kernel, one.problem, settings, options)
+            workload = workload_of(kernel, own_problem, settings, options)
             workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
         backend: Backend
         if lane.cluster is not None:
@@ -128,16 +106,9 @@ def hold_contest(
         else:
             gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
             backend = LiveBackend(gpu, device)
-        pool = CompilePool(
-            settings.cache,
-            settings.cache_limit_bytes,
-            worker_count(options.workers),
-            options.compile_deadline_s,
-            worker_pool=worker_pool,
-        )
-        with closing(pool):
+        with closing(open_compile_pool(settings, options, worker_pool)) as pool:
             candidates = [_compiled(one, backend, pool) for one in finalists]
-        round_us = sum(one.trial.time_us or 0.0 for one in finalists) * (1 + len(libraries) / len(finalists))
+        round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
         rounds = int(np.clip(_RACE_S * 1e6 / max(round_us, 1.0), _MIN_ROUNDS, _MAX_ROUNDS))
         expected_s = 1e-6 * rounds * round_us
         raced_kernels = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
@@ -157,7 +128,7 @@ def hold_contest(
             if found is None or len(found) != len(job.entries):
                 raise WorkerError(f"the reply of {backend.uuid} holds no times")
             raced = found
-    known = [*(one.trial for one in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
+    known = [*(trial for _, _, trial in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
     return [
         _raced(trial, reading, options, is_elsewhere=lane.cluster is not None)
         for trial, reading in zip(known, raced, strict=True)
@@ -168,14 +139,15 @@ def _remote_gpu(lane: Lane, first: Finalist, workload: Workload, options: TuneOp
     from autotile.tuning.cluster.client import RemoteWork  # imports Dask
     from autotile.tuning.cluster.gpus import free_gpu
 
-    return free_gpu(lane, RemoteWork(first.kernel.name, workload, options.run_deadline_s))
+    return free_gpu(lane, RemoteWork(first[0].name, workload, options.run_deadline_s))
 
 
 def _compiled(one: Finalist, backend: Backend, pool: CompilePool) -> Candidate:
     """Return the candidate of a finalist, whose cubin is in the cache unless it was trimmed."""
-    compiled = Pipeline(one.kernel, one.problem, backend, pool).recompile([one.trial])
+    kernel, problem, trial = one
+    compiled = Pipeline(kernel, problem, backend, pool).recompile([trial])
     if not compiled:
-        raise InputError(f"{one.kernel.name}: the best configuration does not compile any more")
+        raise InputError(f"{kernel.name}: the best configuration does not compile any more")
     return compiled[0][1]
 
 

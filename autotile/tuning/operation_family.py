@@ -20,13 +20,12 @@ from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
 from autotile.kernel.library import Kernel
-from autotile.kernel.operation import Operation
+from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, check_memory
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
-from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_learning import learn_model
 from autotile.tuning.operation_result import Losses, OperationFamilyResult
 from autotile.tuning.operation_sweep import (
@@ -38,11 +37,12 @@ from autotile.tuning.operation_sweep import (
     problem_of,
 )
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.pipeline import open_compile_pool
 from autotile.tuning.problem_queue import Lane
 from autotile.tuning.progress_state import Observer, Progress
 from autotile.tuning.stopping import StopRequest
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -141,7 +141,7 @@ def tune_operation_family(
     settings: Settings,
     options: TuneOptions,
     *,
-    libraries: Sequence[OperationLibrary] = (),
+    libraries: Sequence[Library] = (),
     observe: Observer = lambda _: None,
     lane: Lane | None = None,
 ) -> OperationFamilyResult:
@@ -183,14 +183,8 @@ def tune_operation_family(
 
     location = settings.database if options.database is None else options.database
     with Database.open(location) as database, WorkerPool(worker_count(options.workers)) as worker_pool:
-        pool = CompilePool(
-            settings.cache,
-            settings.cache_limit_bytes,
-            worker_count(options.workers),
-            options.compile_deadline_s,
-            worker_pool=worker_pool,
-            farm=lane.cluster.compilers if lane.cluster is not None else None,
-        )
+        farm = lane.cluster.compilers if lane.cluster is not None else None
+        pool = open_compile_pool(settings, options, worker_pool, farm=farm)
         named = tuple(one for one in libraries if one.call is None)
         gpu = grid_gpu(lane, worker_pool, options)
         with closing(pool), closing(gpu):

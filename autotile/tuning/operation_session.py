@@ -22,10 +22,10 @@ from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.database.studies import CONTEST
 from autotile.errors import DatabaseError, DeviceError, EmptySpaceError, InputError, ToolchainError, WorkerError
 from autotile.kernel.library import Kernel
-from autotile.kernel.operation import Operation
+from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import Settings
-from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
+from autotile.tuning.contest import RacedTrial, hold_contest
 from autotile.tuning.family_study import is_possible
 from autotile.tuning.operation_result import ContenderState, OperationResult, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
@@ -104,7 +104,7 @@ def tune_operation(
     settings: Settings,
     options: TuneOptions,
     *,
-    libraries: Sequence[OperationLibrary] = (),
+    libraries: Sequence[Library] = (),
     served: Served = lambda kernel, problem: None,
     proposed: Proposed = lambda kernels, sizes, device: (),
     observe: Observer = lambda _: None,
@@ -196,7 +196,7 @@ class _OperationSession:
     problem: Problem
     settings: Settings
     options: TuneOptions
-    libraries: tuple[OperationLibrary, ...]
+    libraries: tuple[Library, ...]
     served: Served
     observe: Observer
     kernels: list[_Kernel]
@@ -362,7 +362,7 @@ class _OperationSession:
             if self.libraries:
                 self._notices["launches are replayed: no library can be timed here"] = None
             return self._compared(near, {})
-        finalists = [Finalist(one.kernel, one.problem, one.best) for one in near if one.best is not None]
+        finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
         try:
             contest = hold_contest(
                 finalists,
@@ -444,7 +444,7 @@ class _OperationSession:
         key = key_of(one.kernel, one.problem, self._device, nvrtc_version=nvrtc_version(), l2_mode=self.options.l2)
         self._store(key, trial)
 
-    def _store_library(self, library: OperationLibrary, raced: RacedTrial) -> None:
+    def _store_library(self, library: Library, raced: RacedTrial) -> None:
         assert self._device is not None
         key = library_key(
             self.operation,

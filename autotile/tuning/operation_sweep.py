@@ -22,12 +22,11 @@ from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.library import Kernel
-from autotile.kernel.operation import Operation
+from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.tuning.backend import workload_of
-from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Compiling, compiled_sizes
 from autotile.tuning.problem_queue import Lane
@@ -145,7 +144,7 @@ class Sweep:
         operation: Operation,
         dtype: str,
         kernels: Mapping[str, Kernel],
-        libraries: Sequence[OperationLibrary],
+        libraries: Sequence[Library],
         *,
         settings: Settings,
         options: TuneOptions,
@@ -304,7 +303,7 @@ class Sweep:
         return libraries, measured
 
     @staticmethod
-    def _check_version(library: OperationLibrary, reading: Reading) -> None:
+    def _check_version(library: Library, reading: Reading) -> None:
         """Raise if another machine has another version of a library: their times are not comparable."""
         version = reading.telemetry.get(LIBRARY_VERSION)
         if version is not None and version != library.version:
@@ -316,7 +315,7 @@ class Sweep:
         nvrtc, l2 = nvrtc_version(), self._options.l2
         return key_of(self._kernels[name], problem, self._device, nvrtc_version=nvrtc, l2_mode=l2)
 
-    def _library_key(self, problem: Problem, library: OperationLibrary) -> TuningKey:
+    def _library_key(self, problem: Problem, library: Library) -> TuningKey:
         nvrtc, l2 = nvrtc_version(), self._options.l2
         name, version = library.name, library.version
         return library_key(self._operation, problem, self._device, name, version, nvrtc_version=nvrtc, l2_mode=l2)

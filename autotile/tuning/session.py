@@ -40,7 +40,14 @@ from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
-from autotile.tuning.pipeline import CompiledCandidate, GivenCandidates, LoadMeter, Pipeline, Proposer
+from autotile.tuning.pipeline import (
+    CompiledCandidate,
+    GivenCandidates,
+    LoadMeter,
+    Pipeline,
+    Proposer,
+    open_compile_pool,
+)
 from autotile.tuning.problem_queue import Lane
 from autotile.tuning.progress_state import Observer, Progress, TimeLeft
 from autotile.tuning.result import TuneResult, measure_drift, newest_trials, pareto_front, write_trace
@@ -56,7 +63,7 @@ from autotile.tuning.stopping import (
     check_until,
 )
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.claims import Claimed
@@ -241,14 +248,8 @@ class Session:
         """Search of `run`."""
         self._asked: Search | None = None
         """Search of `ask`."""
-        self._compile_pool = CompilePool(
-            settings.cache,
-            settings.cache_limit_bytes,
-            workers,
-            options.compile_deadline_s,
-            worker_pool=worker_pool,
-            timeline=self._timeline,
-            farm=backend.farm,
+        self._compile_pool = open_compile_pool(
+            settings, options, worker_pool, timeline=self._timeline, farm=backend.farm
         )
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = Pipeline(

@@ -208,7 +208,8 @@ def test_damage_found_while_reading_says_what_to_do(
 def test_a_lock_that_is_never_released_is_explained(
     tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotile.database.engine.LOCK_TIMEOUT_S", 0.05)
+    for module in ("engine", "upgrade"):  # both set it for a connection
+        monkeypatch.setattr(f"autotile.database.{module}.LOCK_TIMEOUT_S", 0.05)
     with Database.open(tmp_path / "tuning.db") as database:
         holder = sqlite3.connect(tmp_path / "tuning.db", isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")

@@ -52,8 +52,7 @@ def test_kernels_and_cublas_are_raced(dtype: str, sizes: dict[str, int]) -> None
 def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scale_toml: Path) -> None:
     import cupy
 
-    from autotile.kernel.operation import load_operation
-    from autotile.tuning.contest import OperationLibrary
+    from autotile.kernel.operation import Library, load_operation
     from autotile.tuning.operation_session import tune_operation
 
     path = scale_toml.with_name("scaling.toml")
@@ -71,7 +70,7 @@ def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scale_toml: Path)
         operation.resolve({"n": 100_000}),
         read_settings(),
         TuneOptions(trials=3, finals=2),
-        libraries=[OperationLibrary("right", "1", right), OperationLibrary("wrong", "1", wrong)],
+        libraries=[Library("right", "1", right), Library("wrong", "1", wrong)],
     )
     states = {one.name: one.state for one in result.contenders}
     assert states["wrong"] == "failed"
@@ -135,7 +134,6 @@ def test_products_are_swept_beside_cublas() -> None:
     from autotile.cuda.driver import live_device
     from autotile.kernel.operation import load_operation
     from autotile.serving.libraries import libraries_for
-    from autotile.tuning.contest import OperationLibrary
     from autotile.tuning.operation_sweep import Sweep, SweepCandidate, problem_of
     from autotile.workers.child import WorkerPool
     from autotile.workers.compile_pool import CompilePool
@@ -143,7 +141,7 @@ def test_products_are_swept_beside_cublas() -> None:
 
     operation, settings, device = load_operation("matmul"), read_settings(), live_device()
     kernels = {member.name: member.load() for member in operation.members if "float32" in member.dtypes}
-    libraries = [OperationLibrary(one.name, one.version, one.call) for one in libraries_for(operation)]
+    libraries = libraries_for(operation)
     candidates = [SweepCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
     with Database.open(settings.database) as database, WorkerPool() as pool:
         compilers = CompilePool(settings.cache, settings.cache_limit_bytes, 4, 60.0, worker_pool=pool)

@@ -22,12 +22,12 @@ from autotile.database.fast_access import file_signature, read_changes_fast
 from autotile.database.keys import key_of
 from autotile.errors import CompileError
 from autotile.kernel.library import load_kernel
-from autotile.kernel.operation import load_operation
+from autotile.kernel.operation import Library, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import refresh as refreshing
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
-from autotile.serving.libraries import Library, _added
+from autotile.serving.libraries import _added
 from autotile.settings import read_settings
 
 BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}

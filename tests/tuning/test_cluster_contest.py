@@ -23,9 +23,10 @@ from autotile import __version__
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Outcome
 from autotile.errors import WorkerError
+from autotile.kernel.operation import Library
 from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
-from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
+from autotile.tuning.contest import RacedTrial, hold_contest
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
@@ -103,11 +104,11 @@ def race(bench: Any, judges: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def hold(*gpus: str) -> list[RacedTrial]:
         cluster = NearCluster(GpuPlugin(OfferedGpu("GPU-a", bench.device, 3)))
         configs = bench.configs()[:2]
-        finalists = [Finalist(bench.kernel, bench.problem(), judges["by_threads"](config)) for config in configs]
+        finalists = [(bench.kernel, bench.problem(), judges["by_threads"](config)) for config in configs]
         with WorkerPool() as worker_pool:
             return hold_contest(
                 finalists,
-                [OperationLibrary("cublas", "")],
+                [Library("cublas", "")],
                 bench.problem(),
                 device=bench.device,
                 settings=read_settings(),

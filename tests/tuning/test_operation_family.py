@@ -22,10 +22,9 @@ from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ProblemError, ToolchainError
 from autotile.families.model_fit import fit_model
 from autotile.families.operation_model import OperationModel
-from autotile.kernel.operation import Operation, load_operation
+from autotile.kernel.operation import Library, Operation, load_operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_family, operation_learning, operation_sweep
-from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.operation_family import tune_operation_family
 from autotile.tuning.operation_result import OperationFamilyResult
 from autotile.tuning.options import TuneOptions
@@ -264,7 +263,7 @@ def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.M
 
 
 def test_the_library_of_another_machine_must_be_the_same() -> None:
-    library = OperationLibrary("cublas", "12.8.4")
+    library = Library("cublas", "12.8.4")
     reading = Reading(Outcome.OK, telemetry={LIBRARY_VERSION: "13.1.0"})
     with pytest.raises(ToolchainError, match=r"has cublas 13\.1\.0, and the session 12\.8\.4"):
         operation_sweep.Sweep._check_version(library, reading)

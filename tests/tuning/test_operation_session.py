@@ -14,10 +14,10 @@ from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import Interval
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
-from autotile.kernel.operation import Operation
+from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
-from autotile.tuning.contest import OperationLibrary, RacedTrial
+from autotile.tuning.contest import RacedTrial
 from autotile.tuning.operation_result import OperationResult, tried_text
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import TuneOptions
@@ -215,11 +215,11 @@ class TestLastRace:
         def tune(library: RacedTrial) -> OperationResult:
             def contest(finalists: Any, libraries: Any, problem: Any, **context: Any) -> list[RacedTrial]:
                 assert [one.name for one in libraries] == ["mine"]
-                return [RacedTrial(one.trial, _rounds(one.trial.time_us)) for one in finalists] + [library]
+                return [RacedTrial(trial, _rounds(trial.time_us)) for _, _, trial in finalists] + [library]
 
             monkeypatch.setattr(operation_session, "hold_contest", contest)
             monkeypatch.setattr(operation_session, "_is_replayed", lambda device: False)
-            return run(trials=45, libraries=[OperationLibrary("mine", "1.2")])
+            return run(trials=45, libraries=[Library("mine", "1.2")])
 
         return tune
 

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotile import __version__
 from autotile.core.documents import decode_json, encode_json
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
 from autotile.tuning.cluster.compilers import ClusterCompilers
 from autotile.tuning.cluster.connection import SIMULATED, Connection, Operation, Reply
 from autotile.tuning.cluster.scheduler import distributed
+from autotile.version import __version__
 from autotile.workers.jobs import Job, Workload, job_message, with_files
 
 _POLL_S = 1.0

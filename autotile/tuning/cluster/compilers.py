@@ -20,7 +20,6 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from autotile import __version__
 from autotile.core.documents import Name, Text, decode_json, encode_json
 from autotile.core.model import Outcome
 from autotile.core.text import plural
@@ -31,6 +30,7 @@ from autotile.kernel.sources import included_files, read_bytes
 from autotile.settings import read_settings
 from autotile.tuning.cluster.connection import Connection
 from autotile.tuning.cluster.scheduler import WorkerPlugin, distributed, ignore_interrupts
+from autotile.version import __version__
 from autotile.workers.compile_pool import CompilePool, FarmResult
 
 COMPILERS = "compile with "

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import msgspec
 
-from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Outcome
@@ -37,6 +36,7 @@ from autotile.tuning.cluster.scheduler import (
     local_host,
 )
 from autotile.tuning.replay import SimulatedGpu
+from autotile.version import __version__
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Check, Job, Race, Time, Workload, read_job, with_files
