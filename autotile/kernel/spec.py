@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
@@ -16,7 +16,6 @@ from autotile.core.text import html_of, plural
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
 from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
 from autotile.kernel.compiler_options import Build
-from autotile.kernel.computed import Computed
 from autotile.kernel.descriptors import TensorMapArgument
 from autotile.kernel.expressions import Expression
 from autotile.kernel.nodes import Kind
@@ -24,6 +23,9 @@ from autotile.kernel.reference import Reference
 from autotile.kernel.source_text import names_in
 from autotile.kernel.syntax import Location
 from autotile.kernel.table import Table, check_names
+
+if TYPE_CHECKING:
+    from autotile.kernel.computed import Computed
 
 MEASURED = (
     "time_us",
