@@ -23,14 +23,13 @@ from autotile.core.frozen import dataclass
 from autotile.errors import InputError, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.array_expressions import ArrayExpression, ShapeOnly, parse_array_expression
-from autotile.kernel.nodes import Kind
-from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, canonical_text, one_line
+from autotile.kernel.expressions import ExpressionError, ExpressionText, Kind, Location, canonical_text, one_line
 from autotile.kernel.table import Table, describe
 from autotile.settings import available_cores
 
 if TYPE_CHECKING:
-    from autotile.kernel.input_files import InputFile
     from autotile.kernel.arguments import BufferArgument
+    from autotile.kernel.input_files import InputFile
 
 
 NAMED = ("normal", "uniform", "zeros", "ones", "arange")

@@ -13,10 +13,8 @@ from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError, listing, nearest
 from autotile.kernel.arguments import Argument, BufferArgument, Workspace, WorkspaceArgument
 from autotile.kernel.descriptors import TensorMap, Texture
-from autotile.kernel.expressions import Expression
-from autotile.kernel.nodes import Kind
-from autotile.kernel.source_text import is_entry
-from autotile.kernel.spec import STEP, KernelSpec, Launch, Step
+from autotile.kernel.expressions import Expression, Kind
+from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, is_entry
 from autotile.kernel.structures import StructValue
 from autotile.kernel.table import Table, describe
 

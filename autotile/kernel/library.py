@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
 from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
+from autotile.kernel.expressions import Location
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.source_text import names_in
 from autotile.kernel.sources import check_source, is_file, own_sources, read_text
-from autotile.kernel.spec import KernelSpec
-from autotile.kernel.syntax import Location
+from autotile.kernel.spec import KernelSpec, names_in
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:

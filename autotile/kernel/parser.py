@@ -14,8 +14,8 @@ from autotile.errors import listing, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
 from autotile.kernel.compiler_options import parse_build
+from autotile.kernel.expressions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
-from autotile.kernel.nodes import Kind
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
 from autotile.kernel.reference import parse_reference
 from autotile.kernel.spec import KernelSpec, Limits, Parameter, Rule, Step, Work, parse_metrics, parse_objective
