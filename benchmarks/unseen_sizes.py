@@ -46,7 +46,7 @@ from autotile.families.family import Extent, Family
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice
 from autotile.serving.shelf import Shelf
-from autotile.serving.selection import Request, choose
+from autotile.serving.choice_sources import Request, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import FamilyPlan, TuneOptions

@@ -9,7 +9,7 @@ adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
 `Request`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.shelf`). Sources
-(`autotile.serving.selection`) yield choices for it, lazily and best first: exact results, rules of families, neighbours,
+(`autotile.serving.choice_sources`) yield choices for it, lazily and best first: exact results, rules of families, neighbours,
 the untuned configuration. One filter passes those that may be served, and one estimate compares neighbours with what an
 empty database would serve. An operation (`autotile.serving.operations`) adds four sources over the requests of its
 kernels: measured times, a model of times, libraries, the nearest. Pins (`autotile.serving.pinning`) precede all

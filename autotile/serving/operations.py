@@ -27,7 +27,7 @@ from autotile.kernel.problem import resolve_problem, size_distance, unsupported_
 from autotile.serving.bound import BoundKernel, Code, KernelCode
 from autotile.serving.choice import Choice, Contender
 from autotile.serving.libraries import LibraryCode, computes, libraries_for
-from autotile.serving.selection import Request, choose, exact, first_allowed, neighbours, wrong_configs
+from autotile.serving.choice_sources import Request, choose, exact, first_allowed, neighbours, wrong_configs
 from autotile.serving.shelf import DatabaseShelf, Shelf, model_of
 from autotile.settings import read_settings
 
