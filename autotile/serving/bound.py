@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from autotile.cuda.cubin_cache import CachedCubin
     from autotile.cuda.function import PackedCubin, StepFunctions
     from autotile.kernel.operation import Library
-    from autotile.serving.capture import CaptureFolder
 
 
 class Call(NamedTuple):
@@ -604,17 +603,6 @@ class BoundKernel:
         )
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def call_captured(
-        self, folder: CaptureFolder, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]
-    ) -> Any:
-        """Write the arguments of a call to a folder, and launch; see `autotile.capture`."""
-        from autotile.serving.capture import CapturingLauncher
-
-        launcher = CapturingLauncher((self._launcher or self._load()).plain, self._code, folder)
-        launched = launcher.launch(arrays, stream, scalars)
-        self._count_call()
-        return self._outputs(launched)
-
     @property
     def is_loaded(self) -> bool:
         """Whether the kernel is compiled and loaded."""
@@ -697,3 +685,16 @@ class BoundKernel:
 def launcher_of(kernel: BoundKernel) -> Launcher:
     """Return the launcher of a served kernel, which is loaded for it if need be."""
     return kernel._launcher or kernel._load()
+
+
+def call_through(
+    kernel: BoundKernel,
+    wrap: Callable[[Launcher, Code], Launcher],
+    arrays: Sequence[Any],
+    stream: Any,
+    scalars: Mapping[str, float],
+) -> Any:
+    """Call a served kernel with another launcher, made of its own and of its code."""
+    launched = wrap(launcher_of(kernel).plain, kernel._code).launch(arrays, stream, scalars)
+    kernel._count_call()
+    return kernel._outputs(launched)

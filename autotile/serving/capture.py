@@ -9,19 +9,18 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from autotile.core.argument_types import checked
+from autotile.core.argument_types import checked_except
 from autotile.core.documents import encode_json
 from autotile.errors import InputError
 from autotile.kernel.inputs import DOCUMENT, document_of
+from autotile.serving.bound import BoundKernel, Code, Launcher, call_through, expect_served
 from autotile.settings import absolute_path, read_settings
-
-if TYPE_CHECKING:
-    from autotile.serving.bound import BoundKernel, Code, Launcher
 
 
 class CaptureFolder:
@@ -146,7 +145,7 @@ def configured(launcher: Launcher, kernel: Code) -> Launcher:
     return CapturingLauncher(launcher, kernel, _folders.setdefault(key, CaptureFolder(*key)))
 
 
-@checked
+@checked_except("kernel")
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
 ) -> CapturedKernel:
@@ -175,8 +174,6 @@ def capture(
     --------
     >>> capture(kernel, "calls")(x, y)  # doctest: +SKIP
     """
-    from autotile.serving.bound import expect_served
-
     expect_served(kernel, "capture")
     chosen = absolute_path(folder, "a folder of captured calls") if folder is not None else read_settings().capture
     if chosen is None:
@@ -193,4 +190,5 @@ class CapturedKernel:
 
     def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
         """Capture and launch; as a call of the kernel."""
-        return self._kernel.call_captured(self._folder, arrays, stream, scalars)
+        wrap = partial(CapturingLauncher, folder=self._folder)
+        return call_through(self._kernel, wrap, arrays, stream, scalars)

@@ -19,7 +19,6 @@ from autotile.errors import ArgumentError, AutotileError, InputError, ToolchainE
 from autotile.kernel.library import load_kernel
 from autotile.serving import libraries, operations
 from autotile.serving.bound import BoundKernel
-from autotile.serving.capture import CaptureFolder
 from autotile.serving.dispatcher import default_dispatcher
 
 KINDS = ["plain", "library", "raced", "raced library"]
@@ -83,7 +82,6 @@ ARGUMENTS: dict[str, Callable[[BoundKernel, Path], tuple[Any, ...]]] = {
     "has_shapes_of": lambda kernel, _: (kernel,),
     "adopt": lambda kernel, _: (kernel,),
     "report_calls": lambda kernel, _: (None,),
-    "call_captured": lambda kernel, folder: (CaptureFolder(folder, 1, 1 << 20), ARRAYS, None, {}),
 }
 """Arguments of the methods that take some."""
 
@@ -103,7 +101,7 @@ def test_every_public_name(kind: str, inspected: bool, tmp_path: Path) -> None:
     cupy = pytest.importorskip("cupy")
     without_gpu = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
     names = public_names()
-    assert {"adopt", "bind", "call_captured", "explain", "geometry", "load", "occupancy", "to_json"} <= set(names)
+    assert {"adopt", "bind", "explain", "geometry", "load", "occupancy", "to_json"} <= set(names)
     for name in names:
         kernel = serve(kind, "h200" if inspected else None)
         error = failure(kernel, name, tmp_path)
@@ -111,7 +109,7 @@ def test_every_public_name(kind: str, inspected: bool, tmp_path: Path) -> None:
             assert (name, kernel.is_library) == ("geometry", True), f"{name}: {error}"
             assert "is a library, which has no launch geometry" in str(error)
         elif isinstance(error, without_gpu):
-            assert (name, inspected) in {(each, False) for each in ("bind", "call_captured", "load")}, name
+            assert (name, inspected) in {(each, False) for each in ("bind", "load")}, name
         else:
             assert error is None or str(error)
 
