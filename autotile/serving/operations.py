@@ -26,9 +26,9 @@ from autotile.kernel.operation import Library, Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
 from autotile.serving.bound import BoundKernel, Code, KernelCode
 from autotile.serving.choice import Choice, Contender
+from autotile.serving.choice_sources import Request, choose, exact, first_allowed, neighbours, wrong_configs
 from autotile.serving.libraries import LibraryCode, computes, libraries_for
 from autotile.serving.shelf import DatabaseShelf, Shelf, model_of
-from autotile.serving.sources import Request, choose, exact, first_allowed, neighbours, wrong_configs
 from autotile.settings import read_settings
 
 SHOWN = 3

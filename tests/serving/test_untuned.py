@@ -15,9 +15,9 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import sources
 from autotile.serving.choice import Choice, Estimated
+from autotile.serving.choice_sources import Request, choose, untuned_config
 from autotile.serving.description import explain
 from autotile.serving.shelf import Shelf
-from autotile.serving.sources import Request, choose, untuned_config
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace
 from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
