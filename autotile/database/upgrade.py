@@ -225,7 +225,7 @@ def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
                 return ()
             end = time.monotonic() + _VISIT_S
             while (user := _user_of(path)) and time.monotonic() < end:
-                time.sleep(_VISIT_S / 100)
+                time.sleep(0.02)
             if user:
                 raise DatabaseError(
                     f"the database {path} is damaged, and {user} uses it; it is left as it is: end that process, then "
