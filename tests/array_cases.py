@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from autotile.kernel.nodes import Kind
+from autotile.kernel.expressions import Kind
 
 KINDS: dict[str, Kind] = {"N": "number", "K": "number", "FLAG": "boolean"}
 

@@ -21,7 +21,7 @@ from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.report.report_data import read_report
 from autotile.report.study_data import StudyData
-from autotile.space.occupancy import occupancy
+from autotile.space.limits import occupancy
 
 ROOT = Path(__file__).parent.parent
 STARTED = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -23,8 +23,16 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
 from autotile.serving.description import time_text as contender_time
 from autotile.settings import read_settings
-from autotile.space.limits import CompiledStep, check_config, compiled_steps, is_met, limits_of
-from autotile.space.occupancy import UNLIMITED, demand_of, occupancy
+from autotile.space.limits import (
+    UNLIMITED,
+    CompiledStep,
+    check_config,
+    compiled_steps,
+    demand_of,
+    is_met,
+    limits_of,
+    occupancy,
+)
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
 

@@ -22,6 +22,7 @@ from autotile.core.documents import toml_text
 from autotile.core.model import Config
 from autotile.core.text import Displayed
 from autotile.errors import InputError
+from autotile.kernel.expressions import python_source
 from autotile.kernel.library import Inspection, Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
@@ -29,7 +30,6 @@ from autotile.kernel.python_arguments import Library, ReferenceFunction
 from autotile.kernel.python_document import PythonDocument, build_document, function_name
 from autotile.kernel.sources import check_source
 from autotile.kernel.spec import KernelSpec
-from autotile.kernel.syntax import python_source
 from autotile.settings import user_path
 
 if TYPE_CHECKING:

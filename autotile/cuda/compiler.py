@@ -174,7 +174,7 @@ def _expressions(kernel: Kernel, macros: Iterable[str], sizes: Mapping[str, int]
 
     A macro would replace the name in the declaration of the template, too.
     """
-    from autotile.kernel.source_text import with_values
+    from autotile.kernel.spec import with_values
 
     texts = {_macro_name(macro): macro.partition("=")[2] for macro in macros}
     values = {name: text for name, text in texts.items() if name in kernel.template_names}

@@ -26,7 +26,7 @@ from autotile.kernel.arguments import Workspace
 from autotile.kernel.input_files import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.kernel.reference_kernel import reference_config, reference_spec
+from autotile.kernel.reference import reference_config, reference_spec
 from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import KernelSpec
 

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import CompileError, InputError
-from autotile.kernel.source_text import (
+from autotile.kernel.sources import (
     global_functions,
     included_names,
+    is_file,
     is_permitted,
     permitted_folders,
+    read_text,
     strip_comments,
     without_host_functions,
 )
-from autotile.kernel.sources import is_file, read_text
 from autotile.settings import toolkit_folders
 
 if TYPE_CHECKING:

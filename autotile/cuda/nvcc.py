@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.cuda.headers import compile_error
 from autotile.errors import CompileError, ToolchainError
 from autotile.settings import toolkit_folders, worker_environment
 
@@ -124,6 +123,8 @@ def compile_with_nvcc(job: CompileJob) -> Compilation:
         if done.returncode < 0:
             raise ToolchainError(f"nvcc was killed by signal {-done.returncode}")
         if done.returncode != 0 or not cubin.is_file():
+            from autotile.cuda.headers import compile_error
+
             raise compile_error(log or f"nvcc ended with code {done.returncode}", job)
         image = cubin.read_bytes()
     found = reported_symbols(log)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autotile.cuda.headers import HOST_HEADERS, PRELUDE, compile_error, include_folders
 from autotile.cuda.toolchain import load_nvrtc, nvrtc_version
 from autotile.errors import ToolchainError
-from autotile.kernel.source_text import without_host_functions
+from autotile.kernel.sources import without_host_functions
 
 if TYPE_CHECKING:
     from autotile.cuda.compiler import Compilation, CompileJob

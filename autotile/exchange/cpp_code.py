@@ -12,7 +12,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value
 from autotile.cuda.driver import variable_symbols
 from autotile.errors import InputError
-from autotile.kernel import nodes
+from autotile.kernel import expressions as nodes
 from autotile.kernel import real_numbers as real
 from autotile.kernel import whole_numbers as whole
 from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType

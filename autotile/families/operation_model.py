@@ -32,8 +32,7 @@ from autotile.families.network import Ensemble, Neighbours, Prepared
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import LaunchPlan, fixed_names
 from autotile.kernel.spec import STEP, KernelSpec
-from autotile.space.limits import Limit, check_config, compiled_occupancy, limit_violation, limits_of
-from autotile.space.occupancy import demand_of
+from autotile.space.limits import Limit, check_config, compiled_occupancy, demand_of, limit_violation, limits_of
 
 _UNLIMITED_SMS = 2**40
 """Number of SMs at which no persistent kernel limits its grid."""

@@ -13,9 +13,16 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.array_shapes import ShapeOnly
-from autotile.kernel.expressions import Expression, parse_expression
-from autotile.kernel.nodes import NOUNS, Kind
-from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
+from autotile.kernel.expressions import (
+    NOUNS,
+    Expression,
+    ExpressionError,
+    ExpressionText,
+    Kind,
+    Location,
+    one_line,
+    parse_expression,
+)
 from autotile.kernel.table import ProblemSection, Table
 
 if TYPE_CHECKING:

@@ -35,7 +35,6 @@ from autotile.kernel.array_shapes import ShapeOnly
 from autotile.kernel.contents import Content, InputExpression, check_contents, declared_content
 from autotile.kernel.descriptors import TensorMapArgument, TextureArgument
 from autotile.kernel.expressions import Expression
-from autotile.kernel.input_files import InputFile
 from autotile.kernel.structures import StructArgument
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier
 
@@ -125,7 +124,7 @@ class BufferArgument(ArgumentKind):
             "dtype": str(self.dtype),
             "shape": canonical_texts(self.shape),
             "access": self.access,
-            "init": self.content.content_hash if isinstance(self.content, InputFile) else self.init,
+            "init": self.init if isinstance(self.content, InputExpression | None) else self.content.content_hash,
         }
         if self.constant:
             meaning["constant"] = self.constant

@@ -10,8 +10,7 @@ from dataclasses import field
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import ConfigError, SpecError
-from autotile.kernel.expressions import Expression, parse_expression
-from autotile.kernel.nodes import Kind
+from autotile.kernel.expressions import Expression, Kind, parse_expression
 from autotile.kernel.table import Table, describe
 
 COMPILERS = ("nvrtc", "nvcc")

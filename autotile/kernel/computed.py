@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from autotile.core.model import Value
 from autotile.errors import SpecError, listing, nearest
-from autotile.kernel.expressions import Expression
-from autotile.kernel.nodes import Environment, Kind
-from autotile.kernel.syntax import Location
+from autotile.kernel.expressions import Environment, Expression, Kind, Location
 from autotile.kernel.whole_numbers import Operand, Rows
 
 PREFIX = "computed."

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,13 @@ from autotile.core.frozen import dataclass
 from autotile.errors import InputError, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.array_expressions import ArrayExpression, ShapeOnly, parse_array_expression
-from autotile.kernel.input_files import InputFile
-from autotile.kernel.nodes import Kind
-from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, canonical_text, one_line
+from autotile.kernel.expressions import ExpressionError, ExpressionText, Kind, Location, canonical_text, one_line
 from autotile.kernel.table import Table, describe
 from autotile.settings import available_cores
 
 if TYPE_CHECKING:
     from autotile.kernel.arguments import BufferArgument
+    from autotile.kernel.input_files import InputFile
 
 
 NAMED = ("normal", "uniform", "zeros", "ones", "arange")
@@ -155,7 +154,7 @@ class InputExpression:
         return np.broadcast_to(value, shape)
 
 
-Content = InputExpression | InputFile
+Content: TypeAlias = "InputExpression | InputFile"
 
 
 def declared_content(table: Table, name: str, scope: ArgumentScope) -> tuple[str, Content | None]:
@@ -172,6 +171,8 @@ def declared_content(table: Table, name: str, scope: ArgumentScope) -> tuple[str
         path = table.text("file")
         if not path.endswith(".npy"):
             raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
+        from autotile.kernel.input_files import InputFile
+
         folder = Path(scope.folder) if scope.folder else Path(table.document.source).parent
         return "file", InputFile(str((folder / path).absolute()), sha256, table.boolean("whole", default=False))
     for key in ("sha256", "whole"):

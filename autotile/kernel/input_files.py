@@ -13,7 +13,6 @@ import numpy as np
 from autotile.core.documents import canonical_json
 from autotile.core.dtypes import Array, Dtype
 from autotile.core.frozen import dataclass
-from autotile.core.npy_files import map_npy
 from autotile.errors import DataError, InputError
 
 MAX_FILE_BYTES = 256 << 30
@@ -83,6 +82,8 @@ class InputFile:
         return np.ascontiguousarray(array[tuple(slice(extent) for extent in shape)])
 
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
+        from autotile.core.npy_files import map_npy
+
         self._status()
         try:
             array = map_npy(Path(self.path))

@@ -12,12 +12,9 @@ from autotile.core.frozen import cached_property, dataclass
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError, listing, nearest
 from autotile.kernel.arguments import Argument, BufferArgument, Workspace, WorkspaceArgument
-from autotile.kernel.computed import computed_values
 from autotile.kernel.descriptors import TensorMap, Texture
-from autotile.kernel.expressions import Expression
-from autotile.kernel.nodes import Kind
-from autotile.kernel.source_text import is_entry
-from autotile.kernel.spec import STEP, KernelSpec, Launch, Step
+from autotile.kernel.expressions import Expression, Kind
+from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, is_entry
 from autotile.kernel.structures import StructValue
 from autotile.kernel.table import Table, describe
 
@@ -62,8 +59,12 @@ def known_names(
     SpecError
         A computed value has none for the configuration.
     """
-    computed = computed_values(spec.computed, config) if spec.computed else {}
-    return {**fixed_names(spec, sizes, device), **config, **computed}
+    names = {**fixed_names(spec, sizes, device), **config}
+    if spec.computed:
+        from autotile.kernel.computed import computed_values
+
+        names.update(computed_values(spec.computed, config))
+    return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,22 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
-from autotile.core.npy_files import load_npy
 from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
+from autotile.kernel.expressions import Location
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.python_arguments import ReferenceFunction
-from autotile.kernel.source_text import names_in
 from autotile.kernel.sources import check_source, is_file, own_sources, read_text
-from autotile.kernel.spec import KernelSpec
-from autotile.kernel.syntax import Location
+from autotile.kernel.spec import KernelSpec, names_in
 from autotile.settings import absolute_path, read_settings
+
+if TYPE_CHECKING:
+    from autotile.kernel.python_arguments import ReferenceFunction
 
 
 class Variant(NamedTuple):
@@ -62,6 +62,8 @@ class Inspection(NamedTuple):
             A content cannot be read.
         """
         try:
+            from autotile.core.npy_files import load_npy
+
             contents = {name: load_npy(folder / f"{name}.npy") for name in self.buffers}
         except DataError as error:
             raise InputError(f"cannot read what a kernel wrote from {folder}: {error}") from None

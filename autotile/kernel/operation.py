@@ -21,9 +21,8 @@ from autotile.core.dtypes import dtype_name
 from autotile.core.frozen import dataclass
 from autotile.core.model import Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
-from autotile.kernel.expressions import Expression
+from autotile.kernel.expressions import Expression, Kind
 from autotile.kernel.library import Kernel, is_path, load_kernel
-from autotile.kernel.nodes import Kind
 from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_dtypes, parse_flags, parse_sizes
 from autotile.kernel.problem import checked_size
 from autotile.kernel.sources import is_file, read_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from autotile.core.ceilings import ARITHMETIC, UNITS
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
@@ -14,13 +14,15 @@ from autotile.errors import listing, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
 from autotile.kernel.compiler_options import parse_build
-from autotile.kernel.computed import PREFIX, Computed, ConfigFunction, Predicate, parse_predicate
+from autotile.kernel.expressions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
-from autotile.kernel.nodes import Kind
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
 from autotile.kernel.reference import parse_reference
 from autotile.kernel.spec import KernelSpec, Limits, Parameter, Rule, Step, Work, parse_metrics, parse_objective
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier, read_document
+
+if TYPE_CHECKING:
+    from autotile.kernel.computed import Computed, ConfigFunction, Predicate
 
 SECTIONS = (
     "kernel",
@@ -277,6 +279,10 @@ _COMPUTED_KINDS: Mapping[str, Kind] = {"number": "number", "string": "string"}
 
 def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:
     """Parse the names and kinds of computed values."""
+    if not table.data:
+        return ()
+    from autotile.kernel.computed import PREFIX, Computed
+
     found = []
     for name in table.data:
         if not is_c_identifier(name):
@@ -303,6 +309,8 @@ def _rules(
         if any(rule.name == name for rule in taken):
             raise table.error(name, f"{name!r} already names a rule; use another name")
     expressions = {name: table.expression(name, kinds, "boolean") for name in table.data}
+    if predicates:
+        from autotile.kernel.computed import parse_predicate
     for name, function in predicates.items():
         expressions[name] = parse_predicate(function, parameters, table.location(name))
     return tuple(Rule(name, expression, are_heuristics) for name, expression in expressions.items())
@@ -398,7 +406,12 @@ def parse_work(table: Table, problem: ProblemSection) -> Work:
         if expression is not None:
             problem.check_positive(table, name, [expression])
     unit = table.text("unit") if "unit" in table.data else None
-    if unit is not None and unit not in (known := (*UNITS, *ARITHMETIC)):
-        raise table.error("unit", f"{unit[:60]!r} is not an arithmetic unit{nearest(unit, known)} ({listing(known)})")
+    if unit is not None:
+        from autotile.core.ceilings import ARITHMETIC, UNITS
+
+        if unit not in (known := (*UNITS, *ARITHMETIC)):
+            raise table.error(
+                "unit", f"{unit[:60]!r} is not an arithmetic unit{nearest(unit, known)} ({listing(known)})"
+            )
     passes = table.whole_number("passes", minimum=1, maximum=1024) if "passes" in table.data else 1
     return Work(flops, size_bytes, unit, passes)

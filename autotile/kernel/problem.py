@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from autotile.core.ceilings import FMA_FP32, arithmetic_peak, peak_text, unit_ceiling
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, dtype_name
 from autotile.core.model import Config, Problem, Value
@@ -373,7 +372,11 @@ class Workrate:
         """
         names = {**problem.sizes, **(config or {})}
         flops, size_bytes = (_evaluate(expression, names) for expression in (spec.work.flops, spec.work.bytes))
-        unit = unit_ceiling(spec.work.unit, problem.dtype) if spec.work.unit is not None else None
+        unit = None
+        if spec.work.unit is not None:
+            from autotile.core.ceilings import unit_ceiling
+
+            unit = unit_ceiling(spec.work.unit, problem.dtype)
         return cls(flops, size_bytes, problem.dtype, unit, spec.work.passes)
 
     def text(self, time_us: float | None, device: DeviceProperties | None) -> str:
@@ -392,6 +395,8 @@ class Workrate:
         """
         if time_us is None:
             return NOTHING
+        from autotile.core.ceilings import FMA_FP32, arithmetic_peak, peak_text
+
         flops_per_s = self.flops / time_us * 1e6 if self.flops is not None else None
         bytes_per_s = self.bytes / time_us * 1e6 if self.bytes is not None else None
         unit = self.unit or FMA_FP32

@@ -11,9 +11,7 @@ from typing import Any, TypeAlias
 from autotile.core.documents import MAX_KEY_PARTS, parse_toml
 from autotile.core.frozen import dataclass
 from autotile.errors import SpecError, listing, nearest
-from autotile.kernel.expressions import Expression, parse_expression
-from autotile.kernel.nodes import NOUNS, Kind
-from autotile.kernel.syntax import Location, is_python_source, one_line
+from autotile.kernel.expressions import NOUNS, Expression, Kind, Location, is_python_source, one_line, parse_expression
 
 MAX_BYTES = 2**20
 """Maximum size of a file."""

@@ -24,8 +24,7 @@ from autotile.kernel.computed import ConfigFunction, computed_values
 from autotile.kernel.library import Inspection, Kernel, Variant, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.source_text import GlobalFunction, global_functions
-from autotile.kernel.sources import included_files, read_bytes, sources_with_options
+from autotile.kernel.sources import GlobalFunction, global_functions, included_files, read_bytes, sources_with_options
 from autotile.kernel_tuner.files import (
     element_type,
     host_array,

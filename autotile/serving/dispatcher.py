@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 
-from autotile.core.argument_types import check_value, checked
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
 from autotile.cuda.driver import device_count, live_device
@@ -263,8 +262,7 @@ class Dispatcher:
         if served is not None:
             return served
         _check_numerics(numerics)
-        check_value("library", library, bool)
-        check_value("race", race, bool)
+        _check_types(bool, library=library, race=race)
         is_operation = isinstance(name, str) and self._is_operation(name)
         source, location = bundle or self._bundle, self.location(database)
         lookup = Lookup(name, sizes, dtype, place, location, source, library, numerics, race, is_operation)
@@ -564,6 +562,15 @@ class Dispatcher:
         return index, live_device(index) if index is not None else _absent_device(None, read_stored())
 
 
+def _check_types(hint: Any, **values: object) -> None:
+    """Raise `InputError` for arguments of another type."""
+    if not all(type(value) is hint for value in values.values()):
+        from autotile.core.argument_types import check_value
+
+        for name, value in values.items():
+            check_value(name, value, hint)
+
+
 def _check_numerics(numerics: object) -> None:
     if numerics not in (None, "any", "same"):
         raise InputError(f"numerics is {numerics!r:.80}, expected 'any' or 'same'")
@@ -679,7 +686,6 @@ def forget_served() -> None:
     default_dispatcher.clear()
 
 
-@checked
 def add_library(operation: str, name: str, callable: Callable[..., object], *, version: str = "") -> None:
     """Add a library that computes an operation, to be compared with its kernels and called where it is faster.
 
@@ -708,11 +714,13 @@ def add_library(operation: str, name: str, callable: Callable[..., object], *, v
     from autotile.kernel.operation import Library
     from autotile.serving.libraries import keep_library
 
+    _check_types(str, operation=operation, name=name, version=version)
+    _check_types(Callable[..., object], callable=callable)
+
     keep_library(load_operation(operation), Library(name, version, callable))
     forget_served()
 
 
-@checked
 def pin(path: str | Path, *, strict: bool = False) -> None:
     """Freeze what is served to a file, or serve what the file says.
 
@@ -742,6 +750,8 @@ def pin(path: str | Path, *, strict: bool = False) -> None:
     --------
     >>> pin("choices.json")  # doctest: +SKIP
     """
+    _check_types(str | Path, path=path)
+    _check_types(bool, strict=strict)
     default_dispatcher.pins.pin(path, strict=strict)
 
 

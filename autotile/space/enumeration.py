@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import EmptySpaceError, SpecError
+from autotile.kernel.expressions import Location
 from autotile.kernel.spec import Parameter, Rule
-from autotile.kernel.syntax import Location
 
 Codes = NDArray[np.unsignedinteger]
 """Indices into the values of a parameter, in the smallest unsigned type that holds them."""

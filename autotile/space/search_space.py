@@ -22,8 +22,7 @@ from autotile.kernel.launch import fixed_names
 from autotile.kernel.problem import check_device
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
-from autotile.space.limits import Limit, limit_violation, limits_of
-from autotile.space.occupancy import Demand, demand_of
+from autotile.space.limits import Demand, Limit, demand_of, limit_violation, limits_of
 
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
@@ -316,7 +315,7 @@ def _column(
 ) -> NDArray[np.int64]:
     """Return the value of an expression in the given rows, 1 in others; shape (1,) if it contains no parameter.
 
-    Parameters are those of `autotile.space.occupancy.EvaluateWhere`.
+    Parameters are those of `autotile.space.limits.EvaluateWhere`.
     """
     if not np.any(rows):
         return np.ones(1, np.int64)

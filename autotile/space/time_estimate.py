@@ -26,7 +26,7 @@ from autotile.errors import SpecError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import STEP, KernelSpec, Parameter, Step
-from autotile.space.occupancy import max_blocks_per_sm
+from autotile.space.limits import max_blocks_per_sm
 from autotile.space.search_space import SearchSpace
 
 Column = NDArray[np.float64]

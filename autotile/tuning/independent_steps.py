@@ -17,7 +17,7 @@ import numpy as np
 
 from autotile.core.model import STEP_TIME, Config, Trial, Value
 from autotile.kernel.library import Kernel
-from autotile.kernel.source_text import strip_comments
+from autotile.kernel.sources import strip_comments
 from autotile.kernel.spec import KernelSpec, Step
 from autotile.space.search_space import SearchSpace
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from autotile.core.model import COST, METRIC, OBJECTIVE, Config, Problem, Trial, config_text
 from autotile.errors import InputError
+from autotile.kernel.expressions import Location
 from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_score
-from autotile.kernel.syntax import Location
 from autotile.tuning.options import TuneOptions
 
 _LOWEST_US, _HIGHEST_US = 1e-3, 1e12

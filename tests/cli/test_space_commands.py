@@ -6,7 +6,7 @@ import pytest
 from feature_kernels import SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
 
 from autotile.errors import ToolchainError
-from autotile.space.occupancy import UNLIMITED
+from autotile.space.limits import UNLIMITED
 
 
 class TestOccupancy:

@@ -6,7 +6,7 @@ from autotile.core import text
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome
 from autotile.core.text import funnel_text, outcomes_text
-from autotile.space.occupancy import occupancy
+from autotile.space.limits import occupancy
 
 
 @pytest.mark.parametrize(

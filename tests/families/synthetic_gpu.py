@@ -16,7 +16,7 @@ from autotile.families.learning import LearnedRule, TrainingData, learn_rule
 from autotile.families.rule import Traits, find_leaf, list_features, meet_rules
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.library import load_kernel
-from autotile.space.occupancy import occupancy
+from autotile.space.limits import occupancy
 from autotile.space.search_space import feasible_space
 
 SPEC = load_kernel("sgemm_2d").spec

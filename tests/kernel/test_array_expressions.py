@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from autotile.errors import SpecError
 from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
-from autotile.kernel.nodes import Kind
-from autotile.kernel.syntax import Location
+from autotile.kernel.expressions import Kind, Location
 
 NAMES = ("A", "B", "v", "alpha", "N")
 

@@ -7,8 +7,7 @@ import pytest
 from array_cases import CASES, KINDS, environment
 
 from autotile.errors import SpecError
-from autotile.kernel.array_expressions import parse_array_expression
-from autotile.kernel.array_functions import FUNCTIONS, ArrayFunction
+from autotile.kernel.array_expressions import FUNCTIONS, ArrayFunction, parse_array_expression
 from autotile.kernel.array_shapes import ShapeOnly
 
 

@@ -11,7 +11,7 @@ from autotile.cuda.driver import variable_symbols
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.reference_kernel import reference_spec
+from autotile.kernel.reference import reference_spec
 from autotile.kernel.sources import check_source
 
 FILTER = 'f = { buffer = "float32", shape = [9], access = "in", constant = "d_filter" }'

@@ -1,6 +1,6 @@
 import pytest
 
-from autotile.kernel.source_text import is_entry
+from autotile.kernel.spec import is_entry
 
 
 @pytest.mark.parametrize(

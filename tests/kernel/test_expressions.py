@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.errors import SpecError
-from autotile.kernel.expressions import parse_expression
-from autotile.kernel.nodes import Kind
-from autotile.kernel.syntax import Location
+from autotile.kernel.expressions import Kind, Location, parse_expression
 
 KINDS: dict[str, Kind] = {
     "A": "number",

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotile.kernel.source_text import FunctionParameter, GlobalFunction, global_functions
+from autotile.kernel.sources import FunctionParameter, GlobalFunction, global_functions
 
 SOURCE = """
 // __global__ void commented(int x);

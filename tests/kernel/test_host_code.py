@@ -1,4 +1,4 @@
-from autotile.kernel.source_text import without_host_functions
+from autotile.kernel.sources import without_host_functions
 
 KEPT = """#include <vector>
 #define DEV static __device__

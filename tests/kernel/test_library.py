@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import InputError, SpecError, UnknownKernelError
-from autotile.kernel import source_text, sources
+from autotile.kernel import sources
 from autotile.kernel.library import kernel_names, load_kernel
-from autotile.kernel.source_text import is_permitted, permitted_folders
+from autotile.kernel.sources import is_permitted, permitted_folders
 from autotile.settings import data_folder
 
 
@@ -493,7 +493,7 @@ class TestNormalizing:
     @example(["1", "'", "1", '"', "'", "//"])
     def test_comments_are_those_of_the_standard(self, pieces: list[str]) -> None:
         text = "".join(pieces)
-        assert source_text.strip_comments(text).replace("\\\n", "") == _phases_2_and_3(text)
+        assert sources.strip_comments(text).replace("\\\n", "") == _phases_2_and_3(text)
 
 
 def _phases_2_and_3(text: str) -> str:

@@ -8,8 +8,7 @@ import pytest
 from spec_samples import make_spec
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.space.limits import LIMITS, check_config
-from autotile.space.occupancy import occupancy
+from autotile.space.limits import LIMITS, check_config, occupancy
 from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")

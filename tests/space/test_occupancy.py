@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.core.device import DeviceProperties, device_profile, limits_for, profile_names
-from autotile.space.occupancy import UNLIMITED, block_limits, max_blocks_per_sm, occupancy
+from autotile.space.limits import UNLIMITED, block_limits, max_blocks_per_sm, occupancy
 
 G80 = device_profile("g80")
 RTX_3060 = device_profile("rtx-3060")
