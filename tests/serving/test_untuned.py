@@ -13,7 +13,7 @@ from autotile.core.model import Config
 from autotile.exchange.recording import read_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving import sources
+from autotile.serving import choice_sources
 from autotile.serving.choice import Choice, Estimated
 from autotile.serving.choice_sources import Request, choose, untuned_config
 from autotile.serving.description import explain
@@ -83,13 +83,13 @@ def test_a_guess_does_not_replace_a_default() -> None:
 
 
 def test_a_look_up_does_not_enumerate_a_huge_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_MAX_COMBINATIONS", 10)
+    monkeypatch.setattr(choice_sources, "_MAX_COMBINATIONS", 10)
     assert serve("gemm_mma", M=16, N=4096, K=4096) == (dict(load_kernel("gemm_mma").spec.default), None)
 
 
 def test_of_a_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = serve("gemm_mma", M=16, N=4096, K=4096)[1]
-    monkeypatch.setattr(sources, "_MAX_ROWS", 200)
+    monkeypatch.setattr(choice_sources, "_MAX_ROWS", 200)
     sample = serve("gemm_mma", M=16, N=4096, K=4096)[1]
     assert whole is not None
     assert sample is not None
