@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,6 +17,9 @@ from autotile.api.progress import best_text, count_text, left_text, plain_line, 
 from autotile.core.pace import Pace
 from autotile.core.text import device_text, duration_text, funnel_text, plural, shown_text, source_text, time_text
 from autotile.tuning.progress_state import Place, Progress
+
+if TYPE_CHECKING:
+    from autotile.api.surveying import SurveyProgress
 
 _PLAIN_INTERVAL_S = 15.0
 _REFRESHES_PER_S = 4
@@ -147,26 +150,6 @@ def _problem_line(progress: Progress) -> str:
     return f"{progress.problem}: {progress.phase}, {tried}{target} trials{best}{waiting}"
 
 
-class Counted(Protocol):
-    """State of something that is done one by one."""
-
-    @property
-    def done(self) -> int:
-        """Number of those that were done."""
-
-    @property
-    def planned(self) -> int:
-        """Number of those that will be."""
-
-    @property
-    def failed(self) -> int:
-        """Number of those that were done in vain."""
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the first began."""
-
-
 class CountProgress(_LivePicture):
     """Observer of something that is done one by one; a context manager, which shows it with the time that is left.
 
@@ -185,11 +168,11 @@ class CountProgress(_LivePicture):
         self._phase = phase
         self._failure = failure
         self._pace = Pace()
-        self._latest: Counted | None = None
+        self._latest: SurveyProgress | None = None
         self._received_s = self._printed_s = time.monotonic()
         self._live = _live(console, self._picture)
 
-    def __call__(self, state: Counted) -> None:
+    def __call__(self, state: SurveyProgress) -> None:
         """Show a state."""
         before = self._latest.done if self._latest is not None else 0
         self._pace.add(state.elapsed_s, state.done - before)
@@ -198,7 +181,7 @@ class CountProgress(_LivePicture):
             self._printed_s = self._received_s
             self._console.print(", ".join(self._texts(state, 0.0)), soft_wrap=True)
 
-    def _texts(self, state: Counted, since_s: float) -> list[str]:
+    def _texts(self, state: SurveyProgress, since_s: float) -> list[str]:
         texts = [f"{self._phase} {state.done:,}/{state.planned:,}"]
         if state.failed:
             texts.append(f"{state.failed:,} {self._failure}")

@@ -7,6 +7,7 @@ import math
 import os
 import sqlite3
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -222,7 +223,10 @@ def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
             fcntl.flock(folder, fcntl.LOCK_EX)
             if file_identity(path) != seen or is_healthy(path):
                 return ()
-            if user := _user_of(path):
+            end = time.monotonic() + _VISIT_S
+            while (user := _user_of(path)) and time.monotonic() < end:
+                time.sleep(0.02)
+            if user:
                 raise DatabaseError(
                     f"the database {path} is damaged, and {user} uses it; it is left as it is: end that process, then "
                     "run the same command again, or name another database"
@@ -251,6 +255,9 @@ def is_healthy(path: Path) -> bool:
         return False
 
 
+_VISIT_S = 2.0
+"""Time for which a process may use a damaged database before it counts as in use: others look at it at the same time,
+find the damage, and close it."""
 _LOCK_BYTES = (0x40000000, 512)
 """Place and length of SQLite's lock bytes (sqlite3.c, PENDING_BYTE): whoever has a file open in WAL mode holds a shared
 lock on some of them, and others do in a transaction."""

@@ -7,8 +7,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial
 from autotile.errors import InputError, WorkerError
@@ -16,7 +14,7 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library
 from autotile.settings import Settings
 from autotile.tuning.backend import Backend, LiveBackend, expected_folder, workload_of
-from autotile.tuning.finals import with_times
+from autotile.tuning.finals import race_rounds, with_times
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline, open_compile_pool
 from autotile.tuning.problem_queue import Lane
@@ -28,9 +26,6 @@ from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall
 if TYPE_CHECKING:
     from autotile.tuning.cluster.gpus import RemoteGpu
 
-_RACE_S = 3.0
-_MIN_ROUNDS, _MAX_ROUNDS = 15, 60
-"""GPU time and rounds of the race, as in `autotile.tuning.finals`."""
 _CHECKS = 4
 """Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
 
@@ -109,7 +104,7 @@ def hold_contest(
         with closing(open_compile_pool(settings, options, worker_pool)) as pool:
             candidates = [_compiled(one, backend, pool) for one in finalists]
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
-        rounds = int(np.clip(_RACE_S * 1e6 / max(round_us, 1.0), _MIN_ROUNDS, _MAX_ROUNDS))
+        rounds = race_rounds(max(round_us, 1.0))
         expected_s = 1e-6 * rounds * round_us
         raced_kernels = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
         calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]

@@ -184,7 +184,7 @@ def hold_race(
     """Race those finalists that are left; None where there is nothing to race, or no race is possible."""
     if len(left) < 2:
         return None
-    round_us = sum(_time_us(racing[i][0]) for i in left)
+    round_us = sum(_interval(racing[i][0]).value for i in left)
     rounds = _MIN_ROUNDS if hurried else race_rounds(round_us)
     entries = tuple(
         Entry(candidate, weight=scorer.weight(trial) if scorer is not None else 1.0)
@@ -504,12 +504,8 @@ def _interval(trial: Trial) -> Interval:
     return Interval(trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us)
 
 
-def _time_us(trial: Trial) -> float:
-    return _interval(trial).value
-
-
 def _cost(trial: Trial) -> float:
-    return trial.cost if trial.cost is not None else _time_us(trial)
+    return trial.cost if trial.cost is not None else _interval(trial).value
 
 
 def _same(a: Config, b: Config) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, config_key
+from autotile.core.model import Config, Outcome, Problem, Resources, config_key
 from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.database.learned_store import save_model
 from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
+from autotile.families.model_fit import Fitted, Measurements, fit_model
+from autotile.families.operation_model import MeasuredProblem, ModelCandidate, OperationModel
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, check_memory
@@ -26,7 +29,6 @@ from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
-from autotile.tuning.operation_learning import learn_model
 from autotile.tuning.operation_result import Losses, OperationFamilyResult
 from autotile.tuning.operation_sweep import (
     CandidateKey,
@@ -70,6 +72,8 @@ _NEAR_DOUBLINGS, _FLAG_DOUBLINGS = 1.5, 3.0
 """Distance at which a measurement says less, and that of a flag, in doublings of a size."""
 _MUTATED, _MUTATIONS = 40, 12
 """Problems, worst first, at which variants of the best configuration are tried, and their number at each."""
+_MIN_VERIFIED = 2
+"""Problems at which a configuration must have been verified to be in the model."""
 
 
 @dataclass(frozen=True)
@@ -493,3 +497,76 @@ class _FamilySweep:
                 if neighbour != values[place] and not check_config(spec, config, sizes, self.device, self.dtype):
                     found.append(config)
         return [found[int(number)] for number in self._random.permutation(len(found))[:_MUTATIONS]]
+
+
+def learn_model(
+    operation: Operation,
+    dtype: str,
+    *,
+    device: DeviceProperties,
+    kernels: Mapping[str, Kernel],
+    measured: Sequence[SweptProblem],
+    usable: Mapping[CandidateKey, SweepCandidate],
+    resources: Mapping[CandidateKey, Resources],
+) -> tuple[OperationModel, Losses]:
+    """Learn the model of an operation; return it with its losses at problems that were held out.
+
+    Parameters
+    ----------
+    operation, dtype, device, kernels
+        What was measured, and where.
+    measured
+        Problems with their results.
+    usable
+        Configurations that failed at no problem.
+    resources
+        Resources of each of them.
+
+    Raises
+    ------
+    InputError
+        Too few problems were measured.
+    """
+    verified = Counter(key for one in measured for key, trial in one.trials.items() if trial.outcome.has_time)
+    kept = [key for key in usable if verified[key] >= _MIN_VERIFIED]
+    numbers = {key: number for number, key in enumerate(kept)}
+    timed = dict.fromkeys(name for one in measured for name in one.libraries)
+    library_numbers = {name: len(kept) + place for place, name in enumerate(timed)}
+    candidates = [
+        *(ModelCandidate(key[0], usable[key].config, resources[key]) for key in kept),
+        *(ModelCandidate(name, {}) for name in library_numbers),
+    ]
+    problems = []
+    for one in measured:
+        times_us = {
+            numbers[key]: trial.time_us
+            for key, trial in one.trials.items()
+            if key in numbers and trial.time_us is not None
+        }
+        times_us |= {library_numbers[name]: time_us for name, time_us in one.libraries.items()}
+        if times_us:
+            problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
+    specs = {name: kernel.spec for name, kernel in kernels.items()}
+    fitted = fit_model(operation.name, dtype, device, specs, Measurements(candidates, problems), flags=operation.flags)
+    return fitted.model, _held_out_losses(fitted)
+
+
+def _held_out_losses(fitted: Fitted) -> Losses:
+    """Return the losses of what the networks choose at problems that they were not fitted to."""
+    held_out, candidates = fitted.held_out, fitted.candidates
+    times_us = np.asarray(held_out.times_us)
+    chosen_by = np.where(np.isfinite(times_us), held_out.log2_us, np.inf)
+    rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
+    chosen = np.argmin(chosen_by[rows], axis=1)
+    served_us = times_us[rows, chosen]
+    losses = served_us / np.nanmin(times_us[rows], axis=1) - 1.0
+    library = [number for number, one in enumerate(candidates) if one.is_library]
+    over: tuple[float, float, float] | None = None
+    if library:
+        library_us = np.nanmin(
+            np.where(np.isfinite(times_us[rows][:, library]), times_us[rows][:, library], np.inf), axis=1
+        )
+        ratios = (library_us / served_us)[np.isfinite(library_us)]
+        if ratios.size:
+            over = float(np.exp(np.log(ratios).mean())), float(np.percentile(ratios, 1)), float(ratios.min())
+    return Losses(float(losses.mean()), float(np.percentile(losses, 99)), float(losses.max()), over)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
@@ -302,7 +302,7 @@ class Pipeline:
         self._timeline = timeline
         self._queue: dict[int, Compiling] = {}
         self._prefetched: dict[str, Compiling] = {}
-        self._measured: dict[_Launch, Trial] = {}
+        self._measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = {}
         self._other_sizes = compiled_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
         self._running: dict[int, tuple[Candidate, CompiledCandidate]] = {}
         """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
@@ -476,11 +476,12 @@ class Pipeline:
         """Wait for a compilation, and return its trial up to the second gate."""
         return replace(compilation.trial(), source=self._backend.source)
 
-    def _launch_of(self, trial: Trial) -> _Launch:
+    def _launch_of(self, trial: Trial) -> tuple[str, LaunchPlan, LaunchData]:
+        """Return all that distinguishes the launch of one configuration from that of another."""
         spec, problem = self._kernel.spec, self._problem
         plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
         names = known_names(spec, trial.config, problem.sizes, self._device)
-        return _Launch(trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names))
+        return trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names)
 
     def _submit(self, config: Config) -> Compiling:
         of = self._kernel, self._problem, config, self._device
@@ -519,14 +520,6 @@ def compiled_sizes(
     tuned = {name: problem.sizes[name] for name in compiled}
     others = [spec.ragged_sizes(problem.sizes), *verify_sizes]
     return [sizes for sizes in others if {name: sizes[name] for name in compiled} != tuned]
-
-
-class _Launch(NamedTuple):
-    """All that distinguishes the launch of one configuration from that of another."""
-
-    cubin_hash: str
-    plan: LaunchPlan
-    data: LaunchData
 
 
 def _with_result_of(twin: Trial, trial: Trial) -> Trial:
@@ -592,9 +585,10 @@ class LoadMeter:
         self._compile_pool = compile_pool
         self._workers = workers
         self._gpu_count = gpu_count
-        self._first: _Reading | None = None
-        self._last: _Reading | None = None
-        self._newest: _Reading | None = None
+        self._first: tuple[float, float, float] | None = None
+        """Seconds by the clock, of compiling and on the GPUs, as the first trial ended."""
+        self._last: tuple[float, float, float] | None = None
+        self._newest: tuple[float, float, float] | None = None
         self._gpu_s = 0.0
 
     def add(self, trial: Trial) -> None:
@@ -602,11 +596,11 @@ class LoadMeter:
         now = time.perf_counter()
         if self._first is not None:
             self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _GPU_STAGES)
-        reading = _Reading(now, self._compile_pool.busy_s, self._gpu_s)
+        reading = now, self._compile_pool.busy_s, self._gpu_s
         self._newest = reading
         if self._first is None:
             self._first = reading
-        if self._last is None or self._last.time_s < self._compile_pool.begun_at:
+        if self._last is None or self._last[0] < self._compile_pool.begun_at:
             self._last = reading
 
     def read(self) -> Load | None:
@@ -614,11 +608,5 @@ class LoadMeter:
         first, last = self._first, self._newest if self._last is self._first else self._last
         if first is None or last is None or first is last:
             return None
-        wall_s, compiled_s = last.time_s - first.time_s, last.compiled_s - first.compiled_s
-        return Load(last.gpu_s / wall_s / self._gpu_count, compiled_s / wall_s / self._workers)
-
-
-class _Reading(NamedTuple):
-    time_s: float
-    compiled_s: float
-    gpu_s: float
+        wall_s, compiled_s = last[0] - first[0], last[1] - first[1]
+        return Load(last[2] / wall_s / self._gpu_count, compiled_s / wall_s / self._workers)

@@ -20,7 +20,6 @@ from autotile.workers.jobs import (
     Candidate,
     Check,
     Entry,
-    Opened,
     Race,
     Reading,
     Readings,
@@ -376,7 +375,7 @@ class Gpu:
                 self._child = self._start()
             try:
                 reply = self._child.receive(_OPEN_DEADLINE_S)
-                return parsed_reply(reply, lambda reply: convert(reply, Opened).device)
+                return parsed_reply(reply, lambda reply: convert(reply.get("device"), DeviceProperties))
             except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
                 self._drop_child()
                 if isinstance(error, WorkerCrashError) and error.killed and left and not self._is_closed:

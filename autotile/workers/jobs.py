@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert
 from autotile.core.model import Config, L2Mode, Measurement, Outcome
 
@@ -316,12 +315,6 @@ class Readings(msgspec.Struct):
 
     readings: list[Reading]
     is_complete: bool = True
-
-
-class Opened(msgspec.Struct):
-    """Reply of the GPU worker to ``open``."""
-
-    device: DeviceProperties
 
 
 class SanitizerRequest(msgspec.Struct):

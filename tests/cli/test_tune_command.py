@@ -226,7 +226,7 @@ class TestRefusals:
     def test_an_interrupted_recording_is_130_and_one_document(self, run, scale_toml, recording, monkeypatch):
         header = read_recording_header(recording)
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-        monkeypatch.setattr(tuning.recorder, "record", lambda *_, **__: Recorded(None, header, 7, 1.0))
+        monkeypatch.setattr("autotile.tuning.recorder.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
         answer = run("record", scale_toml, "n=1048576", "--json")
         assert answer.code == 130
         assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
@@ -333,7 +333,7 @@ class TestDevice:
             raise WorkerError("no GPU at all")
 
         monkeypatch.setattr(tuning.session, "tune", session)
-        monkeypatch.setattr(tuning.recorder, "record", session)
+        monkeypatch.setattr("autotile.tuning.recorder.record", session)
         return indices
 
     @pytest.mark.parametrize(

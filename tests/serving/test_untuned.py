@@ -15,8 +15,8 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import choice_sources
 from autotile.serving.choice import Choice, Estimated
-from autotile.serving.description import explain
 from autotile.serving.choice_sources import Request, choose, untuned_config
+from autotile.serving.description import explain
 from autotile.serving.shelf import Shelf
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace

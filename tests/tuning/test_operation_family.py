@@ -24,7 +24,7 @@ from autotile.families.model_fit import fit_model
 from autotile.families.operation_model import OperationModel
 from autotile.kernel.operation import Library, Operation, load_operation
 from autotile.settings import read_settings
-from autotile.tuning import operation_family, operation_learning, operation_sweep
+from autotile.tuning import operation_family, operation_sweep
 from autotile.tuning.operation_family import tune_operation_family
 from autotile.tuning.operation_result import OperationFamilyResult
 from autotile.tuning.options import TuneOptions
@@ -60,7 +60,7 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setattr(operation_family, "device_count", lambda: 1)
     monkeypatch.setattr(operation_family, "live_device", lambda index: device_profile("h200"))
     monkeypatch.setattr(operation_sweep, "Gpu", partial(Gpu, module="fake_sweep_worker"))
-    monkeypatch.setattr(operation_learning, "fit_model", partial(fit_model, epochs=2))  # the times are simple
+    monkeypatch.setattr(operation_family, "fit_model", partial(fit_model, epochs=2))  # the times are simple
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
 
     def tune(observe: Callable[[Progress], None] = lambda _: None, **options: Any) -> OperationFamilyResult:
