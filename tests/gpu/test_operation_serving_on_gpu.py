@@ -230,3 +230,45 @@ class TestAllKinds:
         assert is_close(out, a, b)
         with pytest.raises(ArgumentError, match="gamma"):
             kernel.bind(a, b, out, gamma=1.0)
+
+
+class TestOneClass:
+    """What is served is a choice and a launcher, whichever kind it is."""
+
+    def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        only_cublas(monkeypatch)
+        library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
+        a, b = factors()
+        assert (library.is_library, kernel.is_library) == (True, False)
+        for first, second in ((library, kernel), (kernel, served(EMULATE=0, numerics="any"))):
+            name = second.kernel
+            for one in (first, second):
+                assert is_close(one(a, b), a, b)
+            bound = first.bind(a, b, out := cupy.zeros((70, 96), "float32"))
+            assert first.adopt(second)
+            assert (first.kernel, first.is_library) == (name, name == "cublas")
+            for _ in range(3):
+                assert is_close(first(a, b), a, b)
+            assert is_close(first(a, b, cupy.ones((70, 96), "float32"), alpha=0.5, beta=0.0) * 2, a, b)
+            bound()  # it keeps what it was bound with
+            assert is_close(out, a, b)
+
+    @pytest.mark.parametrize("race", [False, True])
+    def test_calls_are_captured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race: bool) -> None:
+        only_cublas(monkeypatch)
+        kernel, (a, b) = served(EMULATE=0, race=race), factors()
+        assert is_close(autotile.capture(kernel, tmp_path / "calls")(a, b), a, b)
+        (call,) = (tmp_path / "calls").iterdir()
+        assert {path.name for path in call.glob("*.npy")} == {"A.npy", "B.npy"}
+        assert (kernel.tier, kernel.calls) == ("exact" if race else "library", 1)
+
+    def test_a_raced_kernel_is_bound_and_counted(self) -> None:
+        kernel, (a, b) = served(race=True, EMULATE=0), factors()
+        launch = kernel.bind(a, b, out := cupy.zeros((70, 96), "float32"))
+        launch()
+        assert is_close(out, a, b)
+        assert kernel.tier == "exact"
+        assert is_close(kernel(a, b), a, b)
+        assert kernel.calls == 1
