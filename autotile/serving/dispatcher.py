@@ -26,8 +26,8 @@ from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, Call, KernelCode
 from autotile.serving.choice import Choice
-from autotile.serving.choice_sources import Request, choose, choose_bundled, same_bits
 from autotile.serving.refresh import MissCounter, Refresher
+from autotile.serving.selection import Request, choose, choose_bundled, same_bits
 from autotile.serving.shelf import MAX_SERVED, DatabaseShelf, RecentCache
 from autotile.settings import Numerics, absolute_path, read_settings, served_database
 

@@ -38,7 +38,7 @@ def modules(path: Path, tier: str) -> set[str]:
 def test_a_result_of_the_problem_needs_few_modules(store: Any) -> None:
     store.put(4096, {"THREADS": 256, "WORK": 4})
     found = modules(store.path, "exact")
-    assert {"autotile.serving.bound", "autotile.serving.choice_sources", "autotile.database.keys"} <= found
+    assert {"autotile.serving.bound", "autotile.serving.selection", "autotile.database.keys"} <= found
     assert len(found) <= CEILING, sorted(found)
     assert len(found) > CEILING - 3, "lower the ceiling"
 
