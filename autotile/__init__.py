@@ -152,8 +152,8 @@ if TYPE_CHECKING:
     from autotile.families.rule import RuleConfig as RuleConfig
     from autotile.families.rule import RulePoint as RulePoint
     from autotile.families.rule import Split as Split
+    from autotile.kernel.argument_kind import TensorMap as TensorMap
     from autotile.kernel.arguments import Workspace as Workspace
-    from autotile.kernel.descriptors import TensorMap as TensorMap
     from autotile.kernel.launch import LaunchData as LaunchData
     from autotile.kernel.problem import Workrate as Workrate
     from autotile.kernel.python_arguments import Buffer as Buffer
@@ -392,7 +392,7 @@ _NAMES = {
         "Scratch",
     ),
     "kernel.spec": ("Parameter",),
-    "kernel.descriptors": ("TensorMap",),
+    "kernel.argument_kind": ("TensorMap",),
     "kernel.problem": ("Workrate",),
     "report.comparison": (
         "ComparedProblem",

@@ -45,7 +45,7 @@ from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice
-from autotile.serving.choice_sources import Request, choose
+from autotile.serving.selection import Request, choose
 from autotile.serving.shelf import Shelf
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space

@@ -185,8 +185,8 @@ def _expressions(kernel: Kernel, macros: Iterable[str], sizes: Mapping[str, int]
 
 def _controls(kernel: Kernel, options: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return name and hash of each file of compiler controls that options name, in the kernel's folder."""
-    from autotile.kernel.compiler_options import controls_file
     from autotile.kernel.sources import read_bytes
+    from autotile.kernel.spec import controls_file
 
     names = filter(None, map(controls_file, options))
     folder = kernel.template_path.parent

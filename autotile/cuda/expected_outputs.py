@@ -17,18 +17,17 @@ from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.function import Function, Module
-from autotile.cuda.packing import encode_value, pack_arguments
+from autotile.cuda.packing import pack_arguments
 from autotile.cuda.reference_solution import ReferenceOutput, ReferenceSolution, checked_output
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, DataError, InputError
-from autotile.kernel.arguments import Workspace
+from autotile.kernel.arguments import Workspace, encode_value
 from autotile.kernel.input_files import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.kernel.reference import reference_config, reference_spec
 from autotile.kernel.sources import signature_fault
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import KernelSpec, reference_config, reference_spec
 
 
 class ExpectedOutputs:

@@ -17,16 +17,15 @@ from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import ExpectedOutputs
-from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
+from autotile.cuda.packing import pack_launches
 from autotile.cuda.reference_solution import Agreement, ReferenceOutput, checked_output, launch_key
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
-from autotile.kernel.arguments import BufferArgument, Workspace
+from autotile.kernel.arguments import BufferArgument, Workspace, decode_scalar
 from autotile.kernel.inputs import InputMaker
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
-from autotile.kernel.reference import Tolerance
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.spec import KernelSpec, Tolerance
 
 
 class Verdict(NamedTuple):

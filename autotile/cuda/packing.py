@@ -10,99 +10,29 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.dtypes import DTYPES, Dtype
+from autotile.core.dtypes import DTYPES
 from autotile.cuda.driver import load_driver, outside_of_captures, result_name
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, ToolchainError
-from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
-from autotile.kernel.descriptors import PITCH_BYTES, UNIT_BYTES, TensorMap, TensorMapArgument, Texture, TextureArgument
+from autotile.kernel.argument_kind import (
+    PITCH_BYTES,
+    UNIT_BYTES,
+    StructArgument,
+    StructValue,
+    TensorMap,
+    TensorMapArgument,
+    Texture,
+    TextureArgument,
+)
+from autotile.kernel.arguments import (
+    BufferArgument,
+    ScalarArgument,
+    WorkspaceArgument,
+    encode_scalar,
+    encode_value,
+)
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch
 from autotile.kernel.spec import KernelSpec
-from autotile.kernel.structures import StructArgument, StructValue
-
-
-def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
-    """Return the value of a scalar argument for a problem.
-
-    Parameters
-    ----------
-    scalar
-        The argument.
-    sizes, problem_dtype
-        The problem.
-    check
-        Whether to use the check value, if there is one.
-
-    Returns
-    -------
-    numpy scalar or numpy.ndarray
-        The value, encoded by `encode_value`.
-
-    Raises
-    ------
-    ArgumentError
-        The value does not fit in the argument's type.
-    """
-    return encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype)
-
-
-def problem_scalars(spec: KernelSpec, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> dict[str, Any]:
-    """Return the value of each scalar that the problem determines, as `scalar_value` does."""
-    scalars = (scalar for scalar in spec.scalars if not scalar.is_per_launch)
-    return {scalar.name: scalar_value(scalar, sizes, problem_dtype, check=check) for scalar in scalars}
-
-
-def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any:
-    """Convert a value to the type of a scalar argument; see `encode_value`."""
-    return encode_value(f"scalar {scalar.name}", value, DTYPES[scalar.element_type(problem_dtype)])
-
-
-def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
-    """Convert a value to an element type.
-
-    Parameters
-    ----------
-    what
-        Name of the value, for messages.
-    value
-        A number; for a vector, its components; a complex number may be given as its two parts.
-    dtype
-        The type.
-
-    Returns
-    -------
-    numpy scalar or numpy.ndarray
-        A scalar of the type's storage, or an array of shape (components,).
-
-    Raises
-    ------
-    ArgumentError
-        The value is not a number, or does not fit in the type: it is too large, or not an integer for an integer type.
-    """
-    given = np.asarray(value)
-    if dtype.is_complex and given.shape == (2,) and given.dtype.kind in "biuf":
-        given = np.asarray(complex(*given))
-    if given.shape != dtype.array_shape(()) or given.dtype.kind not in ("biufc" if dtype.is_complex else "biuf"):
-        expected = f"{dtype.components} numbers" if dtype.components else "a number"
-        raise ArgumentError(
-            f"{what} is {value!r}, expected {expected} that fit{'' if dtype.components else 's'} in {dtype.name}"
-        )
-    given = given.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        stored = dtype.encode(given)
-    kept = dtype.decode(stored)
-    fits = (kept == given) if dtype.is_integer else (np.isinf(kept) == np.isinf(given))
-    if not fits.all() or (np.abs(given) > dtype.largest).any():
-        raise ArgumentError(f"{what} is {value!r}, which does not fit in {dtype.name}")
-    return stored if dtype.components else stored[0]
-
-
-def decode_scalar(scalar: ScalarArgument, stored: Any, problem_dtype: str) -> Any:
-    """Return the value of an encoded scalar: a float or complex, or an array of a vector's components."""
-    dtype = DTYPES[scalar.element_type(problem_dtype)]
-    decoded = dtype.decode(np.atleast_1d(stored))
-    return decoded if dtype.components else decoded[0].item()
-
 
 _POINTER_BYTES = 8
 _MAP_BYTES = 128

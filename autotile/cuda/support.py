@@ -13,7 +13,7 @@ from autotile.cuda.compiler import CompileJob
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.reference import Tolerance
+from autotile.kernel.spec import Tolerance
 
 _SOURCE = Path(__file__).with_name("support.cu")
 _THREADS = 256

@@ -15,12 +15,10 @@ from autotile.errors import InputError
 from autotile.kernel import expressions as nodes
 from autotile.kernel import real_numbers as real
 from autotile.kernel import whole_numbers as whole
-from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType
+from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType, StructArgument, TensorMapArgument, TextureArgument
 from autotile.kernel.arguments import BufferArgument, Number, ScalarArgument, WorkspaceArgument
-from autotile.kernel.descriptors import TensorMapArgument, TextureArgument
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
-from autotile.kernel.structures import StructArgument
 
 _BITS = {
     "float16": "std::uint16_t",

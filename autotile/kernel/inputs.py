@@ -17,8 +17,14 @@ import numpy as np
 from autotile.core.documents import Count, Name, Text, decode_json, read_regular
 from autotile.core.dtypes import DTYPES, Array, Dtype
 from autotile.errors import DataError, InputError
-from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
-from autotile.kernel.contents import InputExpression, draw_chunks, fill_integers
+from autotile.kernel.arguments import (
+    Argument,
+    BufferArgument,
+    InputExpression,
+    ScalarArgument,
+    draw_chunks,
+    fill_integers,
+)
 from autotile.kernel.input_files import InputFile
 from autotile.kernel.parser import KERNEL_NAME
 from autotile.kernel.sources import is_file

@@ -6,16 +6,16 @@ They are declared in ``[launch]``, or in ``[[steps]]`` for several kernels of on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.frozen import cached_property, dataclass
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError, listing, nearest
-from autotile.kernel.arguments import Argument, BufferArgument, Workspace, WorkspaceArgument
-from autotile.kernel.descriptors import TensorMap, Texture
+from autotile.kernel.argument_kind import StructValue, TensorMap, Texture
+from autotile.kernel.arguments import Argument, BufferArgument, Workspace, WorkspaceArgument, scalar_value
 from autotile.kernel.expressions import Expression, Kind
 from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, is_entry
-from autotile.kernel.structures import StructValue
 from autotile.kernel.table import Table, describe
 
 MAX_LAUNCHES = 4096
@@ -368,3 +368,9 @@ def _is_swappable(argument: Argument) -> bool:
 def _layout(argument: Argument) -> tuple[str, tuple[str, ...]]:
     assert isinstance(argument, BufferArgument | WorkspaceArgument)
     return str(argument.dtype), tuple(extent.canonical for extent in argument.shape)
+
+
+def problem_scalars(spec: KernelSpec, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> dict[str, Any]:
+    """Return the value of each scalar that the problem determines, as `scalar_value` does."""
+    scalars = (scalar for scalar in spec.scalars if not scalar.is_per_launch)
+    return {scalar.name: scalar_value(scalar, sizes, problem_dtype, check=check) for scalar in scalars}

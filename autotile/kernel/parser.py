@@ -13,12 +13,21 @@ from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
-from autotile.kernel.compiler_options import parse_build
 from autotile.kernel.expressions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
-from autotile.kernel.reference import parse_reference
-from autotile.kernel.spec import KernelSpec, Limits, Parameter, Rule, Step, Work, parse_metrics, parse_objective
+from autotile.kernel.spec import (
+    KernelSpec,
+    Limits,
+    Parameter,
+    Rule,
+    Step,
+    Work,
+    parse_build,
+    parse_metrics,
+    parse_objective,
+    parse_reference,
+)
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier, read_document
 
 if TYPE_CHECKING:

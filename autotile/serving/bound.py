@@ -9,14 +9,14 @@ adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
 `Request`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.shelf`). Sources
-(`autotile.serving.choice_sources`) yield choices for it, lazily and best first: exact results, rules of families,
+(`autotile.serving.selection`) yield choices for it, lazily and best first: exact results, rules of families,
 neighbours, the untuned configuration. One filter passes those that may be served, and one estimate compares neighbours
 with what an empty database would serve. An operation (`autotile.serving.operations`) adds four sources over the
 requests of its kernels: measured times, a model of times, libraries, the nearest. Pins (`autotile.serving.pinning`)
 precede all sources, and ``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher`
 makes the same look-up again when results were stored, and has the served kernel adopt what it finds.
 
-Modules, each using those before it only: arrays, choice, shelf, choice_sources, launching, libraries, bound, racing,
+Modules, each using those before it only: arrays, choice, shelf, selection, launching, libraries, bound, racing,
 capture, description, operations, refresh, pinning, matmul, dispatcher.
 """
 
@@ -195,7 +195,7 @@ class KernelCode:
             The value of a scalar, computed from the problem sizes, does not fit in its type.
         """
         if self._plan is None:
-            from autotile.cuda.packing import problem_scalars
+            from autotile.kernel.launch import problem_scalars
 
             spec, problem = self.definition.spec, self.problem
             self._plan = _Plan(

@@ -26,16 +26,15 @@ from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, Call, KernelCode
 from autotile.serving.choice import Choice
-from autotile.serving.choice_sources import Request, choose, choose_bundled, same_bits
-from autotile.serving.pinning import Pins
-from autotile.serving.recent_cache import MAX_SERVED, RecentCache
 from autotile.serving.refresh import MissCounter, Refresher
-from autotile.serving.shelf import DatabaseShelf
+from autotile.serving.selection import Request, choose, choose_bundled, same_bits
+from autotile.serving.shelf import MAX_SERVED, DatabaseShelf, RecentCache
 from autotile.settings import Numerics, absolute_path, read_settings, served_database
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
     from autotile.serving.operations import OperationShelf
+    from autotile.serving.pinning import Pins
 
 _DEFAULTS = {"dtype": None, "database": None, "bundle": None, "library": True, "numerics": None, "race": False}
 """Options of `get_best_kernel` that mean the same as none."""
@@ -126,8 +125,6 @@ class Dispatcher:
         Counter of the calls of fallbacks.
     refresher
         Replaces what was served when there are new results.
-    pins
-        Choices that are pinned, and do not change.
     served, matmul_kernels
         Kernels that `get_best_kernel` has returned, by its arguments, and those that `matmul` has chosen.
     only_device
@@ -154,7 +151,21 @@ class Dispatcher:
         self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self.misses = MissCounter()
         self.refresher = Refresher(self.misses)
-        self.pins = Pins(self.refresher)
+        self._pins: Pins | None = None
+
+    @property
+    def pins(self) -> Pins:
+        """Choices that are pinned, and do not change."""
+        if self._pins is None:
+            from autotile.serving.pinning import Pins
+
+            self._pins = Pins(self.refresher)
+        return self._pins
+
+    @property
+    def _pins_in_use(self) -> Pins | None:
+        """The pins, unless there were none so far."""
+        return self.pins if self._pins is not None or read_settings().pin is not None else None
 
     @_kept
     def get_best_kernel(
@@ -275,19 +286,22 @@ class Dispatcher:
 
     def _keep(self, key: tuple[object, ...], kernel: BoundKernel, lookup: Lookup) -> BoundKernel:
         """Keep what was found, and whatever follows from that: its pin, the count of its calls, later results."""
-        if lookup.bundle is None:
-            self.pins.check(kernel)
+        pins = self._pins_in_use if lookup.bundle is None else None
+        if pins is not None:
+            pins.check(kernel)
         served = self.served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel:
             self.refresher.count_misses(lookup.location, kernel)
+            if pins is not None:
+                pins.record(kernel)
             if lookup.bundle is None:
-                self.pins.record(kernel)
                 self.refresher.add(lookup.location, kernel, partial(self._find_again, lookup))
         return served
 
     def _find_again(self, lookup: Lookup, served: BoundKernel) -> BoundKernel:
         """Return the kernel that would be served now; the one that is served if that must not change."""
-        pin = self.pins.in_force()
+        pins = self._pins_in_use
+        pin = pins.in_force() if pins is not None else None
         must_match = pin is None and (lookup.numerics or read_settings().numerics) == "same"
         if lookup.is_operation and not must_match:
             fresh = self.find(lookup, anew=True)
@@ -397,7 +411,8 @@ class Dispatcher:
         shelf = DatabaseShelf(lookup.location, problem.kernel, problem.dtype)
         index, device = self._device(lookup.place, shelf.winners)
         request = Request(kernel, problem, device, _nvrtc_of(shelf.winners), shelf)
-        found = self.pins.choice_for(request, lookup.numerics)
+        pins = self._pins_in_use
+        found = pins.choice_for(request, lookup.numerics) if pins is not None else None
         if found is None:
             found = choose(request)
             if like is not None and found.config != like.config:
@@ -425,11 +440,13 @@ class Dispatcher:
             shelf = self._shelves[key] = OperationShelf(
                 operation, problem.dtype, location, lambda stored: self._device(place, lambda: stored), _nvrtc_of
             )
-        way = self.pins.way_for(shelf, problem, library=library, numerics=lookup.numerics)
+        pins = self._pins_in_use
+        way = pins.way_for(shelf, problem, library=library, numerics=lookup.numerics) if pins is not None else None
         if way is not None:
             served = shelf.bind(way)
         else:
-            may_race = lookup.numerics != "same" and not anew and self.pins.in_force() is None
+            is_pinned = pins is not None and pins.in_force() is not None
+            may_race = lookup.numerics != "same" and not anew and not is_pinned
             served = shelf.serve(problem, library=library, race=lookup.race, may_race=may_race)
         served.operation, served.library_allowed = problem, library
         return served

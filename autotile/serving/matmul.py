@@ -11,7 +11,7 @@ from autotile.errors import ArgumentError
 from autotile.kernel.operation import load_operation
 from autotile.serving.arrays import as_bits, as_cupy, element_type, library_of, new_array, on_stream
 from autotile.serving.bound import BoundKernel
-from autotile.serving.recent_cache import RecentCache
+from autotile.serving.shelf import RecentCache
 from autotile.settings import Numerics
 
 

@@ -26,8 +26,8 @@ from autotile.kernel.operation import Library, Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
 from autotile.serving.bound import BoundKernel, Code, KernelCode
 from autotile.serving.choice import Choice, Contender
-from autotile.serving.choice_sources import Request, choose, exact, first_allowed, neighbours, wrong_configs
 from autotile.serving.libraries import LibraryCode, computes, libraries_for
+from autotile.serving.selection import Request, choose, exact, first_allowed, neighbours, wrong_configs
 from autotile.serving.shelf import DatabaseShelf, Shelf, model_of
 from autotile.settings import read_settings
 

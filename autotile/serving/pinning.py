@@ -29,7 +29,7 @@ from autotile.database.paths import atomic_write
 from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice, Contender, Tier
-from autotile.serving.choice_sources import Request, same_bits
+from autotile.serving.selection import Request, same_bits
 from autotile.settings import Numerics, absolute_path, read_settings, user_path
 from autotile.space.limits import check_config
 

@@ -19,9 +19,8 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import cached_property, dataclass
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
-from autotile.kernel.argument_kind import Column, Evaluate, Mask, clipped
+from autotile.kernel.argument_kind import Column, Evaluate, Mask, TensorMapDemand, clipped
 from autotile.kernel.arguments import MemoryDemand
-from autotile.kernel.descriptors import TensorMapDemand
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason

@@ -17,12 +17,12 @@ from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
 from autotile.cuda.driver import constant_copies, copy_constants, live_device
 from autotile.cuda.function import LaunchSequence
-from autotile.cuda.packing import pack_launches, problem_scalars
+from autotile.cuda.packing import pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
 from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.inputs import InputMaker, missing_input, with_captured_call
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
 from autotile.workers.jobs import Candidate, SanitizerRequest, Workload, loaded

@@ -14,7 +14,7 @@ from autotile.cuda.telemetry import Telemetry
 from autotile.cuda.timing import DriftProbe, Timer
 from autotile.errors import InputError
 from autotile.kernel.array_expressions import parse_array_expression
-from autotile.kernel.reference import Tolerance
+from autotile.kernel.spec import Tolerance
 
 pytestmark = pytest.mark.gpu
 FLOAT = DTYPES["float32"]

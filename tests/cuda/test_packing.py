@@ -3,9 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.cuda.packing import decode_scalar, encode_scalar, scalar_value
 from autotile.errors import ArgumentError
-from autotile.kernel.arguments import ScalarArgument
+from autotile.kernel.arguments import ScalarArgument, decode_scalar, encode_scalar, scalar_value
 from autotile.kernel.expressions import parse_expression
 
 

@@ -19,8 +19,8 @@ from autotile.cuda import function as function_module
 from autotile.cuda import packing
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.cuda.function import LaunchSequence, ParameterBlock, StepFunctions
-from autotile.cuda.packing import pack_launches, problem_scalars
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
+from autotile.cuda.packing import pack_launches
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving.launching import CallArguments
 from autotile.space.limits import compiled_steps

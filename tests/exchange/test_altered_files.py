@@ -29,7 +29,7 @@ from autotile.exchange.kernel_tuner import import_into_database, import_into_rec
 from autotile.exchange.recording import list_recordings, read_recording
 from autotile.exchange.shipped import read_rules, read_winners, write_winners
 from autotile.kernel.library import load_kernel
-from autotile.serving.choice_sources import choose_bundled
+from autotile.serving.selection import choose_bundled
 from autotile.settings import data_folder, read_settings
 
 SEEDS = st.integers(0, 2**32)

@@ -20,7 +20,7 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import Timer
 from autotile.kernel.library import load_kernel
-from autotile.kernel.reference import Tolerance
+from autotile.kernel.spec import Tolerance
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Reading, Workload

@@ -1,9 +1,8 @@
 import pytest
 
 from autotile.errors import ConfigError, SpecError
-from autotile.kernel.compiler_options import Build, controls_file
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import Build, KernelSpec, controls_file
 
 NAMES = {"N": 64, "FLAG": 1, "REGS": 32, "FAST": True, "T": "unsigned int", "EPS": 0.5, "CONTROLS": "a.txt"}
 

@@ -11,8 +11,8 @@ from autotile.cuda.driver import variable_symbols
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.reference import reference_spec
 from autotile.kernel.sources import check_source
+from autotile.kernel.spec import reference_spec
 
 FILTER = 'f = { buffer = "float32", shape = [9], access = "in", constant = "d_filter" }'
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.packing import by_value, scalar_value
+from autotile.cuda.packing import by_value
 from autotile.errors import SpecError
+from autotile.kernel.arguments import scalar_value
 from autotile.kernel.inputs import make_input
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec

@@ -17,8 +17,7 @@ from autotile.errors import SpecError
 from autotile.kernel.launch import known_names, launch_geometry
 from autotile.kernel.library import load_kernel, reference_source
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.reference import Tolerance, reference_spec, wide_type
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import KernelSpec, Tolerance, reference_spec, wide_type
 
 OUTPUTS = 'outputs = { C = "alpha * (A @ B) + C" }'
 KERNEL = 'kernel = "naive<double>"\nblock = [16, 16]\ngrid = ["ceil_div(N, 16)", "ceil_div(M, 16)"]'

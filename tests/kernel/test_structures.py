@@ -10,11 +10,12 @@ from test_element_types import spec_of
 
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import CompileJob, compile_cubin
-from autotile.cuda.packing import pack_arguments, scalar_value
+from autotile.cuda.packing import pack_arguments
 from autotile.database.keys import space_hash
 from autotile.errors import SpecError
+from autotile.kernel.argument_kind import StructArgument
+from autotile.kernel.arguments import scalar_value
 from autotile.kernel.launch import LaunchData, known_names
-from autotile.kernel.structures import StructArgument
 
 STRUCT = """p = { struct = {
     flag = { scalar = "bool", value = true },

@@ -17,8 +17,8 @@ from autotile.exchange.recording import Recording, read_recording
 from autotile.families.preference import Tuned, prefer
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
-from autotile.serving.choice_sources import Request, untuned_config
 from autotile.serving.dispatcher import Dispatcher
+from autotile.serving.selection import Request, untuned_config
 from autotile.serving.shelf import Shelf
 from autotile.space.time_estimate import estimate_configs
 

@@ -13,10 +13,10 @@ from autotile.core.model import Config
 from autotile.exchange.recording import read_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving import choice_sources
+from autotile.serving import selection
 from autotile.serving.choice import Choice, Estimated
-from autotile.serving.choice_sources import Request, choose, untuned_config
 from autotile.serving.description import explain
+from autotile.serving.selection import Request, choose, untuned_config
 from autotile.serving.shelf import Shelf
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace
@@ -83,13 +83,13 @@ def test_a_guess_does_not_replace_a_default() -> None:
 
 
 def test_a_look_up_does_not_enumerate_a_huge_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice_sources, "_MAX_COMBINATIONS", 10)
+    monkeypatch.setattr(selection, "_MAX_COMBINATIONS", 10)
     assert serve("gemm_mma", M=16, N=4096, K=4096) == (dict(load_kernel("gemm_mma").spec.default), None)
 
 
 def test_of_a_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = serve("gemm_mma", M=16, N=4096, K=4096)[1]
-    monkeypatch.setattr(choice_sources, "_MAX_ROWS", 200)
+    monkeypatch.setattr(selection, "_MAX_ROWS", 200)
     sample = serve("gemm_mma", M=16, N=4096, K=4096)[1]
     assert whole is not None
     assert sample is not None
