@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
@@ -159,6 +159,8 @@ class Compiling:
         The compilation for the problem.
     others
         The further problems of the verification for which it is compiled apart, with their compilations.
+    source
+        Origin of its result, as for `Trial`.
     """
 
     kernel: Kernel
@@ -167,6 +169,7 @@ class Compiling:
     device: DeviceProperties
     main: Future[Compiled]
     others: Sequence[tuple[Mapping[str, int], Future[Compiled]]]
+    source: Literal["cuda", "replayed"] = "cuda"
     _trial: Trial | None = None
 
     @classmethod
@@ -179,6 +182,7 @@ class Compiling:
         *,
         submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
         other_sizes: Sequence[Mapping[str, int]] = (),
+        source: Literal["cuda", "replayed"] = "cuda",
     ) -> Compiling:
         """Start to compile a configuration.
 
@@ -195,7 +199,7 @@ class Compiling:
 
         main = at(problem.sizes)
         valid = [one for one in other_sizes if not check_config(kernel.spec, config, one, device, problem.dtype)]
-        return cls(kernel, problem, config, device, main, [(sizes, at(sizes)) for sizes in valid])
+        return cls(kernel, problem, config, device, main, [(sizes, at(sizes)) for sizes in valid], source)
 
     def trial(self) -> Trial:
         """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
@@ -214,7 +218,8 @@ class Compiling:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
             plan = LaunchPlan.of(self.kernel.spec, self.config, self.problem.sizes, self.device)
-            self._trial = gated_trial(self.kernel, self.problem, self.config, compiled, plan=plan, device=self.device)
+            trial = gated_trial(self.kernel, self.problem, self.config, compiled, plan=plan, device=self.device)
+            self._trial = replace(trial, source=self.source)
         return self._trial
 
     def candidate(self) -> Candidate | None:
@@ -346,7 +351,7 @@ class Pipeline:
         """
         with self._timeline.span("session", "wait for the compilers"):
             queued = {row: self._queue[row] for row in self._compiled_rows(proposer)}
-            compiled = {row: self._gated(one) for row, one in queued.items()}
+            compiled = {row: one.trial() for row, one in queued.items()}
         if not compiled:
             return None
         failed = (row for row, trial in compiled.items() if trial.outcome is not Outcome.OK)
@@ -369,12 +374,14 @@ class Pipeline:
         best_us
             As for `autotile.tuning.backend.Backend.submit`.
         """
-        trial, given = candidate.trial, candidate.compilation.candidate()
-        if given is None or trial.outcome is not Outcome.OK:
+        trial = candidate.trial
+        if trial.outcome is not Outcome.OK:
             return trial
         twin = self._measured.get(self._launch_of(trial)) if self._backend.source == "cuda" else None
         if twin is not None:
             return self._score(_with_result_of(twin, trial))
+        given = candidate.compilation.candidate()
+        assert given is not None
         if not Path(given.cubin_path).exists():  # trimmed from the cache while the candidate waited
             given = self._submit(trial.config).candidate() or given
         self._running[id(given)] = given, candidate
@@ -472,10 +479,6 @@ class Pipeline:
             self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(config))
             start_s += seconds
 
-    def _gated(self, compilation: Compiling) -> Trial:
-        """Wait for a compilation, and return its trial up to the second gate."""
-        return replace(compilation.trial(), source=self._backend.source)
-
     def _launch_of(self, trial: Trial) -> tuple[str, LaunchPlan, LaunchData]:
         """Return all that distinguishes the launch of one configuration from that of another."""
         spec, problem = self._kernel.spec, self._problem
@@ -485,7 +488,8 @@ class Pipeline:
 
     def _submit(self, config: Config) -> Compiling:
         of = self._kernel, self._problem, config, self._device
-        return Compiling.begin(*of, submit=self._compile_pool.submit, other_sizes=self._other_sizes)
+        submit, source = self._compile_pool.submit, self._backend.source
+        return Compiling.begin(*of, submit=submit, other_sizes=self._other_sizes, source=source)
 
 
 def gated_trial(

@@ -261,7 +261,7 @@ class TestOneClass:
         kernel, (a, b) = served(EMULATE=0, race=race), factors()
         assert is_close(autotile.capture(kernel, tmp_path / "calls")(a, b), a, b)
         (call,) = (tmp_path / "calls").iterdir()
-        assert {path.name for path in call.glob("*.npy")} == {"A.npy", "B.npy"}
+        assert {path.name for path in call.glob("*.npy")} == {"A.npy", "B.npy", "C.npy"}  # beta * C is read
         assert (kernel.tier, kernel.calls) == ("exact" if race else "library", 1)
 
     def test_a_raced_kernel_is_bound_and_counted(self) -> None:

@@ -47,13 +47,16 @@ def test_its_configurations_are_right(dtype: str, layout: tuple[int, int]) -> No
                 compile_pool=compilers,
                 gpu=gpu,
             )
-            verified = set()
+            valid, verified = set(), set()
             for m, n, k in ((1024, 1024, 1024), (8, 4096, 4096), (1000, 999, 1001), (4096, 8, 4096)):
                 sizes = {"M": m, "N": n, "K": k, "TRANS_A": layout[0], "TRANS_B": layout[1]}
                 problem = operation.resolve(sizes, dtype)
-                swept = sweep.run(sweep.prepare(problem, problem_of(operation, kernels, problem, device), candidates))
+                job = sweep.prepare(problem, problem_of(operation, kernels, problem, device), candidates)
+                valid |= {one.key for one in job.candidates}
+                swept = sweep.run(job)
                 assert swept is not None
                 faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTS}
                 assert faults == {}
                 verified |= {key for key, trial in swept.trials.items() if trial.outcome.has_time}
-    assert len(verified) > len(candidates) // 2
+    assert len(valid) > len(candidates) // 3
+    assert len(verified) >= 0.9 * len(valid)  # the others need more memory than estimated, or do not compile
