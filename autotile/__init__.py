@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from autotile.api.databases import clean as clean
     from autotile.api.databases import db_check as db_check
     from autotile.api.databases import db_path as db_path
-    from autotile.api.databases import db_restore as db_restore
     from autotile.api.databases import diff as diff
     from autotile.api.databases import merge as merge
     from autotile.api.devices import DeviceList as DeviceList
@@ -106,15 +105,14 @@ if TYPE_CHECKING:
     from autotile.core.model import Resources as Resources
     from autotile.core.model import Trial as Trial
     from autotile.core.statistics import Interval as Interval
+    from autotile.database.checking import DatabaseCheck as DatabaseCheck
     from autotile.database.keys import TuningKey as TuningKey
     from autotile.database.merging import CopiedRows as CopiedRows
     from autotile.database.merging import MergedStudy as MergedStudy
-    from autotile.database.quarantine import Quarantine as Quarantine
     from autotile.database.retention import CleanedStudy as CleanedStudy
     from autotile.database.rows import BadRow as BadRow
     from autotile.database.rows import StoredTrial as StoredTrial
     from autotile.database.studies import StudySummary as StudySummary
-    from autotile.database.upgrade import DatabaseCheck as DatabaseCheck
     from autotile.database.winners import StoredRule as StoredRule
     from autotile.database.winners import Winner as Winner
     from autotile.errors import ArgumentError as ArgumentError
@@ -212,7 +210,6 @@ _NAMES = {
         "clean",
         "db_check",
         "db_path",
-        "db_restore",
         "diff",
         "merge",
     ),
@@ -330,11 +327,10 @@ _NAMES = {
         "CopiedRows",
         "MergedStudy",
     ),
-    "database.quarantine": ("Quarantine",),
     "database.retention": ("CleanedStudy",),
     "database.studies": ("StudySummary",),
     "database.rows": ("BadRow", "StoredTrial"),
-    "database.upgrade": ("DatabaseCheck",),
+    "database.checking": ("DatabaseCheck",),
     "database.winners": (
         "StoredRule",
         "Winner",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 
 from autotile.core.documents import convert, parse_toml, read_regular
-from autotile.core.frozen import dataclass
 from autotile.errors import DataError, InputError
 
 Numerics = Literal["any", "same"]

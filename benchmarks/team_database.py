@@ -36,6 +36,7 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
+from autotile.database.queries import CHANGES, CHECKS
 from autotile.database.retention import Criteria, clean_database
 from autotile.database.run_record import RunRecord
 from autotile.database.schema import RUNS, STUDIES, TRIALS
@@ -182,8 +183,8 @@ def look_up(database: Database, keys: list[TuningKey], repeats: int) -> dict[str
         "best": timed(lambda number: database.best(study_id=studies[number]), repeats),
         "exact": timed(lambda number: database.winner(picked[number]), repeats),
         "kernel": timed(lambda number: database.winners(kernels[number], "float32"), SLOW_REPEATS),
-        "checks": timed(lambda number: database.checks(kernels[number], "float32"), SLOW_REPEATS),
-        "changes": timed(lambda _: database.changes(), SLOW_REPEATS),
+        "checks": timed(lambda number: database.read(CHECKS, kernel=kernels[number], dtype="float32"), SLOW_REPEATS),
+        "changes": timed(lambda _: database.read(CHANGES), SLOW_REPEATS),
         "list_kernel": timed(lambda number: database.studies(kernels[number]), SLOW_REPEATS),
         "list_all": timed(lambda _: database.studies(), 1),
     }

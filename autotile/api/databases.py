@@ -1,4 +1,4 @@
-"""Databases as a whole: check and quarantine, comparison, merging, and deletion of trials."""
+"""Databases as a whole: check, comparison, merging, and deletion of trials."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from autotile.core.argument_types import checked
 from autotile.core.model import config_key, config_text
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import Displayed, plural, time_text
+from autotile.database.checking import DatabaseCheck, check_database
 from autotile.database.database import (
     Database,
     database_location,
@@ -24,10 +25,8 @@ from autotile.database.engine import DamagedDatabaseError, parse_location
 from autotile.database.keys import key_differences
 from autotile.database.merging import CopiedRows, MergedStudy, merge_databases, ratio_of_sessions
 from autotile.database.paths import looks_like_url
-from autotile.database.quarantine import Quarantine, quarantine_bad_rows, restore_rows
 from autotile.database.retention import CleanedStudy, Criteria, clean_database, current_versions, stored_gpu_names
 from autotile.database.studies import rows_of_kernel
-from autotile.database.upgrade import DatabaseCheck
 from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.exchange.shipped import read_winners
@@ -336,13 +335,10 @@ class CheckResult(Displayed):
         Path or URL of the database, without a password.
     check
         Numbers of rows and faults found; None if there is no database yet.
-    quarantine
-        File that unusable rows were moved to, with their numbers; None if none were moved.
     """
 
     location: str
     check: DatabaseCheck | None
-    quarantine: Quarantine | None = None
 
     @property
     def whole(self) -> bool:
@@ -361,24 +357,20 @@ class CheckResult(Displayed):
 
 
 @checked
-def db_check(database: str | Path | None = None, *, quarantine: bool = False) -> CheckResult:
+def db_check(database: str | Path | None = None) -> CheckResult:
     """Check a database for damage, for rows without their study or run, and for rows that cannot be used.
 
     Parameters
     ----------
     database
         Path or URL; None for the user's own, which need not exist.
-    quarantine
-        Whether to move rows that cannot be used to a new file beside the database, from which `db_restore` puts them
-        back.
 
     Raises
     ------
     InputError
-        It cannot be read at all, is not a database, or a database given by name does not exist. The rows cannot be
-        moved.
+        It cannot be read at all, is not a database, or a database given by name does not exist.
     """
-    location, moved = location_text(database), None
+    location = location_text(database)
     try:
         opened = open_for_reading(database)
     except DamagedDatabaseError as error:
@@ -386,33 +378,7 @@ def db_check(database: str | Path | None = None, *, quarantine: bool = False) ->
     if opened is None:
         return CheckResult(location, None)
     with opened:
-        found = opened.check()
-    if quarantine and found.bad_rows:
-        with Database.open(database_location(database), set_damage_aside=False) as writable:
-            moved = quarantine_bad_rows(writable)
-            found = writable.check()
-    return CheckResult(location, found, moved)
-
-
-@checked
-def db_restore(file: str | Path, database: str | Path | None = None) -> Quarantine:
-    """Put the rows of a file of `db_check` back where they were, all or none.
-
-    Parameters
-    ----------
-    file
-        File that ``db_check(quarantine=True)`` wrote.
-    database
-        Path or URL; None for the user's own.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read; or the database cannot be written, or has other rows with their ids by now.
-    """
-    path = user_path(file, "a file of rows")
-    with Database.open(database_location(database), set_damage_aside=False) as opened:
-        return restore_rows(opened, path)
+        return CheckResult(location, check_database(opened))
 
 
 @checked

@@ -13,8 +13,8 @@ from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.text import Displayed, bandwidth_text, bytes_text, flops_text, plural
 from autotile.cuda.driver import device_count, has_driver
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database.ceiling_store import read_ceilings, save_ceilings
 from autotile.database.database import Database, database_location, open_for_reading
+from autotile.database.learned_store import read_ceilings, save_ceilings
 from autotile.errors import InputError, ToolchainError
 from autotile.settings import available_cores, read_settings
 

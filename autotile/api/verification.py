@@ -18,6 +18,7 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
 from autotile.database.keys import key_of
+from autotile.database.queries import CHECKS
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -270,7 +271,7 @@ def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[
     if opened is None:
         return set()
     with opened:
-        checks = opened.checks(loaded.name, served.problem.dtype)
+        checks = opened.read(CHECKS, kernel=loaded.name, dtype=served.problem.dtype)
     requested = key_of(loaded, served.problem, served.device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     return {check.config for check in checks if check.passed and check.key == requested}
 

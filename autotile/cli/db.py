@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import RenderableType
@@ -14,7 +14,6 @@ from autotile.core.text import plural
 
 if TYPE_CHECKING:
     from autotile.api.databases import CheckResult
-    from autotile.database.quarantine import Quarantine
     from autotile.database.rows import BadRow
 
 
@@ -25,19 +24,16 @@ def db(context: typer.Context) -> None:
 
 def check(
     *,
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Move rows that cannot be used to a file beside the database.")
-    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check the database for damage, lost rows and rows that cannot be used.
 
-    Exits with 1 if a fault is found and not cured.
+    Exits with 1 if a fault is found.
     """
     from autotile.api import databases
 
-    found = databases.db_check(database, quarantine=quarantine)
+    found = databases.db_check(database)
     show(found, check_table, check_document, as_json=as_json)
     if not found.whole:
         raise typer.Exit(NOTHING_FOUND)
@@ -53,17 +49,11 @@ def check_table(result: CheckResult) -> RenderableType:
     rows.append(("rows", ", ".join(f"{name} {count:,}" for name, count in check.counts.items()) or "unknown"))
     if check.unfinished_runs:
         rows.append(("unfinished", f"{plural(check.unfinished_runs, 'run')}: still going, or killed"))
-    if result.quarantine is not None:
-        rows.append(("moved", f"{_counts_text(result.quarantine)} to {result.quarantine.path}"))
     faults = [*check.problems, *map(str, check.bad_rows)]
     rows.append(("state", lines(faults or ["whole"])))
     if check.bad_rows:
-        rows.append(("cure", "`autotile db check --quarantine` moves such rows to a file beside the database"))
+        rows.append(("cure", f"`autotile merge NEW.db {result.location}` copies the other rows to a new database"))
     return facts(rows)
-
-
-def _counts_text(quarantine: Quarantine) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in quarantine.counts.items())
 
 
 def check_document(result: CheckResult) -> dict[str, Any]:
@@ -78,34 +68,11 @@ def check_document(result: CheckResult) -> dict[str, Any]:
         "unfinished_runs": check.unfinished_runs if check is not None else 0,
         "problems": list(check.problems) if check is not None else [],
         "bad_rows": [_bad_row_document(row) for row in check.bad_rows] if check is not None else [],
-        "quarantine": quarantine_document(result.quarantine) if result.quarantine is not None else None,
     }
 
 
 def _bad_row_document(row: BadRow) -> dict[str, Any]:
     return {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault}
-
-
-def quarantine_document(moved: Quarantine) -> dict[str, Any]:
-    """Return the file and the numbers of rows for JSON."""
-    return {"file": str(moved.path), "rows": dict(moved.counts)}
-
-
-def restore(
-    file: Annotated[str, typer.Argument(help="File that `autotile db check --quarantine` wrote.", show_default=False)],
-    *,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Put quarantined rows back into the database, all or none."""
-    from autotile.api import databases
-
-    show(databases.db_restore(file, database), restored_table, quarantine_document, as_json=as_json)
-
-
-def restored_table(restored: Quarantine) -> RenderableType:
-    """Render the numbers of rows and the file."""
-    return facts([("restored", _counts_text(restored)), ("file", str(restored.path))])
 
 
 def path(*, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
@@ -124,9 +91,6 @@ def register(app: typer.Typer) -> None:
     """Add the group of commands."""
     group = typer.Typer(rich_markup_mode=None)
     group.callback(invoke_without_command=True)(db)
-    group.command(
-        epilog=examples("autotile db check", "autotile db check --db team.db --json", "autotile db check --quarantine")
-    )(check)
-    group.command(epilog=examples("autotile db restore autotile.db.quarantine-20260501T123015000000.json"))(restore)
+    group.command(epilog=examples("autotile db check", "autotile db check --db team.db --json"))(check)
     group.command(epilog=examples("autotile db path", "sqlite3 $(autotile db path) .tables"))(path)
     app.add_typer(group, name="db")

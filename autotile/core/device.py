@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from autotile.core.documents import Bytes, Name, NonNegative, Positive, convert
-from autotile.core.frozen import dataclass
 from autotile.errors import DataError, InputError
 
 Source = Literal["cuda", "profile", "replayed"]

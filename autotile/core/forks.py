@@ -13,6 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Generic, Self, TypeVar, overload
+
+Value = TypeVar("Value")
 
 FORK_LOCK = threading.RLock()
 """Held while serving uses a database, and during a fork."""
@@ -109,3 +112,30 @@ class ForkGuard:
 
 fork_guard = ForkGuard()
 """The guard of this process."""
+
+
+class cached_property(Generic[Value]):  # noqa: N801 - as in functools
+    """Attribute that is computed at its first use, as `functools.cached_property` but without a lock.
+
+    Before Python 3.12, that one has a lock per class. A child that is forked while another thread holds it would wait
+    for it forever. Here two threads may both compute the value, and the last one's is kept.
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Value: ...
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self | Value:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value

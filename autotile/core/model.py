@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from autotile.core.documents import (
     Whole,
     canonical_json,
 )
-from autotile.core.frozen import dataclass
 
 Value = Whole | bool | Finite | Name
 Config = Mapping[Name, Value]

@@ -6,11 +6,11 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.documents import Bytes, Name, canonical_json
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Resources, Value
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import ToolchainError

@@ -10,13 +10,13 @@ import shlex
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from autotile.core.documents import Name, canonical_json, decode_json, encode_json
-from autotile.core.frozen import dataclass
 from autotile.core.model import Resources
 from autotile.cuda.compiler import Compilation, CompiledFunction, CompileJob, compile_cubin
 from autotile.errors import DataError, InputError

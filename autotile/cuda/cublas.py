@@ -11,13 +11,13 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from autotile.core.frozen import dataclass
 from autotile.core.model import LaunchGeometry
 from autotile.cuda.driver import live_device, outside_of_captures
 from autotile.cuda.function import Function, Module, ParameterBlock, driver_launch

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +19,6 @@ from weakref import finalize
 
 import numpy as np
 
-from autotile.core.frozen import dataclass
 from autotile.core.model import LaunchGeometry, Resources
 from autotile.cuda.driver import attribute_launch, declares_cluster, outside_of_captures
 from autotile.cuda.toolchain import load_cupy

@@ -11,7 +11,6 @@ from typing import Any, Self
 from sqlalchemy import Connection, Engine, text
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import json_cell
 from autotile.core.forks import fork_guard
 from autotile.core.model import Problem, Trial, config_key
 from autotile.database.engine import (
@@ -26,19 +25,20 @@ from autotile.database.engine import (
     sqlite_engine,
     translated_errors,
 )
-from autotile.database.fast_access import CHANGES_SQL, DIGESTED_SQL, Changes
 from autotile.database.keys import TuningKey
-from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
+from autotile.database.queries import ADD_MISSES, MISSES, WINNER, WINNERS, Miss, Query, StoredMiss, Value
 from autotile.database.rows import (
     LOCATION_OPTION,
     Phase,
     StoredTrial,
+    bad_row,
     insert_trial,
     insert_trials,
     read_trials,
     standing_trials,
     trial_row,
+    warn_of,
 )
 from autotile.database.schema import now_text
 from autotile.database.studies import (
@@ -51,23 +51,18 @@ from autotile.database.studies import (
     insert_run,
     list_studies,
     read_best,
-    read_checks,
     read_runs,
-    read_winner,
-    read_winners,
 )
 from autotile.database.upgrade import (
     UPGRADE_TIMEOUT_S,
-    DatabaseCheck,
-    check_database,
     check_integrity,
     ensure_schema,
     is_current,
     schema_revision,
     set_aside,
 )
-from autotile.database.winners import JSON_COLUMNS, Check, Winner
-from autotile.errors import DatabaseError
+from autotile.database.winners import Winner
+from autotile.errors import DatabaseError, DataError
 from autotile.settings import read_settings
 
 _MAX_RETRIES = 5
@@ -402,52 +397,55 @@ class Database:
         with self.reading() as connection:
             return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
 
+    def read(self, query: Query[Value], **parameters: str | None) -> list[Value]:
+        """Run a query of serving.
+
+        Raises
+        ------
+        DataError
+            A row does not match its schema. If the query names its table, the row is skipped instead, with a warning.
+        """
+        found, bad = [], []
+        with self.reading() as connection:
+            for row in connection.execute(text(query.sql), parameters).mappings():
+                values = {str(name): value for name, value in row.items()}  # plain strings, which a schema needs
+                try:
+                    found.append(query.parse(values))
+                except DataError as error:
+                    if query.table is None:
+                        raise
+                    bad.append(bad_row(query.table, values["id"], error).row)
+            warn_of(connection, bad)
+        return found
+
     def winners(self, kernel: str, dtype: str) -> list[Winner]:
         """Return the winner of each study of a kernel, newest first, without reading the rest of its trial and run."""
-        with self.reading() as connection:
-            return read_winners(connection, kernel, dtype)
+        try:
+            return self.read(WINNERS, kernel=kernel, dtype=dtype)
+        except DataError:  # `best` names the bad row, and takes the next best
+            return [best.winner for best in self.best(kernel, dtype=dtype)]
 
     def winner(self, key: TuningKey) -> Winner | None:
         """Return the winner of the study of a key; None if there is none."""
-        with self.reading() as connection:
-            return read_winner(connection, key)
-
-    def checks(self, kernel: str, dtype: str) -> list[Check]:
-        """Return the verdicts of finals and verifications on configurations that are not ranked, oldest first."""
-        with self.reading() as connection:
-            return read_checks(connection, kernel, dtype)
-
-    def changes(self) -> Changes:
-        """Return what has been decided for each kernel and dtype; equal results mean that nothing was."""
-        with self.reading() as connection:
-            return frozenset(tuple(row) for row in connection.execute(text(CHANGES_SQL)))
-
-    def digested_rows(self, study: str, config: str) -> list[dict[str, Any]]:
-        """Return the finalists of a study and all trials of a configuration; see `fast_access.DIGESTED_SQL`."""
-        with self.reading() as connection:
-            rows = connection.execute(text(DIGESTED_SQL), {"study": study, "config": config}).mappings()
-            return [
-                {name: json_cell(v) if name in JSON_COLUMNS and isinstance(v, str) else v for name, v in row.items()}
-                for row in rows
-            ]
+        try:
+            found = self.read(WINNER, digest=key.digest)
+        except DataError:
+            study_id = self.find_study(key)
+            found = [best.winner for best in self.best(study_id=study_id)] if study_id is not None else []
+        return found[0] if found else None
 
     def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
         """Count requests of a problem that were served by ``tier`` instead of an exact result."""
+        self.add_misses([Miss(problem, gpu_name, tier, count)])
+
+    def add_misses(self, misses: Iterable[Miss]) -> None:
+        """Add to the counts of misses, in one transaction."""
         with self.writing() as connection:
-            count_miss(connection, problem, gpu_name, tier, count)
+            connection.execute(text(ADD_MISSES), [miss.row() for miss in misses])
 
     def misses(self, kernel: str | None = None) -> list[StoredMiss]:
         """Return the requested problems that were not served exactly, most frequent first."""
-        with self.reading() as connection:
-            return read_misses(connection, kernel)
-
-    def check(self) -> DatabaseCheck:
-        """Check for damage and orphaned rows."""
-        try:
-            with self.reading() as connection:
-                return check_database(connection, self.location)
-        except DamagedDatabaseError as error:  # so damaged that SQLite's check itself fails
-            return DatabaseCheck.damaged(self.location, [str(error)])
+        return self.read(MISSES, kernel=kernel)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

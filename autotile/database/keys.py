@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
-from autotile.core.frozen import dataclass
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text
 from autotile.cuda.nvcc import installed_nvcc

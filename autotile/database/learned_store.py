@@ -1,6 +1,6 @@
-"""Learned results in the database: families of problems with their rules, and models of time of operations.
+"""Knowledge in the database: rules of families, models of time of operations, and measured ceilings of GPUs.
 
-Models were learned on this machine, and are served in place of shipped ones.
+What was learned on this machine is served in place of what ships.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import UTC
+from typing import Annotated, Any
 
 import msgspec
-from sqlalchemy import Connection, Select, delete, select
+from sqlalchemy import Connection, delete, select
 
+from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, canonical_json
+from autotile.database.database import Database
 from autotile.database.keys import TuningKey
+from autotile.database.queries import RULES
 from autotile.database.rows import Row, bad_row, parse_row, parsed_rows, rows_of
-from autotile.database.schema import FAMILIES, MODELS, insert_for, now_text
-from autotile.database.winners import RULE_COLUMNS, RuleDocument, StoredRule
+from autotile.database.schema import CEILINGS, FAMILIES, MODELS, insert_for, now_text
+from autotile.database.winners import RuleDocument, StoredRule
 from autotile.errors import DataError
 from autotile.families.family import Family
 from autotile.families.rule import FamilyRule
-
-if TYPE_CHECKING:
-    from autotile.database.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +94,13 @@ class FamilyStore:
 
     def rules(self, kernel: str | None = None, dtype: str | None = None) -> list[StoredRule]:
         """Return the rules of a kernel, or of all, newest first."""
-        with self._database.reading() as connection:
-            return parsed_rows(connection, rules_query(kernel, dtype), stored_rule)
+        return self._database.read(RULES, kernel=kernel, dtype=dtype)
 
 
 def replace_family(connection: Connection, row: Mapping[str, Any]) -> None:
     """Replace the row of a family by one with a new id, so that its rule is the newest, if there is one."""
     if connection.execute(delete(FAMILIES).where(FAMILIES.c.digest == row["digest"])).rowcount:
         connection.execute(FAMILIES.insert(), row)
-
-
-def rules_query(kernel: str | None, dtype: str | None) -> Select[Any]:
-    """Return the query of the rules of a kernel, or of all, newest first: in the order of learning, not by date."""
-    selected = (FAMILIES.c[name] for name in RULE_COLUMNS)
-    query = select(*selected).where(FAMILIES.c.learned_at.is_not(None)).order_by(FAMILIES.c.id.desc())
-    filters = ((FAMILIES.c.kernel, kernel), (FAMILIES.c.dtype, dtype))
-    return query.where(*(column == value for column, value in filters if value is not None))
 
 
 def stored_rule(row: Row) -> StoredRule:
@@ -247,3 +239,60 @@ def read_models(
 def _stored_model(row: Row) -> StoredModel:
     check_model(row)
     return StoredModel(row["operation"], row["dtype"], row["gpu_name"], row["model"], row["learned_at"])
+
+
+def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
+    """Store the ceilings of a GPU, in place of older ones of the same UUID.
+
+    Raises
+    ------
+    DataError
+        They are of no GPU, such as those of a datasheet.
+    """
+    check_ceilings(measured)
+    assert measured.measured_at is not None
+    row = {
+        **{name: getattr(measured, name) for name in ("gpu_uuid", "gpu_name", "compute_capability", "driver")},
+        "measured_at": measured.measured_at.astimezone(UTC).isoformat(timespec="microseconds"),
+        "ceilings": measured.to_json()["ceilings"],
+        "warnings": list(measured.warnings),
+    }
+    with database.writing() as connection:
+        _replace_ceilings(connection, row)
+
+
+def read_ceilings(database: Database, gpu_name: str | None = None, gpu_uuid: str | None = None) -> list[DeviceCeilings]:
+    """Return the ceilings of the GPUs of a model, of one GPU, or of all, newest first."""
+    filters = ((CEILINGS.c.gpu_name, gpu_name), (CEILINGS.c.gpu_uuid, gpu_uuid))
+    query = select(CEILINGS).order_by(CEILINGS.c.measured_at.desc(), CEILINGS.c.id.desc())
+    query = query.where(*(column == value for column, value in filters if value is not None))
+    with database.reading() as connection:
+        return parsed_rows(connection, query, stored_ceilings)
+
+
+def copy_ceilings(ours: Connection, row: Mapping[str, Any]) -> None:
+    """Copy the row of a GPU to another database, unless that has a newer one."""
+    known = list(rows_of(ours, select(CEILINGS.c.measured_at).where(CEILINGS.c.gpu_uuid == row["gpu_uuid"])))
+    if not known or str(known[0]["measured_at"]) < str(row["measured_at"]):
+        _replace_ceilings(ours, {name: value for name, value in row.items() if name != "id"})
+
+
+def stored_ceilings(row: Row) -> DeviceCeilings:
+    """Return what a row of the table holds.
+
+    Raises
+    ------
+    BadRowError
+        It does not match the schema.
+    """
+    measured = parse_row("ceilings", row["id"], row, DeviceCeilings)
+    try:
+        check_ceilings(measured)
+    except DataError as error:
+        raise bad_row("ceilings", row["id"], error) from None
+    return measured
+
+
+def _replace_ceilings(connection: Connection, row: Mapping[str, Any]) -> None:
+    connection.execute(CEILINGS.delete().where(CEILINGS.c.gpu_uuid == row["gpu_uuid"]))
+    connection.execute(CEILINGS.insert(), dict(row))

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Select, Table, func, select, update
+from sqlalchemy import Connection, Table, func, select, update
 
 from autotile.core.documents import canonical_json
 from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
-from autotile.database.ceiling_store import copy_ceilings, stored_ceilings
+from autotile.database.checking import usable_rows
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.learned_store import check_family, check_model, copy_model, replace_family
-from autotile.database.misses import stored_miss
-from autotile.database.rows import Row, StoredTrial, parsed_rows, rows_of, stored_trial
+from autotile.database.learned_store import (
+    copy_ceilings,
+    copy_model,
+    replace_family,
+)
+from autotile.database.rows import StoredTrial, rows_of
 from autotile.database.schema import CEILINGS, FAMILIES, MISSES, MODELS, RUNS, STUDIES, TRIALS, insert_for, now_text
-from autotile.database.studies import StoredBest, stored_run, stored_study
+from autotile.database.studies import StoredBest
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
 """Columns that identify a run within its study; runs of a study begin at least a microsecond apart."""
@@ -107,18 +110,18 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
     """
     with source.reading() as theirs, target.writing() as ours:
         studies = runs = trials = 0
-        for row in _usable(theirs, select(STUDIES).order_by(STUDIES.c.id), stored_study):
+        for row in usable_rows(theirs, STUDIES):
             study_id, is_new = _copy_study(ours, row)
             studies += is_new
             new_runs, new_trials = _copy_runs(theirs, ours, row["id"], study_id)
             runs, trials = runs + new_runs, trials + new_trials
-        families = _usable(theirs, select(FAMILIES).order_by(FAMILIES.c.id), check_family)
+        families = usable_rows(theirs, FAMILIES)
         rules = sum(_copy_family(ours, row) for row in families)
-        for row in _usable(theirs, select(MODELS), check_model):
+        for row in usable_rows(theirs, MODELS):
             copy_model(ours, row)
-        for row in _usable(theirs, select(CEILINGS), stored_ceilings):
+        for row in usable_rows(theirs, CEILINGS):
             copy_ceilings(ours, row)
-        for row in _usable(theirs, select(MISSES), stored_miss):
+        for row in usable_rows(theirs, MISSES):
             _copy_miss(ours, row)
         return CopiedRows(studies, runs, trials, rules)
 
@@ -139,10 +142,10 @@ def _copy_study(ours: Connection, row: Mapping[Any, Any]) -> tuple[int, bool]:
 
 def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: int) -> tuple[int, int]:
     """Copy the runs of a study with their trials, in the order they were recorded; return the numbers of new rows."""
-    known = {_identity(row, _RUN_IDENTITY): row for row in _rows(ours, RUNS, study_id, stored_run)}
+    known = {_identity(row, _RUN_IDENTITY): row for row in usable_rows(ours, RUNS, RUNS.c.study_id == study_id)}
     run_ids: dict[int, int] = {}
     new_runs = 0
-    for row in _rows(theirs, RUNS, from_study, stored_run):
+    for row in usable_rows(theirs, RUNS, RUNS.c.study_id == from_study):
         mine = known.get(_identity(row, _RUN_IDENTITY))
         if mine is None:
             values = _values(RUNS, row) | {"study_id": study_id}
@@ -153,10 +156,13 @@ def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: 
         if mine["ended_at"] is None and row["ended_at"] is not None:
             change = {"ended_at": row["ended_at"], "summary": row["summary"]}
             ours.execute(update(RUNS).where(RUNS.c.id == mine["id"]).values(**change))
-    present = {(row["run_id"], _identity(row, _TRIAL_IDENTITY)) for row in _rows(ours, TRIALS, study_id, stored_trial)}
+    present = {
+        (row["run_id"], _identity(row, _TRIAL_IDENTITY))
+        for row in usable_rows(ours, TRIALS, TRIALS.c.study_id == study_id)
+    }
     trials = [
         _values(TRIALS, row) | {"study_id": study_id, "run_id": run_ids[row["run_id"]]}
-        for row in _rows(theirs, TRIALS, from_study, stored_trial)
+        for row in usable_rows(theirs, TRIALS, TRIALS.c.study_id == from_study)
         if row["run_id"] in run_ids and (run_ids[row["run_id"]], _identity(row, _TRIAL_IDENTITY)) not in present
     ]
     if trials:
@@ -193,20 +199,6 @@ def _copy_miss(ours: Connection, row: Mapping[Any, Any]) -> None:
     }
     unique = ["kernel", "sizes", "dtype", "gpu_name", "tier"]
     ours.execute(insert.on_conflict_do_update(index_elements=unique, set_=change))
-
-
-def _rows(connection: Connection, table: Table, study_id: int, parse: Callable[[Row], object]) -> list[Row]:
-    return _usable(connection, select(table).where(table.c.study_id == study_id).order_by(table.c.id), parse)
-
-
-def _usable(connection: Connection, query: Select[Any], parse: Callable[[Row], object]) -> list[Row]:
-    """Return the rows of a query that match their schema, as they are stored."""
-
-    def checked(row: Row) -> Row:
-        parse(row)
-        return row
-
-    return parsed_rows(connection, query, checked)
 
 
 def _values(table: Table, row: Mapping[Any, Any]) -> dict[str, Any]:

@@ -11,71 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, select
-
-from autotile.core.documents import Moment, Name, Whole, canonical_json, json_cell
 from autotile.core.model import Outcome, Problem, config_key
+from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.rows import Row, parse_row, parsed_rows
-from autotile.database.schema import MISSES, insert_for, now_text
+from autotile.database.queries import StoredMiss
 from autotile.database.winners import StoredRule
 from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
-
-if TYPE_CHECKING:
-    from autotile.database.database import Database
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMiss:
-    """Calls of one problem on one GPU that were served by a fallback.
-
-    Attributes
-    ----------
-    tier
-        Kind of the fallback: ``family``, ``nearest``, ``transferred`` or ``default``.
-    count
-        Number of calls.
-    last_at
-        Time of the last update of the count (UTC).
-    """
-
-    problem: Problem
-    gpu_name: Name
-    tier: Name
-    count: Whole
-    last_at: Moment
-
-
-def count_miss(connection: Connection, problem: Problem, gpu_name: str, tier: str, count: int) -> None:
-    """Add to the number of missed calls of a problem."""
-    row = {
-        "kernel": problem.kernel,
-        "sizes": canonical_json(dict(problem.sizes)),
-        "dtype": problem.dtype,
-        "gpu_name": gpu_name,
-        "tier": tier,
-    }
-    insert = insert_for(connection, MISSES).values(**row, count=count, last_at=now_text())
-    change = {"count": MISSES.c.count + insert.excluded.count, "last_at": insert.excluded.last_at}
-    connection.execute(insert.on_conflict_do_update(index_elements=list(row), set_=change))
-
-
-def read_misses(connection: Connection, kernel: str | None) -> list[StoredMiss]:
-    """Return the misses of one kernel, or of all, most frequent first."""
-    query = select(MISSES).order_by(MISSES.c.count.desc(), MISSES.c.id)
-    if kernel is not None:
-        query = query.where(MISSES.c.kernel == kernel)
-    return parsed_rows(connection, query, stored_miss)
-
-
-def stored_miss(row: Row) -> StoredMiss:
-    """Return the misses in a row of the table; a `BadRowError` if it does not match the schema."""
-    columns = {**row, "sizes": json_cell(row["sizes"])}
-    return parse_row("misses", row["id"], {**columns, "problem": columns}, StoredMiss)
 
 
 @dataclass(frozen=True, slots=True)

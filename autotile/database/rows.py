@@ -138,7 +138,7 @@ def warn_of(connection: Connection, rows: Sequence[BadRow]) -> None:
     more = f"; and {len(new) - _NAMED_ROWS:,} more" if len(new) > _NAMED_ROWS else ""
     warnings.warn(
         f"{location}: skipped {len(new):,} unusable {'row' if len(new) == 1 else 'rows'}: {listed}{more}; "
-        "`autotile db check` lists all, `autotile db check --quarantine` moves them to a file",
+        "`autotile db check` lists all",
         DataWarning,
         stacklevel=2,
     )

@@ -20,14 +20,12 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
-    text,
     update,
 )
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, Name, TimeUs, Whole, convert
 from autotile.core.model import Config, Outcome, Trial, config_key
-from autotile.database.fast_access import WINNER_SQL, WINNERS_SQL, parsed_winner
 from autotile.database.keys import TuningKey
 from autotile.database.rows import (
     BadRow,
@@ -41,8 +39,8 @@ from autotile.database.rows import (
     stored_trial,
     warn_of,
 )
-from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
-from autotile.database.winners import CHECK_COLUMNS, UNVERIFIED_SAMPLER, WINNER_COLUMNS, Check, Winner
+from autotile.database.schema import BEST, RUNS, STUDIES, TRIALS, insert_for, now_text
+from autotile.database.winners import UNVERIFIED_SAMPLER, Winner
 from autotile.errors import DataError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.version import __version__
@@ -288,60 +286,6 @@ def read_best(
     found = [best for row in connection.execute(query).all() if (best := _best(connection, row, bad))]
     warn_of(connection, bad)
     return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
-
-
-def read_winners(connection: Connection, kernel: str, dtype: str) -> list[Winner]:
-    """Return the winner of each study of a kernel, newest first."""
-    rows = connection.execute(text(WINNERS_SQL), {"kernel": kernel, "dtype": dtype}).mappings()
-    try:
-        return [parsed_winner(dict(row)) for row in rows]
-    except DataError:  # `read_best` names the bad row, and takes the next best
-        return [best.winner for best in read_best(connection, kernel, dtype=dtype)]
-
-
-def read_winner(connection: Connection, key: TuningKey) -> Winner | None:
-    """Return the winner of the study of a key; None if there is none."""
-    rows = connection.execute(text(WINNER_SQL), {"digest": key.digest}).mappings().all()
-    try:
-        return parsed_winner(dict(rows[0])) if rows else None
-    except DataError:
-        study_id = find_study(connection, key)
-        return next((best.winner for best in read_best(connection, study_id=study_id)), None)
-
-
-def _selection(columns: Mapping[str, tuple[str, ...]]) -> tuple[ColumnElement[Any], ...]:
-    return tuple(METADATA.tables[table].c[name] for table, names in columns.items() for name in names)
-
-
-WINNER_SELECTION = _selection(WINNER_COLUMNS)
-
-
-def checks_query(kernel: str, dtype: str) -> Select[Any]:
-    """Return the query of the verdicts on unranked configurations of a kernel, oldest first."""
-    return (
-        select(*_selection(CHECK_COLUMNS))
-        .select_from(STUDIES)
-        .join(TRIALS, STUDIES.c.id == TRIALS.c.study_id)
-        .where(
-            STUDIES.c.kernel == kernel,
-            STUDIES.c.dtype == dtype,
-            TRIALS.c.phase == literal_column("'final'"),
-            TRIALS.c.rank.is_(None),
-        )
-        .order_by(TRIALS.c.id)
-    )
-
-
-def read_checks(connection: Connection, kernel: str, dtype: str) -> list[Check]:
-    """Return the verdicts of finals and verifications on configurations of a kernel that are not ranked."""
-    return parsed_rows(connection, checks_query(kernel, dtype), _check)
-
-
-def _check(row: Row) -> Check:
-    try:
-        return Check.from_row(row)
-    except DataError as error:
-        raise bad_row("trials", row["id"], error) from None
 
 
 _BEST_ROWS = best_query(STUDIES, TRIALS, RUNS)  # a statement of so many columns takes longer to build than to run

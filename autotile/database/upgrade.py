@@ -8,9 +8,8 @@ import os
 import sqlite3
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -23,9 +22,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     String,
     Table,
-    func,
     inspect,
-    select,
     text,
 )
 from sqlalchemy.schema import CreateTable
@@ -39,9 +36,7 @@ from autotile.database.engine import (
 )
 from autotile.database.migrations import BEST_VIEW
 from autotile.database.paths import file_identity, has_wal
-from autotile.database.quarantine import find_bad_rows
-from autotile.database.rows import BadRow
-from autotile.database.schema import METADATA, RUNS, STUDIES, TRIALS
+from autotile.database.schema import METADATA
 from autotile.database.structure import (
     SCHEMA_REVISION,
     VERSION_TABLE,
@@ -305,66 +300,3 @@ def _migrate(connection: Connection) -> None:
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     command.upgrade(config, "head")
-
-
-_MAX_PROBLEMS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseCheck:
-    """Result of an integrity check."""
-
-    location: str
-    revision: str
-    counts: Mapping[str, int]
-    """Number of rows by table."""
-    unfinished_runs: int
-    """Runs without an end: in progress, or killed."""
-    problems: tuple[str, ...]
-    """One line for each fault of the file; empty if there is none."""
-    bad_rows: tuple[BadRow, ...] = ()
-    """Rows that do not match their schema, which everything else skips."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether no fault was found."""
-        return not self.problems and not self.bad_rows
-
-    @classmethod
-    def damaged(cls, location: str, problems: Sequence[str]) -> DatabaseCheck:
-        """Return the result for damage that makes the rest unreadable."""
-        return cls(location, revision="unknown", counts={}, unfinished_runs=0, problems=tuple(problems))
-
-
-def check_database(connection: Connection, location: str) -> DatabaseCheck:
-    """Check for damaged pages, for rows whose study or run is missing, and for rows that do not match their schema."""
-    problems = _damaged_pages(connection)
-    if problems:
-        # Counting would read the damaged pages again and raise.
-        return DatabaseCheck.damaged(location, problems)
-    counts = {name: _count(connection, table) for name, table in METADATA.tables.items()}
-    unfinished = connection.execute(select(func.count()).where(RUNS.c.ended_at.is_(None))).scalar_one()
-    revision = schema_revision(connection, location) or "none"
-    bad_rows = tuple(find_bad_rows(connection))
-    return DatabaseCheck(location, revision, counts, unfinished, tuple(_orphans(connection)), bad_rows)
-
-
-def _damaged_pages(connection: Connection) -> list[str]:
-    if connection.dialect.name != "sqlite":
-        return []
-    lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MAX_PROBLEMS})").scalars()
-    return [line for line in lines if line != "ok"]
-
-
-def _count(connection: Connection, table: Table) -> int:
-    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
-
-
-def _orphans(connection: Connection) -> list[str]:
-    problems = []
-    for child, column, parent in ((RUNS, "study_id", STUDIES), (TRIALS, "study_id", STUDIES), (TRIALS, "run_id", RUNS)):
-        lost = child.outerjoin(parent, child.c[column] == parent.c.id)
-        query = select(func.count()).select_from(lost).where(parent.c.id.is_(None))
-        if number := connection.execute(query).scalar_one():
-            problems.append(f"{number} rows of {child.name} name a row of {parent.name} that is missing")
-    return problems

@@ -1,6 +1,6 @@
 """Winners and rules: the results that are served, their JSON and the database columns that they are read from.
 
-The database (`autotile.database.fast_access`, `autotile.database.studies`), the files that ship with autotile
+The database (`autotile.database.queries`, `autotile.database.studies`), the files that ship with autotile
 (`autotile.exchange.shipped`) and bundles (`autotile.exchange.bundle`) all use the conversions of this module.
 It does not import SQLAlchemy, whose import takes longer than the rest of a process's first look-up.
 """
@@ -8,14 +8,13 @@ It does not import SQLAlchemy, whose import takes longer than the rest of a proc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, NonNegative, Text, TimeUs, convert
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config, L2Mode, Measurement, Resources
 from autotile.database.keys import TuningKey
 from autotile.errors import DataError

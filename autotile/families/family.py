@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -17,7 +18,6 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.documents import Count, Name, convert
-from autotile.core.frozen import dataclass
 from autotile.errors import DataError, ProblemError
 
 _MAX_SIZE = 2**31 - 1

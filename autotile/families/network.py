@@ -26,7 +26,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.documents import convert
-from autotile.core.frozen import cached_property
+from autotile.core.forks import cached_property
 from autotile.errors import DataError
 
 Matrix = NDArray[np.float32]

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config, config_key
 from autotile.errors import AutotileError
 from autotile.kernel.launch import launch_geometry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, reduce
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Format, Name, NonNegative, TimeUs, convert
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Resources, config_key
 from autotile.errors import DataError
 from autotile.families.family import Family

@@ -17,6 +17,7 @@ import operator
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
@@ -25,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES, Array, Dtype
-from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import ArgumentError, InputError, listing, nearest
 from autotile.kernel.argument_kind import (

@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.frozen import dataclass
 from autotile.errors import listing, nearest
 from autotile.kernel import array_shapes as shapes
 from autotile.kernel.array_shapes import Shape, ShapeOnly

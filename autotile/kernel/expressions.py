@@ -16,13 +16,13 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from autotile.core.frozen import cached_property, dataclass
+from autotile.core.forks import cached_property
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel import real_numbers as real
 from autotile.kernel import whole_numbers as whole

@@ -6,13 +6,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from autotile.core.documents import canonical_json
 from autotile.core.dtypes import Array, Dtype
-from autotile.core.frozen import dataclass
 from autotile.errors import DataError, InputError
 
 MAX_FILE_BYTES = 256 << 30

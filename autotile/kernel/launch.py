@@ -6,10 +6,11 @@ They are declared in ``[launch]``, or in ``[[steps]]`` for several kernels of on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
-from autotile.core.frozen import cached_property, dataclass
+from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError, listing, nearest
 from autotile.kernel.argument_kind import StructValue, TensorMap, Texture

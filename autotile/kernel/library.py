@@ -6,14 +6,13 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config
 from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
 from autotile.kernel.expressions import Location

@@ -12,13 +12,12 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.dtypes import dtype_name
-from autotile.core.frozen import dataclass
 from autotile.core.model import Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression, Kind

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
-from autotile.core.frozen import dataclass
 from autotile.core.model import Value, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError, nearest

@@ -5,11 +5,10 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from autotile.core.documents import MAX_KEY_PARTS, parse_toml
-from autotile.core.frozen import dataclass
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.expressions import NOUNS, Expression, Kind, Location, is_python_source, one_line, parse_expression
 

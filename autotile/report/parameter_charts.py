@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.frozen import dataclass
 from autotile.core.model import Trial, Value
 from autotile.core.text import NOTHING, percent_text, plural
 from autotile.report.study_data import StudyData

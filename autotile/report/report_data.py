@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotile.core.device import DeviceProperties
-from autotile.core.frozen import dataclass
 from autotile.core.model import Problem, Trial
 from autotile.core.statistics import Interval, ratio_of
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text

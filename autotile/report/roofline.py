@@ -6,10 +6,10 @@ S. Williams, A. Waterman and D. Patterson, Roofline: an insightful visual perfor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from autotile.core.ceilings import ARITHMETIC, DeviceCeilings, datasheet_ceilings, unit_text
 from autotile.core.device import DeviceProperties
-from autotile.core.frozen import dataclass
 from autotile.core.text import bandwidth_text, flops_text, moment_text, percent_text
 from autotile.kernel.problem import Workrate
 

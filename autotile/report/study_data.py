@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec import Meta
 from autotile.core.ceilings import ARITHMETIC, DeviceCeilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Finite, Name, NonNegative, Text
-from autotile.core.frozen import cached_property, dataclass
+from autotile.core.forks import cached_property
 from autotile.core.model import OBJECTIVE, SAME_CODE, Config, Outcome, Problem, Trial, config_key
 from autotile.core.objectives import TIME, non_dominated, objective_values
 from autotile.core.statistics import Interval, paired_ratio, ratio_of, widen_by_session_spread

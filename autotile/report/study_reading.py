@@ -12,8 +12,8 @@ from sqlalchemy import select
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.documents import convert
 from autotile.core.model import Occupancy, Trial
-from autotile.database.ceiling_store import read_ceilings
 from autotile.database.database import Database
+from autotile.database.learned_store import read_ceilings
 from autotile.database.rows import StoredTrial, parsed_rows, stored_trial
 from autotile.database.schema import TRIALS
 from autotile.database.studies import StoredRun, StoredStudy, StudySummary

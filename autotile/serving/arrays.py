@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Problem
 from autotile.cuda.driver import device_count
 from autotile.cuda.toolchain import load_cupy

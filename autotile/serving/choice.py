@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Measurement, Resources
 
 Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", "default"]

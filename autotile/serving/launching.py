@@ -11,11 +11,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from threading import local
 from typing import Any, NamedTuple
 
 from autotile.core.dtypes import DTYPES
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Problem
 from autotile.cuda.driver import ConstantCopy, constant_copies, copy_async, device_count, outside_of_captures
 from autotile.cuda.function import (

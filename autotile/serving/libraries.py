@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from autotile.core.frozen import cached_property
+from autotile.core.forks import cached_property
 from autotile.core.model import Problem
 from autotile.cuda.cublas import Gemm, Layout, cublas_version
 from autotile.cuda.driver import device_count

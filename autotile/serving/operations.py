@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_key
-from autotile.database.fast_access import Changes, file_signature, read_changes_fast
 from autotile.database.keys import key_of, library_key
+from autotile.database.queries import CHANGES, Changes, file_signature, read_file
 from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.kernel.operation import Library, Member, Operation
@@ -184,7 +184,7 @@ class OperationShelf:
             *self._members,
             *(f"{self.operation.name}:{library.name}" for library in self._libraries),
         }
-        return frozenset(one for one in read_changes_fast(self._location) or () if one[0] in names)
+        return frozenset(one for one in read_file(self._location, CHANGES) or () if one[0] in names)
 
     def serve(
         self, problem: Problem, *, library: bool = True, race: bool = False, may_race: bool = True

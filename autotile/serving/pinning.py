@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol
 
@@ -22,7 +22,6 @@ import msgspec
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Bytes, Count, Format, Name, Text, canonical_json, decode_json, read_regular
-from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Problem
 from autotile.database.keys import key_of
 from autotile.database.paths import atomic_write

@@ -28,15 +28,17 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from autotile.core.forks import FORK_LOCK
-from autotile.database.fast_access import (
+from autotile.database.paths import looks_like_url
+from autotile.database.queries import (
+    ADD_MISSES,
+    CHANGES,
     SERVER_TIMEOUT_S,
     Changes,
     Miss,
-    add_misses_fast,
     file_signature,
-    read_changes_fast,
+    read_file,
+    write_file,
 )
-from autotile.database.paths import looks_like_url
 from autotile.errors import AutotileError
 from autotile.serving.shelf import read_server
 from autotile.settings import expand_path, read_settings
@@ -234,23 +236,18 @@ def _add_misses(location: str, misses: list[Miss], timeout_s: float) -> bool:
             with FORK_LOCK:
                 return _add_to_server(place.reveal().render_as_string(hide_password=False), misses)
         path = place
-    return path.exists() and add_misses_fast(path, misses, timeout_s=timeout_s)
+    return path.exists() and write_file(path, ADD_MISSES, [miss.row() for miss in misses], timeout_s=timeout_s)
 
 
 def _add_to_server(location: str, misses: list[Miss]) -> bool:
     from autotile.database.database import Database
-    from autotile.database.misses import count_miss
 
     present = Database.open_readonly(location, server_timeout_s=SERVER_TIMEOUT_S)
     if present is None:  # no tables are created for it
         return False
     present.close()
-    with (
-        Database.open(location, server_timeout_s=SERVER_TIMEOUT_S) as database,
-        database.writing() as connection,
-    ):
-        for miss in misses:
-            count_miss(connection, *miss)
+    with Database.open(location, server_timeout_s=SERVER_TIMEOUT_S) as database:
+        database.add_misses(misses)
     return True
 
 
@@ -290,13 +287,14 @@ class _Place:
             self._asked_s = time.monotonic()
         elif signature == self._signature:
             return None
-        changes = read_changes_fast(self._location)
-        if changes is None:
+        rows = read_file(self._location, CHANGES)
+        if rows is None:
             with suppress(AutotileError):
-                changes = read_server(self._location, lambda database: database.changes()) or frozenset()
-        if changes is not None:
-            self._signature = signature  # from before the query, so that no later change is missed
-        return changes
+                rows = read_server(self._location, lambda database: database.read(CHANGES)) or []
+        if rows is None:
+            return None
+        self._signature = signature  # from before the query, so that no later change is missed
+        return frozenset(rows)
 
 
 ChooseAgain = Callable[["BoundKernel"], "BoundKernel"]

@@ -31,7 +31,7 @@ import msgspec
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Text, convert
-from autotile.core.frozen import cached_property
+from autotile.core.forks import cached_property
 from autotile.core.model import VARYING_OUTPUTS, Config, Measurement, Problem, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import Check, StoredRule, Winner

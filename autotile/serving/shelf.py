@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Config, config_key
-from autotile.database.fast_access import (
-    SERVER_TIMEOUT_S,
-    file_signature,
-    read_checks_fast,
-    read_digested_rows_fast,
-    read_model_fast,
-    read_rules_fast,
-    read_winner_fast,
-    read_winners_fast,
-)
 from autotile.database.keys import TuningKey
-from autotile.database.paths import looks_like_url
+from autotile.database.queries import (
+    CHECKS,
+    DIGESTED,
+    MODEL,
+    RULES,
+    SERVER_TIMEOUT_S,
+    WINNER,
+    WINNERS,
+    Query,
+    file_signature,
+    read_file,
+)
 from autotile.database.winners import Check, StoredRule, Winner
 from autotile.errors import DatabaseError, DataError
 
@@ -182,14 +183,14 @@ class DatabaseShelf(Shelf):
 
     def __init__(self, location: str, kernel: str, dtype: str) -> None:
         super().__init__()
-        self._location, self._of = location, (kernel, dtype)
+        self._location, self._of = location, {"kernel": kernel, "dtype": dtype}
         self._winners = self._checks = None
 
     def own(self, key: TuningKey) -> list[Winner]:
         """Return the user's winner of a problem; it takes as long in a large database as in a small one."""
         if self._winners is not None:
             return [winner for winner in self._winners if winner.key == key and not winner.shipped]
-        found = read_winner_fast(self._location, key.digest)
+        found = read_file(self._location, WINNER, digest=key.digest)
         return found if found is not None else self._read(lambda database: [*filter(None, [database.winner(key)])])
 
     def winners(self) -> list[Winner]:
@@ -197,24 +198,22 @@ class DatabaseShelf(Shelf):
         if self._winners is None:
             from autotile.exchange.shipped import shipped_winners  # not for an exact result
 
-            own = read_winners_fast(self._location, *self._of)
-            own = own if own is not None else self._read(lambda database: database.winners(*self._of))
-            self._winners = [*own, *shipped_winners(*self._of)]
+            own = read_file(self._location, WINNERS, **self._of)
+            own = own if own is not None else self._read(lambda database: database.winners(**self._of))
+            self._winners = [*own, *shipped_winners(**self._of)]
         return self._winners
 
     def rules(self) -> Iterator[StoredRule]:
         """Yield the user's rules, newest first, then the shipped ones."""
         from autotile.exchange.shipped import shipped_rules
 
-        own = read_rules_fast(self._location, *self._of)
-        yield from own if own is not None else self._read(self._rules_of)
-        yield from shipped_rules(*self._of)
+        yield from self._rows(RULES, **self._of)
+        yield from shipped_rules(**self._of)
 
     def checks(self) -> Sequence[Check]:
         """Return the user's verdicts."""
         if self._checks is None:
-            own = read_checks_fast(self._location, *self._of)
-            self._checks = own if own is not None else self._read(lambda database: database.checks(*self._of))
+            self._checks = self._rows(CHECKS, **self._of)
         return self._checks
 
     def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
@@ -236,13 +235,11 @@ class DatabaseShelf(Shelf):
 
     def digested_rows(self, study: str, config: str) -> list[dict[str, Any]]:
         """Return the finalists of a study with the digests of their outputs, and the rows of one configuration."""
-        rows = read_digested_rows_fast(self._location, study, config)
-        return rows if rows is not None else self._read(lambda database: database.digested_rows(study, config))
+        return self._rows(DIGESTED, study=study, config=config)
 
-    def _rules_of(self, database: Database) -> list[StoredRule]:
-        from autotile.database.learned_store import FamilyStore
-
-        return FamilyStore(database).rules(*self._of)
+    def _rows(self, query: Query[Result], **parameters: str) -> list[Result]:
+        found = read_file(self._location, query, **parameters)
+        return found if found is not None else self._read(lambda database: database.read(query, **parameters))
 
     def _read(self, read: Callable[[Database], list[Result]]) -> list[Result]:
         """Read a server's database; nothing if it cannot be read, nor again: rather than wait for it once more."""
@@ -281,14 +278,12 @@ def model_of(location: str, operation: str, dtype: str, gpu_name: str) -> Operat
     """
     from autotile.exchange.shipped import shipped_model
 
-    own = read_model_fast(location, operation, dtype, gpu_name)
-    if own is None and looks_like_url(location):
-        from autotile.database.learned_store import read_models
-
+    of = {"operation": operation, "dtype": dtype, "gpu_name": gpu_name}
+    found = read_file(location, MODEL, **of)
+    if found is None:
         with suppress(DatabaseError):
-            found = read_server(location, lambda database: read_models(database, operation, dtype, gpu_name))
-            own = found[0].document if found else None
-    if own is not None:
+            found = read_server(location, lambda database: database.read(MODEL, **of))
+    for own in found or ():
         from autotile.families.operation_model import OperationModel
 
         with suppress(DataError):

@@ -9,12 +9,12 @@ rules exclude; it must guard its own divisions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.expressions import Location

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.frozen import cached_property, dataclass
+from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
 from autotile.kernel.argument_kind import Column, Evaluate, Mask, TensorMapDemand, clipped

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.frozen import cached_property
+from autotile.core.forks import cached_property
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.argument_kind import Mask

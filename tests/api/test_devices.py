@@ -10,8 +10,8 @@ from stored_rows import CEILINGS
 import autotile
 from autotile.api import targets
 from autotile.core.device import profile_names
-from autotile.database.ceiling_store import save_ceilings
 from autotile.database.database import Database
+from autotile.database.learned_store import save_ceilings
 from autotile.errors import DatabaseError, InputError
 
 

@@ -14,6 +14,7 @@ import pytest
 from interrupts import heeded_interrupts
 
 from autotile.cli.application import CommandLine
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.settings import child_environment
 
@@ -78,7 +79,7 @@ def test_ctrl_c_while_modules_are_imported(module: str, words: list[str]) -> Non
 
 def stored_trials() -> int:
     with Database.open(os.environ["AUTOTILE_DB"]) as database:
-        assert database.check().ok
+        assert check_database(database).ok
         return len(database.trials(1, phase="search"))
 
 

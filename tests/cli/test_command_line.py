@@ -56,7 +56,6 @@ COMMANDS = [
     "clean",
     "db",
     "db check",
-    "db restore",
     "db path",
 ]
 

@@ -13,6 +13,7 @@ from sqlalchemy import update
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.merging import copy_missing_rows
@@ -310,7 +311,7 @@ class TestClean:
         assert mine.served(1024) == FAST
         with Database.open(mine.path) as database:
             assert len(database.studies()) == 3
-            assert database.check().ok
+            assert check_database(database).ok
 
     def test_other_gpus(self, mine: Book, run: Any) -> None:
         answer = run("clean", "--keep-gpu", "h200", "--winners", "--json").document

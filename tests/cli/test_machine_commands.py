@@ -8,8 +8,8 @@ from stored_rows import CEILINGS
 from autotile.api import doctor
 from autotile.core.device import device_profile, profile_names
 from autotile.cuda.headers import HeaderFolders
-from autotile.database.ceiling_store import save_ceilings
 from autotile.database.database import Database
+from autotile.database.learned_store import save_ceilings
 from autotile.errors import ToolchainError
 
 

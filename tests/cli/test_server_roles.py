@@ -17,6 +17,7 @@ from sqlalchemy import create_engine, text
 
 import autotile
 from autotile.database import upgrade
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.errors import DatabaseError
 from autotile.settings import worker_environment
@@ -116,8 +117,8 @@ def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url: s
             assert upgrade.schema_revision(connection, server_url) == "0006"
         plain.dispose()
     with Database.open(server_url) as database:
-        assert database.check().ok
-        assert database.check().revision == upgrade.SCHEMA_REVISION
+        assert check_database(database).ok
+        assert check_database(database).revision == upgrade.SCHEMA_REVISION
 
 
 @pytest.mark.parametrize("option", [("--db", "{}"), ("--db={}",), ("-o", "{}")], ids=" ".join)

@@ -21,6 +21,7 @@ from autotile.core.model import Resources
 from autotile.cuda.compiler import Compilation, CompiledFunction
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.database import engine
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.settings import child_environment
@@ -41,7 +42,7 @@ def refusal(code: int, out: str, err: str, *, expected: int = 2) -> str:
 def stored(location: Path) -> int:
     """Trials of the search in a database."""
     with Database.open(location) as database:
-        assert database.check().ok
+        assert check_database(database).ok
         return len(database.trials(1, phase="search"))
 
 

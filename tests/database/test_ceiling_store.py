@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import update
 from stored_rows import CEILINGS, GPU
 
-from autotile.database.ceiling_store import read_ceilings, save_ceilings
+from autotile.database.checking import check_database
 from autotile.database.database import Database
+from autotile.database.learned_store import read_ceilings, save_ceilings
 from autotile.database.merging import copy_missing_rows
 from autotile.database.schema import CEILINGS as TABLE
 from autotile.errors import DataWarning
@@ -54,4 +55,4 @@ def test_an_altered_row_is_skipped_and_named(database: Database, change: dict[st
         connection.execute(update(TABLE).values(**change))
     with pytest.warns(DataWarning, match="ceilings 1"):
         assert read_ceilings(database) == []
-    assert [row.table for row in database.check().bad_rows] == ["ceilings"]
+    assert [row.table for row in check_database(database).bad_rows] == ["ceilings"]

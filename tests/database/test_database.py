@@ -10,9 +10,10 @@ from sqlalchemy import update
 from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial, config_key
+from autotile.database.checking import check_database
 from autotile.database.database import Database
-from autotile.database.fast_access import read_winners_fast
 from autotile.database.keys import TuningKey
+from autotile.database.queries import WINNERS, read_file
 from autotile.database.schema import RUNS, TRIALS
 from autotile.database.structure import SCHEMA_REVISION
 from autotile.errors import DatabaseError
@@ -135,7 +136,7 @@ def test_the_clock_of_a_run_does_not_make_it_the_newest(
         connection.execute(update(RUNS).where(RUNS.c.id == later).values(started_at=date, ended_at=date))
         connection.execute(update(TRIALS).where(TRIALS.c.run_id == later).values(created_at=date))
     assert database.best("sgemm")[0].trial.config == {"BM": 2}
-    (winner,) = read_winners_fast(database.location, key.kernel, key.dtype) or []
+    (winner,) = read_file(database.location, WINNERS, kernel=key.kernel, dtype=key.dtype) or []
     assert winner.config == {"BM": 2}
 
 
@@ -212,7 +213,7 @@ def test_a_check_counts_rows_and_finds_orphans(
     database: Database, study: int, run: int, measured: Maker, tmp_path: Path
 ) -> None:
     database.add_trial(study, run, measured({"BM": 64}, 1.0))
-    report = database.check()
+    report = check_database(database)
     assert report.ok
     empty = dict.fromkeys(("misses", "families", "models", "ceilings", "claims"), 0)
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, **empty}
@@ -221,4 +222,4 @@ def test_a_check_counts_rows_and_finds_orphans(
     connection.execute("DELETE FROM runs")
     connection.commit()
     connection.close()
-    assert database.check().problems == ("1 rows of trials name a row of runs that is missing",)
+    assert check_database(database).problems == ("1 rows of trials name a row of runs that is missing",)

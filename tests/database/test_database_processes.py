@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 
@@ -45,7 +46,7 @@ def test_a_killed_process_loses_no_trial_that_had_ended(tmp_path: Path) -> None:
         with Database.open(path) as database:
             assert database.notices == ()
             assert len(database.trials(1)) == 40 * round_number
-            assert database.check().unfinished_runs == round_number
+            assert check_database(database).unfinished_runs == round_number
 
 
 def test_a_process_killed_at_any_moment_leaves_a_whole_database(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_database(tmp_path: Path) 
     process.wait(timeout=30)
     process.stdout.close()
     with Database.open(path) as database:
-        assert database.check().ok
+        assert check_database(database).ok
         assert len(seen) <= len(database.trials(1)) <= len(seen) + 1
 
 

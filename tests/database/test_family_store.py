@@ -13,9 +13,9 @@ from autotile.api.databases import db_check
 from autotile.core.device import device_profile
 from autotile.core.model import Resources
 from autotile.database.database import Database
-from autotile.database.fast_access import read_rules_fast
 from autotile.database.keys import TuningKey
 from autotile.database.learned_store import FamilyState, FamilyStore
+from autotile.database.queries import RULES, read_file
 from autotile.database.rows import BadRow
 from autotile.errors import DataWarning
 from autotile.families.family import Extent, Family
@@ -79,7 +79,7 @@ class TestRules:
                 wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT max(id) FROM families)")
             connection.execute(wrong, {"date": date})
         assert [stored.rule.family for stored in store.rules()] == [first, second]
-        fast = read_rules_fast(str(tmp_path / "tuning.db"), family_key.kernel, family_key.dtype) or []
+        fast = read_file(str(tmp_path / "tuning.db"), RULES, kernel=family_key.kernel, dtype=family_key.dtype) or []
         assert [stored.rule.family for stored in fast] == [first, second]
 
     def test_both_readers_return_them_unchanged(
@@ -92,9 +92,9 @@ class TestRules:
         found = FamilyStore(database).rules(family_key.kernel, family_key.dtype)
         assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(other)}
         assert all((stored.key, stored.device) == (family_key, DEVICE) for stored in found)
-        assert read_rules_fast(str(tmp_path / "tuning.db"), family_key.kernel, family_key.dtype) == found
+        assert read_file(str(tmp_path / "tuning.db"), RULES, kernel=family_key.kernel, dtype=family_key.dtype) == found
         assert FamilyStore(database).rules("other") == []
-        assert read_rules_fast(str(tmp_path / "tuning.db"), "other", family_key.dtype) == []
+        assert read_file(str(tmp_path / "tuning.db"), RULES, kernel="other", dtype=family_key.dtype) == []
 
     @pytest.mark.parametrize(
         "damage",

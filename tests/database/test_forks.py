@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 import autotile
 from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Problem
 from autotile.database.database import Database
 from autotile.database.engine import open_connections
-from autotile.database.fast_access import Miss, add_misses_fast, read_rules_fast, read_winners_fast
-from autotile.database.misses import count_miss
 from autotile.database.paths import file_identity
+from autotile.database.queries import ADD_MISSES, RULES, WINNERS, Miss, read_file, write_file
 from autotile.database.upgrade import is_healthy, set_aside
 from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
@@ -34,9 +34,9 @@ MISS = Miss(Problem("scale", {"n": 4096}, "float32"), "NVIDIA H200", "nearest", 
 
 
 def _read_and_write(path: Path) -> bool:
-    winners = read_winners_fast(str(path), "scale", "float32")
-    rules = read_rules_fast(str(path), "scale", "float32")
-    return winners == [] and rules == [] and add_misses_fast(path, [MISS], timeout_s=10.0)
+    winners = read_file(str(path), WINNERS, kernel="scale", dtype="float32")
+    rules = read_file(str(path), RULES, kernel="scale", dtype="float32")
+    return winners == [] and rules == [] and write_file(path, ADD_MISSES, [MISS.row()], timeout_s=10.0)
 
 
 def _look_up(path: Path) -> bool:
@@ -161,10 +161,14 @@ def test_a_fork_waits_for_the_end_of_a_transaction(path: Path) -> None:
 
     def write() -> None:
         with Database.open(path) as database, database.writing() as connection:
-            count_miss(connection, Problem("scale", {"n": 1}, "float32"), "NVIDIA H200", "nearest", 1)
+            connection.execute(
+                text(ADD_MISSES), Miss(Problem("scale", {"n": 1}, "float32"), "NVIDIA H200", "nearest", 1).row()
+            )
             begun.set()
             time.sleep(0.5)
-            count_miss(connection, Problem("scale", {"n": 2}, "float32"), "NVIDIA H200", "nearest", 1)
+            connection.execute(
+                text(ADD_MISSES), Miss(Problem("scale", {"n": 2}, "float32"), "NVIDIA H200", "nearest", 1).row()
+            )
 
     def work(path: Path) -> bool:
         seen = _misses(path)  # all or nothing of the transaction, which has ended

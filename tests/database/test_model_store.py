@@ -6,9 +6,9 @@ from typing import Any
 
 from autotile.core.device import DeviceProperties
 from autotile.database.database import Database
-from autotile.database.fast_access import read_changes_fast, read_model_fast
 from autotile.database.learned_store import read_models, save_model
 from autotile.database.merging import copy_missing_rows
+from autotile.database.queries import CHANGES, MODEL, read_file
 
 
 def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:
@@ -30,11 +30,12 @@ def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: D
 
 def test_a_fast_read_finds_it_and_notices_a_new_one(database: Database, device: DeviceProperties) -> None:
     location = str(database.path)
-    assert read_model_fast(location, "matmul", "float32", device.name) is None
-    before = read_changes_fast(location)
+    of = {"operation": "matmul", "dtype": "float32", "gpu_name": device.name}
+    assert read_file(location, MODEL, **of) == []
+    before = read_file(location, CHANGES)
     save_model(database, "matmul", "float32", device, {"format": 1})
-    assert read_model_fast(location, "matmul", "float32", device.name) == {"format": 1}
-    assert read_changes_fast(location) != before
+    assert read_file(location, MODEL, **of) == [{"format": 1}]
+    assert read_file(location, CHANGES) != before
 
 
 def test_a_merge_keeps_the_newer_model(database: Database, device: DeviceProperties, tmp_path: Path) -> None:

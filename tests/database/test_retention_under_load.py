@@ -14,9 +14,11 @@ from sqlalchemy import Connection, select, update
 
 from autotile.core.model import Outcome, Trial, config_key
 from autotile.database import retention
+from autotile.database.checking import check_database
 from autotile.database.claims import StudyClaims
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
+from autotile.database.queries import CHECKS
 from autotile.database.retention import Criteria, clean_database
 from autotile.database.schema import CLAIMS, RUNS, STUDIES, TRIALS
 from autotile.database.transactions import EngineTransaction
@@ -79,8 +81,9 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
     assert [(one.trial.config, one.rank) for one in left[:2]] == [({"BM": 3}, 1), ({"BM": 0}, None)]
     assert [one.trial_id for one in left[2:]] == stored
     assert [best.trial.config for best in shared.best(study_id=study)] == [{"BM": 3}]
-    assert [(check.config, check.passed) for check in shared.checks(key.kernel, key.dtype)] == [('{"BM":0}', False)]
-    assert shared.check().ok
+    checks = shared.read(CHECKS, kernel=key.kernel, dtype=key.dtype)
+    assert [(check.config, check.passed) for check in checks] == [('{"BM":0}', False)]
+    assert check_database(shared).ok
 
 
 def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
@@ -146,7 +149,7 @@ def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
         patch.setattr(retention, "_kept", interrupt)
         with pytest.raises(KeyboardInterrupt):
             clean_database(shared, None, TOMORROW, dry_run=False)
-    assert shared.check().ok
+    assert check_database(shared).ok
     assert len(shared.trials(study)) == 23
     (cleaned,) = clean_database(shared, None, TOMORROW, dry_run=False)
     assert (cleaned.deleted, cleaned.total) == (21, 23)

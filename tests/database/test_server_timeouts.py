@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import make_url, text
 
 from autotile.database import engine as database_engine
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.database.engine import LostServerError
-from autotile.database.fast_access import SERVER_TIMEOUT_S
+from autotile.database.queries import SERVER_TIMEOUT_S
 from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
 
@@ -124,4 +125,4 @@ def test_a_statement_that_takes_too_long_is_ended(query: str, server_url: str) -
             with pytest.raises(DatabaseError, match="overloaded, or another process"), second.writing() as connection:
                 connection.execute(text(query))
             assert time.monotonic() - start_s < 10
-        assert second.check().ok
+        assert check_database(second).ok

@@ -21,6 +21,7 @@ from autotile.errors import DatabaseError
 UPGRADE = """
 import sys
 from alembic import op
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 
 drop_index = op.drop_index
@@ -32,7 +33,7 @@ op.drop_index = pause
 
 print("opening", flush=True)
 with Database.open(sys.argv[1]) as database:
-    print(database.check().revision, flush=True)
+    print(check_database(database).revision, flush=True)
 """
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from endurance.progress_marks import mark_progress, open_marks
 
 from autotile.core.model import config_key
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 
 ROLES = ("tune", "read", "tune", "exchange")
@@ -128,7 +129,7 @@ def _account(folder: Path, processes: int, seconds: float, errors: list[str]) ->
     failed = [text for _, kind, text in marks if kind == "failed"]
     aside = [f"{path.name} was set aside" for path in folder.glob("tuning.db.corrupt-*")]
     with Database.open(folder / "tuning.db") as database:
-        check = database.check()
+        check = check_database(database)
         unfinished = check.unfinished_runs
         stored = Counter(
             f"{study.key.problem} {config_key(trial.config)}"

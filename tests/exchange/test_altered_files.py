@@ -21,6 +21,7 @@ from autotile.api.listings import RecordingList
 from autotile.cli.list import recordings_document
 from autotile.core.documents import encode_json
 from autotile.core.model import Resources
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.database.winners import Winner
 from autotile.errors import BundleError, DataError, InputError, RecordingError
@@ -189,7 +190,7 @@ def test_caches_of_kernel_tuner(folder: Path) -> None:
         (folder / "imported.db").unlink(missing_ok=True)
         with Database.open(folder / "imported.db") as database:
             import_into_database(database, cache, key)
-            assert database.check().bad_rows == ()
+            assert check_database(database).bad_rows == ()
             return len(database.trials(1))
 
     @FEW

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +11,6 @@ from feature_kernels import SPLIT_SPACE
 from spec_samples import SGEMM
 
 from autotile.core.device import device_profile
-from autotile.core.frozen import dataclass
 from autotile.cuda.packing import pack_arguments
 from autotile.database.keys import space_hash
 from autotile.errors import SpecError

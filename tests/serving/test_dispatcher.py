@@ -13,6 +13,7 @@ import pytest
 
 from autotile.core.device import device_profile
 from autotile.core.model import Resources
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.errors import ArgumentError, DatabaseError, InputError, NotTunedError, ToolchainError
 from autotile.serving import dispatcher as serving
@@ -189,7 +190,7 @@ class TestDatabases:
         store.put(4096, BEST)
         path = Path(read_settings().database)
         with Database.open(path) as database:  # everything in the one file
-            assert database.check().ok
+            assert check_database(database).ok
         data = bytearray(path.read_bytes())
         data[4096:] = b"\xa5" * (len(data) - 4096)
         path.write_bytes(data)
@@ -199,7 +200,7 @@ class TestDatabases:
     def test_an_exact_result_is_read_without_the_others(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         store.put(4096, BEST)
         with monkeypatch.context() as patch:
-            patch.delattr("autotile.serving.shelf.read_winners_fast")
+            patch.delattr("autotile.serving.shelf.WINNERS")
             assert (store.ask(4096, device=None).tier, store.ask(4096, device=None).config) == ("exact", BEST)
         assert store.ask(8192, device=None).tier == "nearest"
 
@@ -208,9 +209,8 @@ class TestDatabases:
             raise DatabaseError("the disk refused")
 
         store.put(4096, BEST)
-        for one in ("winner", "winners"):
-            monkeypatch.setattr(f"autotile.serving.shelf.read_{one}_fast", lambda *_: None)
-            monkeypatch.setattr(Database, one, fail)
+        monkeypatch.setattr("autotile.serving.shelf.read_file", lambda *_, **__: None)
+        monkeypatch.setattr(Database, "reading", fail)
         assert store.ask(4096).tier == "default"
 
     @pytest.mark.usefixtures("live_gpu")

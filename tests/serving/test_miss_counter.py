@@ -219,7 +219,7 @@ class TestDatabases:
         store.put(4096, BEST)
         kernel = store.ask(8192, device=None)
         with monkeypatch.context() as patch:
-            patch.setattr(miss_counter, "add_misses_fast", lambda *_, **__: False)
+            patch.setattr(miss_counter, "write_file", lambda *_, **__: False)
             call(kernel, 5)
             default_dispatcher.misses.flush()
         assert counted() == {}
@@ -232,7 +232,7 @@ class TestDatabases:
 
         store.put(4096, BEST)
         kernel = store.ask(8192, device=None)
-        monkeypatch.setattr(miss_counter, "add_misses_fast", fail)
+        monkeypatch.setattr(miss_counter, "write_file", fail)
         call(kernel, 5)
         default_dispatcher.misses.flush()
         assert kernel.calls == 5
@@ -255,14 +255,14 @@ class TestDatabases:
         store.put(4096, BEST)
         kernel, other = store.ask(8192, device=None), store.ask(500, device=None)
         writing, go_on = threading.Event(), threading.Event()
-        add_misses: Callable[..., bool] = miss_counter.add_misses_fast
+        add_misses: Callable[..., bool] = miss_counter.write_file
 
         def slowly(*arguments: Any, **named: Any) -> bool:
             writing.set()
             assert go_on.wait(30)
             return add_misses(*arguments, **named)
 
-        monkeypatch.setattr(miss_counter, "add_misses_fast", slowly)
+        monkeypatch.setattr(miss_counter, "write_file", slowly)
         thread = threading.Thread(target=call, args=(kernel,))
         thread.start()
         assert writing.wait(30)

@@ -17,7 +17,7 @@ import pytest
 import autotile
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Measurement, Outcome, Trial
 from autotile.database.database import Database
-from autotile.database.fast_access import read_digested_rows_fast
+from autotile.database.queries import DIGESTED, read_file
 from autotile.errors import InputError, PinError, PinWarning
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import (
@@ -401,8 +401,8 @@ class TestNumerics:
             if refuse is not None:
                 database.add_trial(study, run, Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals"), phase="final")
             database.end_run(run)
-            rows = database.digested_rows(key.digest, "{}")
-        assert rows == read_digested_rows_fast(read_settings().database, key.digest, "{}")
+            rows = database.read(DIGESTED, study=key.digest, config="{}")
+        assert rows == read_file(str(read_settings().database), DIGESTED, study=key.digest, config="{}")
         assert len(rows) > len(times)
 
     def test_the_fastest_with_the_same_bits_takes_over(self, store: Any) -> None:

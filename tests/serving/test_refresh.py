@@ -18,8 +18,8 @@ from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.fast_access import file_signature, read_changes_fast
 from autotile.database.keys import key_of
+from autotile.database.queries import CHANGES, file_signature, read_file
 from autotile.errors import CompileError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
@@ -296,15 +296,15 @@ class TestDatabase:
         store.ask(4096)
         store.put(8192, BEST)
         poll()
-        monkeypatch.setattr(refreshing, "read_changes_fast", lambda _: pytest.fail("read"))
+        monkeypatch.setattr(refreshing, "read_file", lambda *_: pytest.fail("read"))
         assert poll() == 0
 
     def test_both_ways_of_reading_agree(self, store: Any) -> None:
         store.put(4096, BEST)
         location = read_settings().database
         with Database.open(location) as database:
-            changes = database.changes()
-        assert changes == read_changes_fast(location)
+            changes = database.read(CHANGES)
+        assert changes == read_file(location, CHANGES)
         assert {row[:3] for row in changes} == {("scale", "float32", "run"), ("scale", "float32", "verdict")}
 
     def test_a_write_changes_the_signature(self, store: Any) -> None:

@@ -21,6 +21,7 @@ import pytest
 from autotile.api.databases import merge
 from autotile.core.model import config_key
 from autotile.database import engine, run_record
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.errors import DatabaseError, InputError, RescuedRunError
 from autotile.settings import child_environment, read_settings
@@ -137,7 +138,7 @@ def searched(path: str | Path) -> list[str]:
     opened = Database.open_readonly(path)
     assert opened is not None
     with opened:
-        assert opened.check().ok
+        assert check_database(opened).ok
         (study,) = [one for one in opened.studies() if one.key.sizes == {"n": 4096}]
         return [config_key(trial.config) for trial in opened.trials(study.study_id, phase="search")]
 

@@ -16,8 +16,8 @@ from autotile.api.operation_tuning import export_models
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database
-from autotile.database.fast_access import read_winners_fast
 from autotile.database.learned_store import read_models
+from autotile.database.queries import WINNERS, read_file
 from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ProblemError, ToolchainError
 from autotile.families.model_fit import fit_model
@@ -220,7 +220,7 @@ class TestRaggedSizes:
             assert len([t for study in database.studies() for t in database.trials(study.study_id)]) == pairs
             assert database.best() == []
             assert database.winners("first", "float32") == []
-        assert not read_winners_fast(location, "first", "float32")
+        assert not read_file(location, WINNERS, kernel="first", dtype="float32")
         result = run()
         assert result.resumed == 0
         assert result.problems == PROBLEMS

@@ -18,6 +18,7 @@ from autotile.core.model import Outcome
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
+from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.exchange.recording import read_recording
@@ -181,7 +182,7 @@ class TestInterrupts:
         assert "Traceback" not in errors
         wait_until_gone(f"AUTOTILE_TEST_OF={location}")
         with Database.open(location) as database:
-            assert database.check().ok
+            assert check_database(database).ok
             assert len(database.trials(1)) >= 4
 
 
