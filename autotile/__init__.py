@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from autotile.api.inspection import explain as explain
     from autotile.api.inspection import occupancy as occupancy
     from autotile.api.inspection import space as space
-    from autotile.api.judging import CandidateCheck as CandidateCheck
     from autotile.api.judging import check as check
     from autotile.api.listings import FamilyList as FamilyList
     from autotile.api.listings import ListedMiss as ListedMiss
@@ -180,6 +179,7 @@ if TYPE_CHECKING:
     from autotile.serving.dispatcher import pin as pin
     from autotile.serving.dispatcher import unpin as unpin
     from autotile.space.enumeration import SpaceStage as SpaceStage
+    from autotile.tuning.candidate_check import CandidateCheck as CandidateCheck
     from autotile.tuning.family_session import FamilyResult as FamilyResult
     from autotile.tuning.operation_result import Losses as Losses
     from autotile.tuning.operation_result import OperationFamilyResult as OperationFamilyResult
@@ -246,10 +246,7 @@ _NAMES = {
         "occupancy",
         "space",
     ),
-    "api.judging": (
-        "CandidateCheck",
-        "check",
-    ),
+    "api.judging": ("check",),
     "api.listings": (
         "FamilyList",
         "ListedMiss",
@@ -417,6 +414,7 @@ _NAMES = {
         "unpin",
     ),
     "space.enumeration": ("SpaceStage",),
+    "tuning.candidate_check": ("CandidateCheck",),
     "tuning.family_session": ("FamilyResult",),
     "tuning.operation_result": (
         "Losses",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,103 +12,13 @@ from autotile.api.keywords import read_keywords
 from autotile.api.targets import complete_config, open_problem, sizes_notice
 from autotile.api.tuning import checked_options
 from autotile.core.argument_types import checked
-from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem, Trial, config_text
-from autotile.core.statistics import Interval
-from autotile.core.text import Displayed, device_text, time_text
 from autotile.database.database import database_location
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, make_kernel
 from autotile.serving.dispatcher import find_best_result
 from autotile.settings import absolute_path, read_settings, user_path
-from autotile.tuning.candidate_check import CandidateVerdict, judge
+from autotile.tuning.candidate_check import CandidateCheck, judge
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.result import trial_entry
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class CandidateCheck(Displayed):
-    """Judgement of a candidate.
-
-    Attributes
-    ----------
-    problem, device
-        Problem and device that it was verified and timed at.
-    source
-        Path of the candidate's source.
-    verdict
-        ``wrong``; or ``faster``, ``equal`` or ``slower`` than the winner, by the 95 % interval; ``right`` where the
-        winner could not be timed.
-    candidate, winner
-        Trials of both, with configuration, resources and time; one that failed has its outcome and the reason.
-    tier
-        How the winner's configuration was found, as for `autotile.best`: ``exact`` if it was tuned for the problem.
-    speedup
-        Time of the winner over time of the candidate, with its interval; None where they were not timed.
-    repeats
-        Number of times that the candidate was verified, with two launches each.
-    sanitized
-        Tools of compute-sanitizer that ran the candidate and found nothing.
-    notices
-        Checks that could not be made, one line each.
-    """
-
-    problem: Problem
-    device: DeviceProperties
-    source: str
-    verdict: CandidateVerdict
-    candidate: Trial
-    winner: Trial
-    tier: str
-    speedup: Interval | None
-    repeats: int
-    sanitized: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the candidate passed every check."""
-        return self.verdict != "wrong"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that ``autotile check --json`` prints."""
-        return {
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
-            "device": {"name": self.device.name, "source": self.device.source},
-            "source": self.source,
-            "verdict": self.verdict,
-            "right": self.is_right,
-            "candidate": {**trial_entry(self.candidate), "stage": self.candidate.stage},
-            "winner": {**trial_entry(self.winner), "tier": self.tier},
-            "speedup": {"ratio": self.speedup.value, "interval": [self.speedup.low, self.speedup.high]}
-            if self.speedup is not None
-            else None,
-            "repeats": self.repeats,
-            "sanitized": list(self.sanitized),
-            "notices": list(self.notices),
-        }
-
-    def _headline(self) -> str:
-        return f"{self.source} for {self.problem} on {device_text(self.device)}: {self.summary}"
-
-    @property
-    def summary(self) -> str:
-        """Verdict with the ratio, or with what is wrong."""
-        if not self.is_right:
-            return f"wrong, {self.candidate.outcome}: {self.candidate.reason}"
-        if self.speedup is None:
-            return f"right, {time_text(self.candidate.time_us)}"
-        ratio = f"{self.speedup.value:.3f}x, 95 % interval {self.speedup.low:.3f}x to {self.speedup.high:.3f}x"
-        return f"right and {_WORDS[self.verdict]} the winner: {ratio}"
-
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        for label, trial in (("candidate", self.candidate), ("winner", self.winner)):
-            yield label, f"{time_text(trial.time_us)}, {config_text(trial.config)}"
-
-
-_WORDS = {"faster": "faster than", "equal": "as fast as", "slower": "slower than"}
 
 
 @checked
@@ -174,19 +84,8 @@ def check(
         settings=read_settings(),
         options=chosen,
     )
-    return CandidateCheck(
-        problem=problem,
-        device=judged.device,
-        source=str(candidate),
-        verdict=judged.verdict,
-        candidate=judged.candidate,
-        winner=judged.winner,
-        tier=served.tier,
-        speedup=judged.speedup,
-        repeats=judged.repeats,
-        sanitized=judged.sanitized,
-        notices=(*filter(None, [sizes_notice(kernel.spec, problem.sizes, given)]), *judged.notices),
-    )
+    notices = (*filter(None, [sizes_notice(kernel.spec, problem.sizes, given)]), *judged.notices)
+    return replace(judged, source=str(candidate), tier=served.tier, notices=notices)
 
 
 def _rewritten(kernel: Kernel, source: str | os.PathLike[str]) -> Kernel:

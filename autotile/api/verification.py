@@ -24,9 +24,10 @@ from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_result, forget_served
+from autotile.tuning.candidate_check import CandidateCheck
 from autotile.tuning.missed_problems import assess_misses
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.retiming import MAX_RETIMED, Retimed, ServedCheck, check_served, retime, tuned_problems
+from autotile.tuning.retiming import MAX_RETIMED, Retimed, check_served, retime, tuned_problems
 
 VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
 
@@ -255,13 +256,17 @@ def _verify_served(
                 break
             tried.add(config_key(before.config))
             announce(f"{problem}: verifying what is served ({before.tier})")
-            check = check_served(loaded, problem, before.config, options)
+            interrupted, check, fault = False, None, "interrupted"
+            try:
+                check, fault = check_served(loaded, problem, before.config, options)
+            except KeyboardInterrupt:
+                interrupted = True
             forget_served()
-            found = _served_result(problem, before, _served(kernel, problem, options), check)
-            yield found
-            if found.interrupted:
+            after = _served(kernel, problem, options)
+            yield _served_result(problem, before, after, check, fault, interrupted=interrupted)
+            if interrupted:
                 return
-            if not check.refused:
+            if check is None or check.is_right:
                 break
 
 
@@ -276,9 +281,17 @@ def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[
     return {check.config for check in checks if check.passed and check.key == requested}
 
 
-def _served_result(problem: Problem, before: BoundKernel, after: BoundKernel, check: ServedCheck) -> VerifiedProblem:
+def _served_result(
+    problem: Problem,
+    before: BoundKernel,
+    after: BoundKernel,
+    check: CandidateCheck | None,
+    fault: str,
+    *,
+    interrupted: bool,
+) -> VerifiedProblem:
     replaced = not _same(before.config, after.config)
-    measurement = check.trial.measurement if check.trial is not None else None
+    measurement = check.candidate.measurement if check is not None else None
     return VerifiedProblem(
         problem=problem,
         device=before.device.name,
@@ -288,11 +301,11 @@ def _served_result(problem: Problem, before: BoundKernel, after: BoundKernel, ch
         before_measurement=None,  # it is of another problem
         after=after.config,
         after_measurement=None if replaced else measurement,
-        speedup=check.result.speedup if check.result is not None and not check.fault else None,
-        reason=check.fault,
-        demoted=check.refused and replaced,
+        speedup=check.speedup if check is not None else None,
+        reason=fault,
+        demoted=check is not None and not check.is_right and replaced,
         tied=False,
-        interrupted=check.result is not None and check.result.interrupted,
+        interrupted=interrupted,
     )
 
 

@@ -16,7 +16,7 @@ from autotile.core.model import Outcome, Trial, config_text
 from autotile.core.text import device_text, interval_text, time_text
 
 if TYPE_CHECKING:
-    from autotile.api.judging import CandidateCheck
+    from autotile.tuning.candidate_check import CandidateCheck
 
 
 def check(

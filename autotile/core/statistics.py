@@ -139,6 +139,15 @@ def widen_by_session_spread(ratio: Interval) -> Interval:
     return Interval(ratio.value, ratio.low * (1.0 - SESSION_SPREAD), ratio.high * (1.0 + SESSION_SPREAD))
 
 
+def raced_ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """Return `paired_ratio` of two contenders of a race, widened as by `widen_by_session_spread`.
+
+    One of them may have left the race earlier: the rounds that both took part in count.
+    """
+    rounds = min(len(a), len(b))
+    return widen_by_session_spread(paired_ratio(a[:rounds], b[:rounds]))
+
+
 def is_tie(ratio: Interval) -> bool:
     """Return whether a ratio shows neither side to be faster: its interval contains 1."""
     return ratio.contains(1.0)

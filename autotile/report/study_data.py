@@ -16,7 +16,7 @@ from autotile.core.documents import Finite, Name, NonNegative, Text
 from autotile.core.forks import cached_property
 from autotile.core.model import OBJECTIVE, SAME_CODE, Config, Outcome, Problem, Trial, config_key
 from autotile.core.objectives import TIME, non_dominated, objective_values
-from autotile.core.statistics import Interval, paired_ratio, ratio_of, widen_by_session_spread
+from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StoredRun
@@ -425,7 +425,7 @@ def cost_ratio(winner: Trial, other: Trial) -> Interval | None:
     raced = winner.stage == other.stage == "finals" and rounds > 1
     by_time = winner.cost == winner.time_us and other.cost == other.time_us
     if raced and by_time:
-        return widen_by_session_spread(paired_ratio(first.samples_us[:rounds], second.samples_us[:rounds]))
+        return raced_ratio(first.samples_us, second.samples_us)
     if first.low_us <= 0.0 or not winner.cost or not other.cost:
         return None
     times = ratio_of(

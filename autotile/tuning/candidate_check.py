@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
-from autotile.core.statistics import Interval, median_interval, paired_ratio, widen_by_session_spread
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.statistics import Interval, median_interval, raced_ratio, ratio_of
+from autotile.core.text import Displayed, device_text, time_text
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
@@ -19,9 +20,10 @@ from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import Backend, choose_backend
-from autotile.tuning.finals import FinalistChecks, hold_race
+from autotile.tuning.finals import FinalistChecks, hold_race, interval_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import GivenCandidates, Pipeline, open_compile_pool
+from autotile.tuning.result import trial_entry
 from autotile.workers.jobs import Candidate, Reading
 
 CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
@@ -32,42 +34,94 @@ _CONFIRMING = 6
 """Configurations that are run, besides winner and default, to find two that agree where there is no reference."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A candidate, judged.
+@dataclass(frozen=True, slots=True, repr=False)
+class CandidateCheck(Displayed):
+    """Judgement of a candidate.
 
     Attributes
     ----------
-    device
-        Device that it ran on.
+    problem, device
+        Problem and device that it was verified and timed at.
     candidate, winner
-        Trials of both, with their times in the race; one that failed has the outcome and the reason.
+        Trials of both, with configuration, resources and time; one that failed has its outcome and the reason.
     speedup
-        Time of the winner over time of the candidate, with a 95 % interval; None where they were not raced.
+        Time of the winner over time of the candidate, with a 95 % interval; None where they were not timed.
     repeats
-        Number of repetitions of the candidate's verification, of two launches each.
+        Number of times that the candidate was verified, with two launches each.
     notices
         Checks that could not be made, one line each.
     sanitized
         Tools of compute-sanitizer that ran the candidate and found nothing.
+    source
+        Path of the candidate's source; empty where the kernel's own is checked.
+    tier
+        How the winner's configuration was found, as for `autotile.best`: ``exact`` if it was tuned for the problem.
     """
 
+    problem: Problem
     device: DeviceProperties
     candidate: Trial
     winner: Trial
     speedup: Interval | None
     repeats: int
-    notices: tuple[str, ...]
+    notices: tuple[str, ...] = ()
     sanitized: tuple[str, ...] = ()
+    source: str = ""
+    tier: str = ""
 
     @property
     def verdict(self) -> CandidateVerdict:
         """``wrong``; ``slower``, ``equal`` or ``faster`` than the winner, by the interval; ``right`` without a race."""
-        if self.candidate.outcome is not Outcome.OK:
+        if not self.is_right:
             return "wrong"
         if self.speedup is None:
             return "right"
         return "equal" if self.speedup.contains(1.0) else "faster" if self.speedup.value > 1.0 else "slower"
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the candidate passed every check."""
+        return self.candidate.outcome is Outcome.OK
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that ``autotile check --json`` prints."""
+        return {
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": {"name": self.device.name, "source": self.device.source},
+            "source": self.source,
+            "verdict": self.verdict,
+            "right": self.is_right,
+            "candidate": {**trial_entry(self.candidate), "stage": self.candidate.stage},
+            "winner": {**trial_entry(self.winner), "tier": self.tier},
+            "speedup": {"ratio": self.speedup.value, "interval": [self.speedup.low, self.speedup.high]}
+            if self.speedup is not None
+            else None,
+            "repeats": self.repeats,
+            "sanitized": list(self.sanitized),
+            "notices": list(self.notices),
+        }
+
+    def _headline(self) -> str:
+        return f"{self.source} for {self.problem} on {device_text(self.device)}: {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """Verdict with the ratio, or with what is wrong."""
+        if not self.is_right:
+            return f"wrong, {self.candidate.outcome}: {self.candidate.reason}"
+        if self.speedup is None:
+            return f"right, {time_text(self.candidate.time_us)}"
+        ratio = f"{self.speedup.value:.3f}x, 95 % interval {self.speedup.low:.3f}x to {self.speedup.high:.3f}x"
+        return f"right and {_WORDS[self.verdict]} the winner: {ratio}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        for label, trial in (("candidate", self.candidate), ("winner", self.winner)):
+            yield label, f"{time_text(trial.time_us)}, {config_text(trial.config)}"
+
+
+_WORDS = {"faster": "faster than", "equal": "as fast as", "slower": "slower than"}
 
 
 def judge(
@@ -78,7 +132,8 @@ def judge(
     configs: tuple[Config, Config],
     settings: Settings,
     options: TuneOptions,
-) -> Judged:
+    may_replay: bool = False,
+) -> CandidateCheck:
     """Verify a candidate, and race it against the winner.
 
     Parameters
@@ -92,6 +147,8 @@ def judge(
     settings, options
         Settings of the installation; of the options, ``verify_sizes``, ``sanitize``, ``l2``, the timeouts and the
         device apply.
+    may_replay
+        Whether results of a recording do where there is no GPU.
 
     Raises
     ------
@@ -103,7 +160,7 @@ def judge(
     """
     with ExitStack() as stack:
         backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
-        if backend.source != "cuda":
+        if backend.source != "cuda" and not may_replay:
             raise InputError("a candidate must run on a GPU, and launches are replayed here")
         check_memory(kernel.spec, problem, backend.device)
         for config, what in zip(configs, ("the candidate", "the winner"), strict=True):
@@ -114,7 +171,7 @@ def judge(
             Pipeline(each, problem, backend, compile_pool, verify_sizes=options.verify_sizes)
             for each in (candidate, kernel)
         ]
-        steps = Judge(backend, pipelines, options.seed)
+        steps = Judge(backend, problem, pipelines, options.seed)
         if kernel.spec.reference.is_agreement:
             steps.confirm(_spread_configs(kernel, problem, backend.device, configs[1]))
         return steps.judge(configs)
@@ -134,16 +191,17 @@ class Judge:
 
     Parameters
     ----------
-    backend
-        Device that both run on.
+    backend, problem
+        Device that both run on, and problem.
     pipelines
         Pipelines of the candidate and of the winner.
     seed
         Seed of the order within the rounds of the race.
     """
 
-    def __init__(self, backend: Backend, pipelines: Sequence[Pipeline], seed: int) -> None:
+    def __init__(self, backend: Backend, problem: Problem, pipelines: Sequence[Pipeline], seed: int) -> None:
         self._backend = backend
+        self._problem = problem
         self._pipelines = pipelines
         self._seed = seed
 
@@ -175,7 +233,7 @@ class Judge:
                 "candidate against; add a reference"
             )
 
-    def judge(self, configs: tuple[Config, Config]) -> Judged:
+    def judge(self, configs: tuple[Config, Config]) -> CandidateCheck:
         """Compile, verify and measure both; then race them, and verify the candidate as finals verify a winner."""
         given = [GivenCandidates([config]) for config in configs]
         for pipeline, one in zip(self._pipelines, given, strict=True):
@@ -185,14 +243,14 @@ class Judge:
             self._tried(pipeline, one) for pipeline, one in zip(self._pipelines, given, strict=True)
         )
         if candidate.outcome is not Outcome.OK or ours is None:
-            return Judged(self._backend.device, candidate, winner, None, 0, ())
+            return CandidateCheck(self._problem, self._backend.device, candidate, winner, None, 0)
         checks = FinalistChecks(self._backend, [ours], hurried=False)
         checks.sanitize()
         raced: dict[int, Reading] | None = None
         notices: list[str] = []
         if winner.outcome is Outcome.OK and theirs is not None:
             raced = hold_race(self._backend, [(candidate, ours), (winner, theirs)], [0, 1], self._seed, hurried=False)
-            if raced is None:
+            if raced is None and self._backend.source == "cuda":
                 notices.append("the race broke: a launch failed or overwrote the data of the other")
         else:
             notices.append(f"the winner does not run now, so there is no ratio: {winner.outcome}: {winner.reason}")
@@ -200,11 +258,17 @@ class Judge:
             checks.refuse(0, raced[0].outcome, raced[0].reason, "finals")
         checks.passes(0, wins=True)
         refused = checks.refused([candidate])
-        return Judged(
-            device=self._backend.device,
+        speedup = None
+        if not refused and raced is not None:
+            speedup = raced_ratio(raced[0].rounds_us, raced[1].rounds_us)
+        elif not refused and self._backend.source != "cuda" and winner.outcome is Outcome.OK:
+            speedup = ratio_of(interval_of(candidate), interval_of(winner))
+        return CandidateCheck(
+            self._problem,
+            self._backend.device,
             candidate=refused[0] if refused else _with_times(candidate, raced, 0),
             winner=_with_times(winner, raced, 1),
-            speedup=None if refused or raced is None else _speedup(raced),
+            speedup=speedup,
             repeats=checks.repeats(0),
             notices=(*notices, *checks.notices),
             sanitized=checks.sanitized.get(0, ()),
@@ -229,9 +293,3 @@ def _with_times(trial: Trial, raced: dict[int, Reading] | None, index: int) -> T
         trial.measurement, time_us=time.value, low_us=time.low, high_us=time.high, samples_us=times_us
     )
     return replace(trial, stage="finals", measurement=measurement)
-
-
-def _speedup(raced: dict[int, Reading]) -> Interval:
-    """Return the time of the winner over that of the candidate; the slower one may have left the race earlier."""
-    rounds = min(len(raced[0].rounds_us), len(raced[1].rounds_us))
-    return widen_by_session_spread(paired_ratio(raced[0].rounds_us[:rounds], raced[1].rounds_us[:rounds]))

@@ -22,7 +22,7 @@ from autotile.core.model import (
     config_key,
     config_text,
 )
-from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
+from autotile.core.statistics import Interval, median_interval, raced_ratio, ratio_of
 from autotile.core.text import plural
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.tuning.backend import Backend
@@ -184,7 +184,7 @@ def hold_race(
     """Race those finalists that are left; None where there is nothing to race, or no race is possible."""
     if len(left) < 2:
         return None
-    round_us = sum(_interval(racing[i][0]).value for i in left)
+    round_us = sum(interval_of(racing[i][0]).value for i in left)
     rounds = _MIN_ROUNDS if hurried else race_rounds(round_us)
     entries = tuple(
         Entry(candidate, weight=scorer.weight(trial) if scorer is not None else 1.0)
@@ -477,12 +477,10 @@ class _Race:
             return ratio_of(self._interval(faster), self._interval(slower))
         if slower == faster:
             return Interval(1.0, 1.0, 1.0)
-        a, b = self._raced[faster].rounds_us, self._raced[slower].rounds_us
-        rounds = min(len(a), len(b))  # the slower one may have left the race earlier
-        return widen_by_session_spread(paired_ratio(self._costs(faster, a[:rounds]), self._costs(slower, b[:rounds])))
+        return raced_ratio(*(self._costs(one, self._raced[one].rounds_us) for one in (faster, slower)))
 
     def _interval(self, index: int) -> Interval:
-        times = _interval(self._trials[index])
+        times = interval_of(self._trials[index])
         value, *bounds = self._costs(index, [times.value, times.low, times.high])
         return Interval(value, min(bounds), max(bounds))
 
@@ -498,14 +496,15 @@ def with_times(trial: Trial, times_us: Sequence[float]) -> Trial:
     return replace(trial, outcome=Outcome.OK, reason="", stage="finals", measurement=measurement)
 
 
-def _interval(trial: Trial) -> Interval:
+def interval_of(trial: Trial) -> Interval:
+    """Return the measured time of a finalist with its interval, in microseconds."""
     if trial.measurement is None:
         raise ValueError(f"a finalist was never measured: {trial.config}")
     return Interval(trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us)
 
 
 def _cost(trial: Trial) -> float:
-    return trial.cost if trial.cost is not None else _interval(trial).value
+    return trial.cost if trial.cost is not None else interval_of(trial).value
 
 
 def _same(a: Config, b: Config) -> bool:
@@ -649,8 +648,7 @@ def _confirmation(
     time_us = median_interval(raced[0].rounds_us).value
     speedup = None
     if len(raced) > 1:
-        count = min(len(raced[0].rounds_us), len(raced[1].rounds_us))
-        speedup = widen_by_session_spread(paired_ratio(raced[0].rounds_us[:count], raced[1].rounds_us[:count]))
+        speedup = raced_ratio(raced[0].rounds_us, raced[1].rounds_us)
     return Confirmation(spare.uuid, home, time_us, time_us / winner.time_us - 1.0, speedup)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Trial
-from autotile.core.statistics import Interval, paired_ratio, ratio_of, widen_by_session_spread
+from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import plural
 from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.cuda.toolchain import nvrtc_version
@@ -502,8 +502,7 @@ def _ratio(winner: TunedContender, other: TunedContender, times_us: Mapping[str,
     """Return the time of a contender over that of the winner: in pairs of a race, else from the intervals."""
     a, b = times_us.get(winner.name), times_us.get(other.name)
     if a and b:
-        rounds = min(len(a), len(b))
-        return widen_by_session_spread(paired_ratio(a[:rounds], b[:rounds]))
+        return raced_ratio(a, b)
     measured = [one.trial.measurement if one.trial is not None else None for one in (winner, other)]
     if measured[0] is None or measured[1] is None:
         return None

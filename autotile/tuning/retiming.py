@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
-from autotile.database.keys import space_hash
+from autotile.database.keys import key_of, space_hash
 from autotile.database.studies import StoredBest
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
@@ -18,6 +17,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import read_settings
 from autotile.tuning import session
+from autotile.tuning.candidate_check import CandidateCheck, judge
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 
@@ -130,16 +130,9 @@ def retime(kernel: Kernel, tuned: TunedProblem, served: Config, options: TuneOpt
     """
     database = database_location(options.database)
     candidates = _candidates(tuned, served, database)
-    result, fault = _measure(kernel, tuned.problem, candidates, replace(options, fresh=True))
-    return Retimed(result, fault, _refuse_failed(tuned, candidates, database))
-
-
-def _measure(
-    kernel: Kernel, problem: Problem, candidates: Sequence[Config], options: TuneOptions
-) -> tuple[TuneResult | None, str]:
-    """Run one session of all candidates and the default, each in the finals; return its result, or why all failed."""
     chosen = replace(
         options,
+        fresh=True,
         sampler=BRUTE_FORCE,
         trials=None,
         budget_s=None,
@@ -149,10 +142,12 @@ def _measure(
         finals=len(candidates) + 1,
         discard=False,
     )
+    result, fault = None, ""
     try:
-        return session.tune(kernel, problem, read_settings(), chosen), ""
+        result = session.tune(kernel, tuned.problem, read_settings(), chosen)
     except InputError as error:  # every configuration fails for the same reason
-        return None, str(error)
+        fault = str(error)
+    return Retimed(result, fault, _refuse_failed(tuned, candidates, database))
 
 
 def _candidates(tuned: TunedProblem, served: Config, database: str | Path) -> list[Config]:
@@ -216,36 +211,14 @@ def _cost(trial: Trial) -> float:
     return trial.cost or 0.0
 
 
-_UNCHECKED = (Outcome.NOT_AVAILABLE, Outcome.INFEASIBLE)
+_UNCHECKED = (Outcome.NOT_AVAILABLE, Outcome.INFEASIBLE, Outcome.NOT_COMPILED)
 """Outcomes of configurations that did not run, and that serving excludes by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedCheck:
-    """Outcome of verifying a served configuration.
-
-    Attributes
-    ----------
-    trial
-        Trial of the configuration, with its time if it is correct; None if it could not be run.
-    result
-        Result of the session that ran it and the default; None if both failed for the same reason.
-    fault
-        Reason why the configuration failed or could not be run; empty if it is correct.
-    """
-
-    trial: Trial | None
-    result: TuneResult | None
-    fault: str
-
-    @property
-    def refused(self) -> bool:
-        """Whether the configuration is wrong for the problem, and is no longer served for it."""
-        return self.trial is not None and not self.trial.outcome.has_time
-
-
-def check_served(kernel: Kernel, problem: Problem, config: Config, options: TuneOptions) -> ServedCheck:
-    """Verify a configuration as finals do, at the sizes of a problem, and store the verdict.
+def check_served(
+    kernel: Kernel, problem: Problem, config: Config, options: TuneOptions
+) -> tuple[CandidateCheck | None, str]:
+    """Verify a configuration as finals do, at the sizes of a problem, beside the default, and store the verdict.
 
     The verdict is stored without a time, so that the problem still counts as not tuned. A configuration that failed is
     not served for this problem again, unless a tuning measures it.
@@ -257,7 +230,14 @@ def check_served(kernel: Kernel, problem: Problem, config: Config, options: Tune
     config
         Configuration that is served for the problem.
     options
-        Options of the session, its database included; those that select configurations are fixed here.
+        Options of the session, its database included.
+
+    Returns
+    -------
+    check
+        Judgement of the configuration; None if it could not be run.
+    fault
+        Reason why it failed or could not be run; empty if it is correct.
 
     Raises
     ------
@@ -266,37 +246,18 @@ def check_served(kernel: Kernel, problem: Problem, config: Config, options: Tune
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
-    with _empty_database() as scratch:
-        result, fault = _measure(kernel, problem, [config], replace(options, database=str(scratch)))
-        if result is not None and result.interrupted:
-            return ServedCheck(None, result, "interrupted")
-        with Database.open(scratch) as database:
-            trial = _newest_trial(database, config)
-            if trial is not None and trial.outcome not in _UNCHECKED:
-                _store(database, trial, database_location(options.database))
-                return ServedCheck(trial, result, "" if trial.outcome.has_time else f"{trial.outcome}: {trial.reason}")
-    return ServedCheck(None, result, fault or (trial.reason if trial is not None else "it was not tried"))
-
-
-@contextmanager
-def _empty_database() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="autotile-") as folder:
-        yield Path(folder) / "check.db"
-
-
-def _newest_trial(database: Database, config: Config) -> Trial | None:
-    """Return the trial of a configuration in a database of one session; one of the finals is the newest."""
-    stored = [one for study in database.studies() for one in database.stored_trials(study.study_id)]
-    own = [one for one in stored if config_key(one.trial.config) == config_key(config)]
-    return max(own, key=lambda one: one.trial_id).trial if own else None
-
-
-def _store(scratch: Database, trial: Trial, location: str | Path) -> None:
-    """Record the verdict in the problem's study."""
-    (study,) = scratch.studies()
-    with Database.open(location, set_damage_aside=False) as database:
-        driver = study.device.driver if study.device is not None else ""
-        verdict = replace(trial, measurement=None, stage="verify")
-        database.add_run(
-            study.key, [verdict], sampler="verify", device=study.device, driver=driver or "", phase="final"
+    configs = config, dict(kernel.spec.default)
+    try:
+        check = judge(
+            kernel, kernel, problem, configs=configs, settings=read_settings(), options=options, may_replay=True
         )
+    except InputError as error:
+        return None, str(error)
+    trial, device = check.candidate, check.device
+    if trial.outcome in _UNCHECKED:
+        return None, trial.reason
+    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode=options.l2)
+    verdict = replace(trial, measurement=None, stage="verify")
+    with Database.open(database_location(options.database), set_damage_aside=False) as database:
+        database.add_run(key, [verdict], sampler="verify", device=device, driver=device.driver or "", phase="final")
+    return check, "" if trial.outcome.has_time else f"{trial.outcome}: {trial.reason}"

@@ -8,7 +8,7 @@ import autotile
 from autotile.api import judging
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import Interval
-from autotile.tuning.candidate_check import Judged
+from autotile.tuning.candidate_check import CandidateCheck
 
 CONFIG = {"THREADS": 128, "WORK": 1}
 TIME = Measurement(5.0, 4.9, 5.1)
@@ -28,7 +28,7 @@ def answer(monkeypatch, run, scale_toml, tmp_path, device):
 
         def judge(kernel, rewritten, problem, **given):
             asked.update(given, problem=problem, source=rewritten.source)
-            return Judged(device, candidate or trial(), trial(), speedup, 75, notices)
+            return CandidateCheck(problem, device, candidate or trial(), trial(), speedup, 75, notices)
 
         monkeypatch.setattr(judging, "judge", judge)
         found = run("check", tmp_path / "mine.cu", "n=1000", "--like", scale_toml, *words)
@@ -108,7 +108,7 @@ def test_a_person_reads_the_verdict_first(answer):
 
 def test_a_kernel_from_python_is_judged_too(monkeypatch, scale_toml, tmp_path, device):
     (tmp_path / "mine.cu").write_text("// rewritten")
-    monkeypatch.setattr(judging, "judge", lambda *_, **__: Judged(device, trial(), trial(), None, 75, ()))
+    monkeypatch.setattr(judging, "judge", lambda _, __, problem, **___: CandidateCheck(problem, device, trial(), trial(), None, 75))
     found = autotile.check(tmp_path / "mine.cu", autotile.kernel(scale_toml.with_suffix(".cu"), "scale", **SCALE))
     assert found.verdict == "right"
     assert repr(found).endswith("for scale n=4096 float32 on NVIDIA H200 (profile): right, 5.000 us>")

@@ -110,7 +110,7 @@ def judged(scale_toml, tmp_path, device):
         problem = resolve_problem(kernel.spec, {"n": 4096})
         backend = Device(device, **candidate)
         pipelines = [Pipeline(each, problem, backend, Pool(tmp_path)) for each in (rewritten, kernel)]
-        judge = Judge(backend, pipelines, 0)
+        judge = Judge(backend, problem, pipelines, 0)
         if confirming:
             judge.confirm(confirming)
         return judge.judge((CONFIG, CONFIG)), backend.log
