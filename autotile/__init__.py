@@ -150,7 +150,7 @@ if TYPE_CHECKING:
     from autotile.families.rule import RulePoint as RulePoint
     from autotile.families.rule import Split as Split
     from autotile.kernel.argument_kind import TensorMap as TensorMap
-    from autotile.kernel.arguments import Workspace as Workspace
+    from autotile.kernel.argument_kind import Workspace as Workspace
     from autotile.kernel.launch import LaunchData as LaunchData
     from autotile.kernel.problem import Workrate as Workrate
     from autotile.kernel.python_arguments import Buffer as Buffer
@@ -377,7 +377,6 @@ _NAMES = {
         "RulePoint",
         "Split",
     ),
-    "kernel.arguments": ("Workspace",),
     "kernel.launch": ("LaunchData",),
     "kernel.python_arguments": (
         "Buffer",
@@ -385,7 +384,7 @@ _NAMES = {
         "Scratch",
     ),
     "kernel.spec": ("Parameter",),
-    "kernel.argument_kind": ("TensorMap",),
+    "kernel.argument_kind": ("TensorMap", "Workspace"),
     "kernel.problem": ("Workrate",),
     "report.comparison": (
         "ComparedProblem",

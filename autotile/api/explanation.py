@@ -11,8 +11,7 @@ from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Reso
 from autotile.core.text import Displayed, bytes_text, device_text, occupancy_text, percent_text
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, SpecError, ToolchainError, WorkerError
-from autotile.kernel.argument_kind import TensorMap
-from autotile.kernel.arguments import Workspace
+from autotile.kernel.argument_kind import TensorMap, Workspace
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation

@@ -27,7 +27,8 @@ from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.tuning.candidate_check import CandidateCheck
 from autotile.tuning.missed_problems import assess_misses
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.retiming import MAX_RETIMED, Retimed, check_served, retime, tuned_problems
+from autotile.tuning.result import TuneResult
+from autotile.tuning.retiming import MAX_RETIMED, check_served, retime, tuned_problems
 
 VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
 
@@ -203,9 +204,11 @@ def verify(
         if aged and not before.choice.aged:
             continue
         announce(f"{tuned.problem}: the best {MAX_RETIMED} and the default are measured again")
-        retimed = retime(loaded, tuned, before.config, options)
+        result, fault, refused = retime(loaded, tuned, before.config, options)
         forget_served()  # the next look-up reads the database again
-        problems.append(_compare(tuned.problem, before, _served(kernel, tuned.problem, options), retimed))
+        after = _served(kernel, tuned.problem, options)
+        refusal = refused.get(config_key(before.config), "")
+        problems.append(_compare(tuned.problem, before, after, result, refusal, fault))
     return VerifyResult(tuple(problems))
 
 
@@ -314,9 +317,10 @@ def _served(kernel: KernelName, problem: Problem, options: TuneOptions) -> Bound
     return find_best_result(kernel, problem.dtype, index, str(options.database), problem.sizes)
 
 
-def _compare(problem: Problem, before: BoundKernel, after: BoundKernel, retimed: Retimed) -> VerifiedProblem:
-    refusal = retimed.refused.get(config_key(before.config), "")
-    is_tuned, result = after.tier != "default", retimed.result
+def _compare(
+    problem: Problem, before: BoundKernel, after: BoundKernel, result: TuneResult | None, refusal: str, fault: str
+) -> VerifiedProblem:
+    is_tuned = after.tier != "default"
     return VerifiedProblem(
         problem=problem,
         device=before.device.name,
@@ -327,7 +331,7 @@ def _compare(problem: Problem, before: BoundKernel, after: BoundKernel, retimed:
         after=after.config if is_tuned else None,
         after_measurement=after.measurement if is_tuned else None,
         speedup=result.speedup if result is not None else None,
-        reason=refusal or retimed.fault,
+        reason=refusal or fault,
         demoted=bool(refusal),
         tied=result is not None and any(_same(config, before.config) for config in result.ties),
         interrupted=result is not None and result.interrupted,

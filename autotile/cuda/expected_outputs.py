@@ -22,7 +22,8 @@ from autotile.cuda.reference_solution import ReferenceOutput, ReferenceSolution,
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, DataError, InputError
-from autotile.kernel.arguments import Workspace, encode_value
+from autotile.kernel.argument_kind import Workspace
+from autotile.kernel.arguments import encode_value
 from autotile.kernel.input_files import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
 from autotile.kernel.library import Kernel

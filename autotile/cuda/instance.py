@@ -22,7 +22,8 @@ from autotile.cuda.reference_solution import Agreement, ReferenceOutput, checked
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
-from autotile.kernel.arguments import BufferArgument, Workspace, decode_scalar
+from autotile.kernel.argument_kind import Workspace
+from autotile.kernel.arguments import BufferArgument, decode_scalar
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.spec import KernelSpec, Tolerance

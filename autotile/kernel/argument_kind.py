@@ -7,12 +7,13 @@ textures, with their limits (``cuTensorMapEncodeTiled`` in the CUDA driver API r
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -31,10 +32,6 @@ from autotile.kernel.expressions import (
     parse_expression,
 )
 from autotile.kernel.table import ProblemSection, Table, describe, is_c_identifier
-
-if TYPE_CHECKING:
-    from autotile.kernel.arguments import BufferArgument, MemoryDemand, Workspace, WorkspaceArgument
-
 
 PROBLEM_DTYPE = "dtype"
 """Declares that an argument has the problem's element type."""
@@ -154,8 +151,8 @@ class ArgumentScope(NamedTuple):
     """Kind of each size, flag, parameter and ``device.*``."""
     launch_kinds: Mapping[str, Kind]
     """The same, and ``step`` in a file with steps."""
-    buffers: Mapping[str, BufferArgument] = {}
-    workspaces: Mapping[str, WorkspaceArgument] = {}
+    buffers: Mapping[str, ArrayArgument] = {}
+    workspaces: Mapping[str, ArrayArgument] = {}
     operands: Mapping[str, bool] = {}
     """Names of the arguments whose value before a launch is known, with whether they are numbers."""
     folder: str = ""
@@ -288,6 +285,84 @@ class ArgumentKind:
     ) -> TensorMapDemand | None:
         """Return its tensor map in every configuration; None if none."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A workspace of known shape and element type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    zeroed: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Size in bytes; 0 if a null pointer is passed."""
+        return math.prod(self.shape) * DTYPES[self.dtype].size_bytes
+
+
+class MemoryDemand(NamedTuple):
+    """Device memory of one argument over columns of configurations."""
+
+    name: str
+    shape: tuple[Column, ...]
+    element_bytes: int
+    is_workspace: bool
+
+    @property
+    def min_extent(self) -> int:
+        """Smallest valid extent; a workspace may be empty."""
+        return 0 if self.is_workspace else 1
+
+    @property
+    def size_bytes(self) -> Any:
+        """Size in bytes as float64, as products of absurd extents exceed 64 bits; negative extents count as 0."""
+        extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in self.shape]
+        return reduce(operator.mul, extents, float(self.element_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayArgument(ArgumentKind):
+    """A device array: a buffer of the caller's, or a workspace.
+
+    Attributes
+    ----------
+    shape
+        Extents over sizes and flags; those of a workspace over parameters and ``device.*``, too.
+    """
+
+    name: str
+    dtype: ElementType
+    shape: tuple[Expression, ...]
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """The extents."""
+        return self.shape
+
+    def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
+        """Return the name of the element type for a problem of the given dtype, sizes and flags."""
+        return self.dtype.of(problem_dtype, names)
+
+    def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
+        """Return the number of elements along each axis at the given sizes and flags."""
+        return tuple(int(extent.value(names)) for extent in self.shape)
+
+    def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
+        """Return the size of the array in every configuration."""
+        element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
+        return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, self.is_workspace)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the kernel writes it."""
+        return True
+
+    @property
+    def is_workspace(self) -> bool:
+        """Whether a launch allocates it."""
+        return not self.is_given
 
 
 def canonical_texts(expressions: Sequence[Expression]) -> list[str]:
@@ -735,7 +810,7 @@ class TensorMapArgument(ArgumentKind):
     """
 
     name: str
-    buffer: BufferArgument | WorkspaceArgument
+    buffer: ArrayArgument
     box: tuple[Expression, ...]
     element_strides: tuple[Expression, ...]
     swizzle_bytes: Expression
@@ -745,7 +820,7 @@ class TensorMapArgument(ArgumentKind):
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ tensor_map = "A", box = [...], swizzle_bytes = ..., ... }``."""
         table.allow(("tensor_map", "box", "element_strides", "swizzle_bytes", "l2_promotion_bytes"))
-        known: dict[str, BufferArgument | WorkspaceArgument] = {**scope.buffers, **scope.workspaces}
+        known: dict[str, ArrayArgument] = {**scope.buffers, **scope.workspaces}
         buffer = _named_array(table, "tensor_map", known, "buffer or workspace")
         target, rank = buffer.name, len(buffer.shape)
         for dtype in _element_types(buffer, scope):
@@ -885,7 +960,7 @@ class TextureArgument(ArgumentKind):
     """A ``cudaTextureObject_t`` over a buffer: linear memory of one axis, or rows of two."""
 
     name: str
-    buffer: BufferArgument
+    buffer: ArrayArgument
     filter: Filter
     address: AddressMode
     read: ReadMode
@@ -991,6 +1066,6 @@ def _named_array(table: Table, entry: str, known: Mapping[str, _Array], what: st
     return known[target]
 
 
-def _element_types(buffer: BufferArgument | WorkspaceArgument, scope: ArgumentScope) -> Iterator[str]:
+def _element_types(buffer: ArrayArgument, scope: ArgumentScope) -> Iterator[str]:
     """Return the names of all types that the array's elements can have."""
     return chain.from_iterable(scope.problem.dtypes if one == PROBLEM_DTYPE else (one,) for one in buffer.dtype.names)

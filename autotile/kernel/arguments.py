@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
@@ -32,12 +31,11 @@ from autotile.kernel.argument_kind import (
     PROBLEM_DTYPE,
     ArgumentKind,
     ArgumentScope,
-    Column,
-    ElementType,
-    Evaluate,
+    ArrayArgument,
     StructArgument,
     TensorMapArgument,
     TextureArgument,
+    Workspace,
     canonical_texts,
     known_type,
     parse_element_type,
@@ -399,47 +397,9 @@ _Text = TypeVar("_Text", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
-class Workspace:
-    """A workspace of known shape and element type."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    zeroed: bool
-
-    @property
-    def size_bytes(self) -> int:
-        """Size in bytes; 0 if a null pointer is passed."""
-        return math.prod(self.shape) * DTYPES[self.dtype].size_bytes
-
-
-class MemoryDemand(NamedTuple):
-    """Device memory of one argument over columns of configurations."""
-
-    name: str
-    shape: tuple[Column, ...]
-    element_bytes: int
-    is_workspace: bool
-
-    @property
-    def min_extent(self) -> int:
-        """Smallest valid extent; a workspace may be empty."""
-        return 0 if self.is_workspace else 1
-
-    @property
-    def size_bytes(self) -> Any:
-        """Size in bytes as float64, as products of absurd extents exceed 64 bits; negative extents count as 0."""
-        extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in self.shape]
-        return reduce(operator.mul, extents, float(self.element_bytes))
-
-
-@dataclass(frozen=True, slots=True)
-class BufferArgument(ArgumentKind):
+class BufferArgument(ArrayArgument):
     """A device array that the caller passes."""
 
-    name: str
-    dtype: ElementType
-    shape: tuple[Expression, ...]
     access: Access
     init: str
     """Content in tuning: a name of `autotile.kernel.inputs.NAMED`, or the text of ``content``."""
@@ -519,19 +479,6 @@ class BufferArgument(ArgumentKind):
         """Whether the kernel writes it."""
         return self.access != "in"
 
-    @property
-    def expressions(self) -> tuple[Expression, ...]:
-        """The extents."""
-        return self.shape
-
-    def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
-        """Return the name of the element type for a problem of the given dtype, sizes and flags."""
-        return self.dtype.of(problem_dtype, names)
-
-    def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
-        """Return the number of elements along each axis at the given sizes and flags."""
-        return tuple(int(extent.value(names)) for extent in self.shape)
-
     def array_shape(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the shape of the array that holds the elements: the components of vectors are its last axis."""
         dtype = DTYPES.get(self.dtype.of("", names))  # the problem's type, which "" stands for, is no vector
@@ -540,11 +487,6 @@ class BufferArgument(ArgumentKind):
     def size_bytes(self, problem_dtype: str, names: Mapping[str, Value]) -> int:
         """Return the size of the array in bytes."""
         return math.prod(self.extents(names)) * DTYPES[self.element_type(problem_dtype, names)].size_bytes
-
-    def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
-        """Return the size of the array in every configuration."""
-        element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
-        return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,7 +585,7 @@ class ScalarArgument(ArgumentKind):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceArgument(ArgumentKind):
+class WorkspaceArgument(ArrayArgument):
     """Device memory that a launch needs for itself and that the caller never sees.
 
     Attributes
@@ -655,9 +597,6 @@ class WorkspaceArgument(ArgumentKind):
         undefined.
     """
 
-    name: str
-    dtype: ElementType
-    shape: tuple[Expression, ...]
     zeroed: bool
     is_passed: bool = True
     """Whether the kernel takes its address; False for one that is accessed through a tensor map or struct only."""
@@ -678,27 +617,9 @@ class WorkspaceArgument(ArgumentKind):
         meaning = {"workspace": self.name, "dtype": str(self.dtype), "shape": shape, "zeroed": self.zeroed}
         return meaning if self.is_passed else {**meaning, "pass": False}
 
-    @property
-    def expressions(self) -> tuple[Expression, ...]:
-        """The extents."""
-        return self.shape
-
-    def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
-        """Return the name of the element type for a problem of the given dtype, sizes and flags."""
-        return self.dtype.of(problem_dtype, names)
-
-    def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
-        """Return the number of elements along each axis, given the value of every name."""
-        return tuple(int(extent.value(names)) for extent in self.shape)
-
     def workspace(self, problem_dtype: str, names: Mapping[str, Value]) -> Workspace:
         """Return the workspace of a configuration, given the value of every name."""
         return Workspace(self.name, self.element_type(problem_dtype, names), self.extents(names), self.zeroed)
-
-    def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
-        """Return the size of the workspace in every configuration."""
-        element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
-        return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=True)
 
 
 Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument | StructArgument | TextureArgument

@@ -13,8 +13,8 @@ from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError, listing, nearest
-from autotile.kernel.argument_kind import StructValue, TensorMap, Texture
-from autotile.kernel.arguments import Argument, BufferArgument, Workspace, WorkspaceArgument, scalar_value
+from autotile.kernel.argument_kind import StructValue, TensorMap, Texture, Workspace
+from autotile.kernel.arguments import Argument, BufferArgument, WorkspaceArgument, scalar_value
 from autotile.kernel.expressions import Expression, Kind
 from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, is_entry
 from autotile.kernel.table import Table, describe

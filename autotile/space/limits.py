@@ -20,8 +20,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
-from autotile.kernel.argument_kind import Column, Evaluate, Mask, TensorMapDemand, clipped
-from autotile.kernel.arguments import MemoryDemand
+from autotile.kernel.argument_kind import Column, Evaluate, Mask, MemoryDemand, TensorMapDemand, clipped
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason

@@ -33,25 +33,6 @@ class TunedProblem:
     bests: Sequence[StoredBest]
 
 
-@dataclass(frozen=True, slots=True)
-class Retimed:
-    """Outcome of measuring the best configurations of a problem again.
-
-    Attributes
-    ----------
-    result
-        Result of the session; None if every configuration failed for the same reason.
-    fault
-        That reason; empty otherwise.
-    refused
-        Configurations that failed, by `config_key`, with outcome and reason. They are no longer served.
-    """
-
-    result: TuneResult | None
-    fault: str
-    refused: Mapping[str, str]
-
-
 def tuned_problems(
     kernel: Kernel,
     database: str | Path,
@@ -106,7 +87,9 @@ def tuned_problems(
     return list(found.values())
 
 
-def retime(kernel: Kernel, tuned: TunedProblem, served: Config, options: TuneOptions) -> Retimed:
+def retime(
+    kernel: Kernel, tuned: TunedProblem, served: Config, options: TuneOptions
+) -> tuple[TuneResult | None, str, Mapping[str, str]]:
     """Check and time the best configurations of a problem and the default in one session.
 
     The session's winner becomes the best result of its study. Configurations that fail are refused in every study of
@@ -120,6 +103,15 @@ def retime(kernel: Kernel, tuned: TunedProblem, served: Config, options: TuneOpt
         Configuration that is served for the problem.
     options
         Options of the session, its database included; those that select configurations are fixed here.
+
+    Returns
+    -------
+    result
+        Result of the session; None if every configuration failed for the same reason.
+    fault
+        That reason; empty otherwise.
+    refused
+        Configurations that failed, by `config_key`, with outcome and reason. They are no longer served.
 
     Raises
     ------
@@ -147,7 +139,7 @@ def retime(kernel: Kernel, tuned: TunedProblem, served: Config, options: TuneOpt
         result = session.tune(kernel, tuned.problem, read_settings(), chosen)
     except InputError as error:  # every configuration fails for the same reason
         fault = str(error)
-    return Retimed(result, fault, _refuse_failed(tuned, candidates, database))
+    return result, fault, _refuse_failed(tuned, candidates, database)
 
 
 def _candidates(tuned: TunedProblem, served: Config, database: str | Path) -> list[Config]:

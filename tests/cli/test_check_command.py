@@ -108,7 +108,9 @@ def test_a_person_reads_the_verdict_first(answer):
 
 def test_a_kernel_from_python_is_judged_too(monkeypatch, scale_toml, tmp_path, device):
     (tmp_path / "mine.cu").write_text("// rewritten")
-    monkeypatch.setattr(judging, "judge", lambda _, __, problem, **___: CandidateCheck(problem, device, trial(), trial(), None, 75))
+    monkeypatch.setattr(
+        judging, "judge", lambda _, __, problem, **___: CandidateCheck(problem, device, trial(), trial(), None, 75)
+    )
     found = autotile.check(tmp_path / "mine.cu", autotile.kernel(scale_toml.with_suffix(".cu"), "scale", **SCALE))
     assert found.verdict == "right"
     assert repr(found).endswith("for scale n=4096 float32 on NVIDIA H200 (profile): right, 5.000 us>")
