@@ -208,7 +208,7 @@ def verify(
         forget_served()  # the next look-up reads the database again
         after = _served(kernel, tuned.problem, options)
         refusal = refused.get(config_key(before.config), "")
-        problems.append(_compare(tuned.problem, before, after, result, refusal, fault))
+        problems.append(_compare(tuned.problem, before, after, result, refusal=refusal, fault=fault))
     return VerifyResult(tuple(problems))
 
 
@@ -318,7 +318,7 @@ def _served(kernel: KernelName, problem: Problem, options: TuneOptions) -> Bound
 
 
 def _compare(
-    problem: Problem, before: BoundKernel, after: BoundKernel, result: TuneResult | None, refusal: str, fault: str
+    problem: Problem, before: BoundKernel, after: BoundKernel, result: TuneResult | None, *, refusal: str, fault: str
 ) -> VerifiedProblem:
     is_tuned = after.tier != "default"
     return VerifiedProblem(
