@@ -168,6 +168,8 @@ if TYPE_CHECKING:
     from autotile.report.survey import Survey as Survey
     from autotile.report.text_plots import StudyPlot as StudyPlot
     from autotile.search.importance import Effect as Effect
+    from autotile.search.importance import ParameterEffects as ParameterEffects
+    from autotile.search.importance import Threshold as Threshold
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
     from autotile.serving.choice import Compared as Compared
@@ -187,8 +189,6 @@ if TYPE_CHECKING:
     from autotile.tuning.operation_result import TunedContender as TunedContender
     from autotile.tuning.options import FamilyPlan as FamilyPlan
     from autotile.tuning.options import TuneOptions as TuneOptions
-    from autotile.tuning.parameter_effects import ParameterEffects as ParameterEffects
-    from autotile.tuning.parameter_effects import Threshold as Threshold
     from autotile.tuning.pipeline import Load as Load
     from autotile.tuning.progress_state import Place as Place
     from autotile.tuning.progress_state import Progress as Progress
@@ -393,7 +393,7 @@ _NAMES = {
         "UnmatchedStudy",
         "compare",
     ),
-    "search.importance": ("Effect",),
+    "search.importance": ("Effect", "ParameterEffects", "Threshold"),
     "report.failures": ("FailureGroup",),
     "report.live_server": ("watch",),
     "report.text_plots": ("StudyPlot",),
@@ -422,10 +422,6 @@ _NAMES = {
         "TunedContender",
     ),
     "tuning.options": ("FamilyPlan", "TuneOptions"),
-    "tuning.parameter_effects": (
-        "ParameterEffects",
-        "Threshold",
-    ),
     "tuning.pipeline": ("Load",),
     "tuning.progress_state": ("Place", "Progress"),
     "tuning.recorder": ("Recorded",),

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.api.progress import observing
-from autotile.api.targets import check_device_index, models_of, sizes_notice
+from autotile.api.targets import check_gpu, forget_served, served_so_far, sizes_notice
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import split_objectives
-from autotile.cuda.driver import device_count
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
-from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
 from autotile.serving.shelf import model_of
 from autotile.settings import read_settings, user_path
@@ -198,34 +196,3 @@ def _libraries_of(operation: Operation, problem: Problem, *, is_present: bool) -
         for library in libraries_for(operation, is_present=is_present)
         if computes(library, operation, problem) and (is_present or library.call is None)
     ]
-
-
-def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:
-    """Return the configuration that is served for a problem before it is tuned, unless it is the default.
-
-    It is left out in replay, with a scheduler, and if the options exclude earlier results or name the configurations to
-    try.
-    """
-    excluded = options.fresh or not options.transfer or options.only is not None or bool(options.scheduler)
-    if excluded or options.replay is not None or device_count() == 0:
-        return None
-    location = options.database or read_settings().database
-    try:
-        served = find_best_result(kernel, problem.dtype, options.device_index, location, problem.sizes)
-    except InputError:  # the session reports it
-        return None
-    return dict(served.config) if served.tier != "default" else None
-
-
-def check_gpu(options: TuneOptions) -> None:
-    """Raise if a selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
-    if options.scheduler:
-        return
-    for index in (options.device_index, *options.devices) if options.replay is None else ():
-        if index > 0:
-            check_device_index(index)
-    if options.replay is None and len(options.devices) > 1 and len(models := models_of(options.devices)) > 1:
-        raise InputError(
-            f"the GPUs are of {len(models)} models, whose times are studies of their own; name those of one, such as "
-            f"{','.join(map(str, models[0]))}, or use a plan, which tunes for each"
-        )

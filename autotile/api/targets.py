@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -20,7 +21,8 @@ from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
-from autotile.settings import user_path
+from autotile.settings import read_settings, user_path
+from autotile.tuning.options import TuneOptions
 
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
@@ -359,3 +361,43 @@ def resolve_served_device(device: int | str | None) -> int | str | None:
             raise
         return device  # may name a GPU of stored results
     return index if index is not None else str(device)
+
+
+def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:
+    """Return the configuration that is served for a problem before it is tuned, unless it is the default.
+
+    It is left out in replay, with a scheduler, and if the options exclude earlier results or name the configurations to
+    try.
+    """
+    excluded = options.fresh or not options.transfer or options.only is not None or bool(options.scheduler)
+    if excluded or options.replay is not None or device_count() == 0:
+        return None
+    from autotile.serving.dispatcher import find_best_result  # not in replay
+
+    location = options.database or read_settings().database
+    try:
+        served = find_best_result(kernel, problem.dtype, options.device_index, location, problem.sizes)
+    except InputError:  # the session reports it
+        return None
+    return dict(served.config) if served.tier != "default" else None
+
+
+def check_gpu(options: TuneOptions) -> None:
+    """Raise if a selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
+    if options.scheduler:
+        return
+    for index in (options.device_index, *options.devices) if options.replay is None else ():
+        if index > 0:
+            check_device_index(index)
+    if options.replay is None and len(options.devices) > 1 and len(models := models_of(options.devices)) > 1:
+        raise InputError(
+            f"the GPUs are of {len(models)} models, whose times are studies of their own; name those of one, such as "
+            f"{','.join(map(str, models[0]))}, or use a plan, which tunes for each"
+        )
+
+
+def forget_served() -> None:
+    """Let the next look-up of a kernel read the database again, if this process has looked one up."""
+    dispatcher = sys.modules.get("autotile.serving.dispatcher")
+    if dispatcher is not None:
+        dispatcher.forget_served()

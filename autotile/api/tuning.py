@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotile.api.keywords import read_keywords
-from autotile.api.operation_tuning import check_gpu, served_so_far, tune_operation, tune_operation_family
 from autotile.api.progress import observing
-from autotile.api.targets import check_device_index, complete_config, named_operation, open_problem, sizes_notice
+from autotile.api.targets import (
+    check_device_index,
+    check_gpu,
+    complete_config,
+    forget_served,
+    named_operation,
+    open_problem,
+    served_so_far,
+    sizes_notice,
+)
 from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
 from autotile.core.model import Problem
@@ -19,10 +27,8 @@ from autotile.core.objectives import TIME, split_objectives
 from autotile.core.text import Displayed, plural, source_text
 from autotile.database.engine import parse_location
 from autotile.errors import AutotileError, InputError
-from autotile.families.family import Family, extent_text, family_of, parse_family
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings, user_path
 from autotile.tuning import session
 from autotile.tuning.options import FamilyPlan, TuneOptions
@@ -30,6 +36,7 @@ from autotile.tuning.progress_state import Observer
 from autotile.tuning.result import TuneResult
 
 if TYPE_CHECKING:
+    from autotile.families.family import Family
     from autotile.tuning.family_session import FamilyResult
     from autotile.tuning.missed_problems import MissedProblem
     from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
@@ -110,6 +117,8 @@ def tune(
     """
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
     if (operation := named_operation(kernel)) is not None:
+        from autotile.api.operation_tuning import tune_operation
+
         return tune_operation(operation, given, dtype, chosen, observe or progress)
     loaded, problem = open_problem(kernel, given, dtype)
     with observing(observe or progress) as observer:
@@ -180,6 +189,8 @@ def tune_family(
     >>> result.rule.mean_held_out  # doctest: +SKIP
     0.021
     """
+    from autotile.families.family import extent_text, family_of
+
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
     asked = {name: value for name, value in (("points", points), ("max_configs", max_configs)) if value is not None}
     if asked:
@@ -187,6 +198,8 @@ def tune_family(
     if (operation := named_operation(kernel)) is not None:
         if plan is not None:
             raise InputError("a plan is of a kernel's family; of an operation's, trials is the number of problems")
+        from autotile.api.operation_tuning import tune_operation_family
+
         words = [f"{name}={extent_text(name, size)}" for name, size in given.items()]
         return tune_operation_family(operation, words, dtype, chosen, observe or progress)
     loaded = load_kernel(kernel)
@@ -355,6 +368,8 @@ def open_family(kernel: KernelName, words: Sequence[str]) -> tuple[Kernel, Famil
     InputError
         The kernel is unknown, its file is malformed, or the family cannot be read.
     """
+    from autotile.families.family import parse_family
+
     loaded = load_kernel(kernel)
     return loaded, parse_family(loaded.spec, words)
 
@@ -369,6 +384,8 @@ def tune_loaded_family(
     observe: Observer,
 ) -> FamilyResult:
     """Tune a family of a kernel that is already loaded; errors as for `tune_family`."""
+    from autotile.tuning import family_session
+
     problem = resolve_problem(kernel.spec, family.largest, dtype)
     objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
     options = replace(options, objectives=objectives)
@@ -381,8 +398,6 @@ def tune_loaded_family(
     ):
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
     check_gpu(options)
-    from autotile.tuning import family_session
-
     result = family_session.tune_family(
         kernel, family, problem.dtype, read_settings(), options, plan=plan or FamilyPlan(), observe=observe
     )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autotile.core.model import L2Mode, Measurement
-from autotile.core.statistics import contenders, median_interval
+from autotile.core.statistics import DISCARD_RATIO, contenders, median_interval
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 
@@ -214,9 +214,6 @@ def _elapsed_us(start: Any, stop: Any) -> float:
 
 _PROBE_SAMPLES = 3
 _PART_SAMPLES = 5
-DISCARD_RATIO = 1.25
-"""Ratio to the best time above which a probe is discarded. In simulation, 3 samples with this ratio lost no winner at
-0.8 % noise."""
 _TARGET_HALF_WIDTH = 0.005
 _MIN_SAMPLES = 9
 """A distribution-free 95 % interval of the median needs at least six samples; nine give a narrower one."""
@@ -237,11 +234,6 @@ class Timing:
 
     measurement: Measurement
     discarded: bool
-
-
-def discard_reason(best_us: float) -> str:
-    """Return the reason that is recorded for a discarded candidate."""
-    return f"clearly slower than the best so far ({best_us:.4g} us)"
 
 
 class Timer:

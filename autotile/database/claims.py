@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, delete, func, select, text, update
 
 from autotile.core.model import Trial, config_key
-from autotile.database.schema import CLAIMS
-from autotile.database.transactions import Transaction, short_transaction
+from autotile.database.rows import parsed_rows, run_text, stored_trial
+from autotile.database.schema import CLAIMS, TRIALS
 from autotile.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class StudyClaims:
         """Configurations that other sessions have tried since this one began."""
         self.owner = f"{run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
 
-    def take(self, transaction: Transaction, keys: Sequence[str], room: int | None = None) -> Claimed:
+    def take(self, connection: Connection, keys: Sequence[str], room: int | None = None) -> Claimed:
         """Claim configurations, but for those that another session has claimed or tried.
 
         Parameters
@@ -136,55 +136,60 @@ class StudyClaims:
             Number of trials that the study may still begin, by what this session knows; None for any number. What other
             sessions have stored since, and what they claimed before, counts against it.
         """
-        now = self._lock(transaction, _LOCK_UNFLUSHED)
+        now = self._lock(connection, _LOCK_UNFLUSHED)
         mine = {"study": self._study_id, "owner": self.owner, "now": now, "until": now + LEASE_S}
-        if transaction.is_server:
-            where = {**mine, "keys": list(keys), "run": self._run_id, "first": self._looked_at(transaction)}
-            claimed, numbers, newest, found, held_ids = transaction.execute(_CLAIM_AND_LOOK, where)[0]
+        if _is_server(connection):
+            where = {**mine, "keys": list(keys), "run": self._run_id, "first": self._looked_at(connection)}
+            claimed, numbers, newest, found, held_ids = run_text(connection, _CLAIM_AND_LOOK, where)[0]
             granted = dict(zip(claimed, numbers, strict=True))
-            self._note(transaction, newest, found)
+            self._note(connection, newest, found)
         else:
-            granted = {key: row[0] for key in keys for row in transaction.execute(_CLAIM, {**mine, "key": key})}
-            self.look(transaction)  # after the claim: a trial that was stored until then is seen
-            held_ids = [row[0] for row in transaction.execute(_OTHERS, mine)]
+            granted = {key: row[0] for key in keys for row in run_text(connection, _CLAIM, {**mine, "key": key})}
+            self.look(connection)  # after the claim: a trial that was stored until then is seen
+            held_ids = [row[0] for row in run_text(connection, _OTHERS, mine)]
         for key in keys:
-            if key not in granted and (number := self._taken_over(transaction, {**mine, "key": key})) is not None:
+            if key not in granted and (number := self._taken_over(connection, {**mine, "key": key})) is not None:
                 granted[key] = number
         ours: dict[str, bool] = {}
         for key in keys:
             earlier = sum(held_id < granted[key] for held_id in held_ids) if key in granted else 0
             before = len(self._undelivered) + earlier + sum(ours.values())
             ours[key] = key in granted and key not in self._tried and (room is None or before < room)
-        self._release(transaction, [key for key in granted if not ours[key]])
+        self._release(connection, [key for key in granted if not ours[key]])
         return Claimed(tuple(ours[key] for key in keys), list(self._undelivered), len(held_ids))
 
-    def _taken_over(self, transaction: Transaction, claim: Mapping[str, Any]) -> int | None:
+    def _taken_over(self, connection: Connection, claim: Mapping[str, Any]) -> int | None:
         """Take over a claim whose process is gone; return its id."""
-        for (holder,) in transaction.execute(_HOLDER, claim):
+        for (holder,) in run_text(connection, _HOLDER, claim):
             if is_gone(holder):
-                return next((row[0] for row in transaction.execute(_TAKE_OVER, {**claim, "holder": holder})), None)
+                return next((row[0] for row in run_text(connection, _TAKE_OVER, {**claim, "holder": holder})), None)
         return None
 
-    def look(self, transaction: Transaction) -> list[Trial]:
+    def look(self, connection: Connection) -> list[Trial]:
         """Return the trials that other sessions have stored since the last `deliver`."""
-        first = self._looked_at(transaction)
-        newest = transaction.execute(_NEWEST, {})[0][0]
+        first = self._looked_at(connection)
+        newest = run_text(connection, _NEWEST, {})[0][0]
         if newest > first:
             where = {"first": first, "study": self._study_id, "run": self._run_id}
-            self._note(transaction, newest, [row[0] for row in transaction.execute(_NEWS, where)])
+            self._note(connection, newest, [row[0] for row in run_text(connection, _NEWS, where)])
         return list(self._undelivered)
 
-    def _looked_at(self, transaction: Transaction) -> int:
+    def _looked_at(self, connection: Connection) -> int:
         """Return the id after which trials may be new."""
-        return max(self._first_id, self._newest_id - (_LATE_IDS if transaction.is_server else 0))
+        return max(self._first_id, self._newest_id - (_LATE_IDS if _is_server(connection) else 0))
 
-    def _note(self, transaction: Transaction, newest: int, found: Sequence[int]) -> None:
+    def _note(self, connection: Connection, newest: int, found: Sequence[int]) -> None:
         """Take note of the newest id, and of the trials of others that were found after the last look."""
         self._newest_id = max(self._newest_id, newest)
         unseen = [number for number in found if number not in self._seen]
         if not unseen:
             return
-        trials = [one.trial for one in transaction.trials(unseen)]
+        trials = [
+            one.trial
+            for one in parsed_rows(
+                connection, select(TRIALS).where(TRIALS.c.id.in_(unseen)).order_by(TRIALS.c.id), stored_trial
+            )
+        ]
         self._seen.update(unseen)
         self._tried.update(config_key(trial.config) for trial in trials)
         self._undelivered += trials
@@ -211,53 +216,53 @@ class StudyClaims:
         query = select(func.count()).where(CLAIMS.c.study_id == self._study_id, CLAIMS.c.owner != self.owner)
         return int(connection.execute(query).scalar_one())
 
-    def renew(self, transaction: Transaction) -> None:
+    def renew(self, connection: Connection) -> None:
         """Renew the session's leases.
 
         It is a turn of its own, as ending claims is: two transactions that change the same claims in different orders
         would wait for each other, and the server would end one of them with an error.
         """
-        until = self._lock(transaction) + LEASE_S
-        transaction.execute(_RENEW, {"study": self._study_id, "owner": self.owner, "until": until})
+        until = self._lock(connection) + LEASE_S
+        run_text(connection, _RENEW, {"study": self._study_id, "owner": self.owner, "until": until})
 
-    def release_all(self, transaction: Transaction) -> None:
+    def release_all(self, connection: Connection) -> None:
         """End the session's claims."""
-        self._lock(transaction)
-        transaction.execute(_RELEASE_ALL, {"study": self._study_id, "owner": self.owner})
+        self._lock(connection)
+        run_text(connection, _RELEASE_ALL, {"study": self._study_id, "owner": self.owner})
 
-    def release(self, transaction: Transaction, key: str) -> None:
+    def release(self, connection: Connection, key: str) -> None:
         """End the claim of a configuration."""
-        self._release(transaction, [key])
+        self._release(connection, [key])
 
-    def settle(self, transaction: Transaction, keys: Sequence[str]) -> set[str]:
+    def settle(self, connection: Connection, keys: Sequence[str]) -> set[str]:
         """End the claims of configurations that were tried; return those whose trials may be stored.
 
         Not those whose claim was lost if another session has claimed or tried the configuration since.
         """
-        self._lock(transaction)
-        ended = self._release(transaction, keys)
-        return {key for key in keys if key in ended or not self._is_taken_over(transaction, key)}
+        self._lock(connection)
+        ended = self._release(connection, keys)
+        return {key for key in keys if key in ended or not self._is_taken_over(connection, key)}
 
-    def _release(self, transaction: Transaction, keys: Sequence[str]) -> set[str]:
+    def _release(self, connection: Connection, keys: Sequence[str]) -> set[str]:
         """End claims; return those that there were."""
         own = {"study": self._study_id, "owner": self.owner}
-        if transaction.is_server:
-            rows = transaction.execute(_RELEASE_SEVERAL, {**own, "keys": list(keys)}) if keys else ()
+        if _is_server(connection):
+            rows = run_text(connection, _RELEASE_SEVERAL, {**own, "keys": list(keys)}) if keys else ()
         else:
-            rows = [row for key in keys for row in transaction.execute(_RELEASE, {**own, "key": key})]
+            rows = [row for key in keys for row in run_text(connection, _RELEASE, {**own, "key": key})]
         return {row[0] for row in rows}
 
-    def _is_taken_over(self, transaction: Transaction, key: str) -> bool:
+    def _is_taken_over(self, connection: Connection, key: str) -> bool:
         where = {"study": self._study_id, "key": key, "first": self._first_id, "run": self._run_id}
-        return bool(transaction.execute(_HOLDER, where) or transaction.execute(_TRIED, where))
+        return bool(run_text(connection, _HOLDER, where) or run_text(connection, _TRIED, where))
 
-    def _lock(self, transaction: Transaction, statement: str = _LOCK) -> float:
+    def _lock(self, connection: Connection, statement: str = _LOCK) -> float:
         """Let one session at a time claim and store; return the time in seconds since 1970, as `_now` does.
 
         A server's transactions do not see each other's rows before they end. A writer of an SQLite file is alone.
         """
-        if transaction.is_server:
-            return float(transaction.execute(statement, {"kind": _LOCK_KIND, "study": self._study_id})[0][1])
+        if _is_server(connection):
+            return float(run_text(connection, statement, {"kind": _LOCK_KIND, "study": self._study_id})[0][1])
         return time.time()
 
 
@@ -297,8 +302,8 @@ class Renewal:
 
     def _run(self) -> None:
         while not self._ended.wait(LEASE_S / _RENEWALS):
-            with suppress(DatabaseError), short_transaction(self._database, None) as transaction:
-                self._claims.renew(transaction)  # the session meets the same error
+            with suppress(DatabaseError), self._database.writing() as connection:
+                self._claims.renew(connection)  # the session meets the same error
 
 
 def is_gone(owner: str) -> bool:
@@ -309,9 +314,14 @@ def is_gone(owner: str) -> bool:
     return _start_time(int(words[1])) != words[2]
 
 
+def _is_server(connection: Connection) -> bool:
+    """Return whether the database is on a server, where others write too, and each statement is a round trip."""
+    return connection.dialect.name == "postgresql"
+
+
 def _now(connection: Connection) -> float:
     """Return the time in seconds since 1970: a server's own, so that clocks of its clients do not matter."""
-    if connection.dialect.name == "postgresql":
+    if _is_server(connection):
         return float(connection.execute(_SERVER_TIME).scalar_one())
     return time.time()
 

@@ -11,12 +11,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import JSON, Connection, Select, select
 
-from autotile.core.documents import Count, Moment, NonNegative, Whole, convert, storable
+from autotile.core.documents import Count, Moment, NonNegative, Whole, convert, json_text, storable
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
 from autotile.database.schema import TRIALS
 from autotile.database.winners import MEASUREMENT_COLUMNS, RESOURCE_COLUMNS, part_of
@@ -229,10 +230,38 @@ def insert_trial(connection: Connection, row: Mapping[str, Any]) -> int:
     return int(connection.execute(TRIALS.insert().returning(TRIALS.c.id), row).scalar_one())
 
 
+_COLUMNS = [column.name for column in TRIALS.c if not column.primary_key]
+_JSON_COLUMNS = [column.name for column in TRIALS.c if isinstance(column.type, JSON)]
+_INSERT = f"INSERT INTO trials ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
+_PARAMETER = re.compile(r"(?<!:):(\w+)")
+
+
+def run_text(
+    connection: Connection, statement: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> Sequence[tuple[Any, ...]]:
+    """Run a statement with values by their names, ``:name``; return its rows, none of one without ``RETURNING``.
+
+    A session commits several short transactions for each batch of trials. SQLAlchemy's statements would take several
+    times as long as the database itself.
+    """
+    is_server = connection.dialect.name == "postgresql"
+    result = connection.exec_driver_sql(_server_text(statement) if is_server else statement, values)
+    return [tuple(row) for row in result] if result.returns_rows else ()
+
+
+@cache
+def _server_text(statement: str) -> str:
+    """Return a statement with the parameters of PostgreSQL's driver, ``%(name)s``."""
+    return _PARAMETER.sub(r"%(\1)s", statement)
+
+
 def insert_trials(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert trials."""
+    """Insert trials, given by all of their columns but the id."""
     if rows:
-        connection.execute(TRIALS.insert(), rows)
+        encoded = (
+            {name: None if row[name] is None else json_text(row[name]) for name in _JSON_COLUMNS} for row in rows
+        )
+        run_text(connection, _INSERT, [{**row, **cells} for row, cells in zip(rows, encoded, strict=True)])
 
 
 def read_trials(connection: Connection, study_id: int, run_id: int | None, phase: Phase | None) -> list[StoredTrial]:

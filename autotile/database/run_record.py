@@ -23,11 +23,9 @@ from autotile.database.claims import Claimed, Renewal, StudyClaims, forget_dead
 from autotile.database.database import Database
 from autotile.database.engine import DamagedDatabaseError, LostServerError, across_restarts
 from autotile.database.keys import TuningKey
-from autotile.database.merging import copy_missing_rows
-from autotile.database.rows import Phase, insert_trials, trial_row
+from autotile.database.rows import Phase, insert_trials, run_text, trial_row
 from autotile.database.schema import RUNS, TRIALS, now_text
 from autotile.database.studies import ensure_study, finish_run, insert_run
-from autotile.database.transactions import EngineTransaction, Transaction, short_transaction
 from autotile.errors import AutotileError, DatabaseError, RescuedRunError
 
 _COMPARED = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")
@@ -161,7 +159,7 @@ class RunRecord:
         if self._renewal is None:
             self._renewal = Renewal(self._database, self._claims)
         claims, keys = self._claims, [config_key(config) for config in configs]
-        claimed = self._write(lambda transaction: claims.take(transaction, keys, room))
+        claimed = self._write(lambda connection: claims.take(connection, keys, room))
         claims.deliver()
         return claimed
 
@@ -174,7 +172,7 @@ class RunRecord:
         def take_over() -> tuple[list[str], Claimed]:
             with fork_guard.use(), self._database.writing(self._held_connection()) as connection:
                 keys = claims.inherit(connection)
-                return keys, Claimed((), claims.look(EngineTransaction(connection)), claims.count_others(connection))
+                return keys, Claimed((), claims.look(connection), claims.count_others(connection))
 
         found = self._rescuing(lambda: across_restarts(take_over))
         claims.deliver()
@@ -184,15 +182,15 @@ class RunRecord:
         """End the claim of a configuration that is not tried."""
         claims = self._claims
         if claims is not None:
-            self._write(lambda transaction: claims.release(transaction, key))
+            self._write(lambda connection: claims.release(connection, key))
 
-    def _write(self, action: Callable[[Transaction], Result]) -> Result:
+    def _write(self, action: Callable[[Connection], Result]) -> Result:
         """Run a transaction, again if a server restarts meanwhile; an error rescues the run."""
         return self._rescuing(lambda: across_restarts(lambda: self._transact(action)))
 
-    def _transact(self, action: Callable[[Transaction], Result]) -> Result:
-        with fork_guard.use(), short_transaction(self._database, self._held_connection()) as transaction:
-            return action(transaction)
+    def _transact(self, action: Callable[[Connection], Result]) -> Result:
+        with fork_guard.use(), self._database.writing(self._held_connection()) as connection:
+            return action(connection)
 
     def _rescuing(self, action: Callable[[], Result]) -> Result:
         try:
@@ -221,9 +219,9 @@ class RunRecord:
         self._entries += entries
         is_again = False
 
-        def store(transaction: Transaction) -> list[_Entry]:
+        def store(connection: Connection) -> list[_Entry]:
             nonlocal is_again
-            stored = self._append(transaction, entries, is_again=is_again)
+            stored = self._append(connection, entries, is_again=is_again)
             is_again = True  # the connection may be lost after the commit
             return stored
 
@@ -233,17 +231,17 @@ class RunRecord:
                 self._entries.remove(entry)
         self._rescuing(self._database.check_in_place)
 
-    def _append(self, transaction: Transaction, entries: Sequence[_Entry], *, is_again: bool) -> list[_Entry]:
+    def _append(self, connection: Connection, entries: Sequence[_Entry], *, is_again: bool) -> list[_Entry]:
         """Store trials and end their claims; return those that are stored."""
         rows = [one.row(self.study_id, self._run_id) for one in entries]
         if is_again and (
-            stored := [one for one, row in zip(entries, rows, strict=True) if transaction.execute(_STORED, row)]
+            stored := [one for one, row in zip(entries, rows, strict=True) if run_text(connection, _STORED, row)]
         ):
             return stored
         keys = [row["config_key"] for row in rows]
         is_claimed = self._claims is not None and entries[0].phase == "search"
-        mine = self._claims.settle(transaction, keys) if self._claims is not None and is_claimed else set(keys)
-        transaction.insert([row for row, key in zip(rows, keys, strict=True) if key in mine])
+        mine = self._claims.settle(connection, keys) if self._claims is not None and is_claimed else set(keys)
+        insert_trials(connection, [row for row, key in zip(rows, keys, strict=True) if key in mine])
         return [one for one, key in zip(entries, keys, strict=True) if key in mine]
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -372,6 +370,8 @@ class RunRecord:
         try:
             self._database.check_in_place()
         except DatabaseError:  # the open connection is the last that leads to the file
+            from autotile.database.merging import copy_missing_rows
+
             with suppress(DatabaseError, ValueError, TypeError, LookupError):
                 copy_missing_rows(self._database, target)
         target.check_integrity()

@@ -17,9 +17,9 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, Name, Text, Whole, decode_json, encode_json
-from autotile.core.file_names import file_name
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial, Value, config_text
+from autotile.core.text import file_name
 from autotile.database.keys import TuningKey
 from autotile.errors import DataError, RecordingError
 from autotile.exchange.archive import NpzReader, write_npz

@@ -18,8 +18,8 @@ import msgspec
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, Text, decode_json, encode_json, read_regular
-from autotile.core.file_names import file_name
 from autotile.core.model import L2Mode, Problem
+from autotile.core.text import file_name
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
 from autotile.database.winners import ResultDocument, RuleDocument, StoredRule, Winner

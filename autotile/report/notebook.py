@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autotile.errors import InputError
-from autotile.report.theme import figure_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +57,12 @@ class Reported:
         return write_report_of(self.page_content(), output)
 
 
+def _figure(chart: Any, *, dark: bool | None) -> go.Figure:
+    from autotile.report.theme import figure_of  # not for results that are only printed
+
+    return figure_of(chart, dark=dark)
+
+
 class StudyPlots:
     """Charts of a study and a table of its trials, for results that know which study they come from.
 
@@ -101,25 +106,25 @@ class StudyPlots:
         """Draw the best time so far, over trials or seconds, with the outcome of each trial."""
         from autotile.report.session_charts import best_so_far_chart
 
-        return figure_of(best_so_far_chart(self.study_data(), axis), dark=dark)
+        return _figure(best_so_far_chart(self.study_data(), axis), dark=dark)
 
     def plot_finals(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the finalists' times with their intervals; those that cannot be told apart are marked."""
         from autotile.report.charts import finals_chart
 
-        return figure_of(finals_chart(self.study_data()), dark=dark)
+        return _figure(finals_chart(self.study_data()), dark=dark)
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Draw what limits the best configurations: registers, shared memory, occupancy, spills."""
         from autotile.report.charts import limits_chart
 
-        return figure_of(limits_chart(self.study_data()), dark=dark)
+        return _figure(limits_chart(self.study_data()), dark=dark)
 
     def plot_importance(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the share of each parameter in the differences of the times."""
         from autotile.report.parameter_charts import importance_chart
 
-        return figure_of(importance_chart(self.study_data()), dark=dark)
+        return _figure(importance_chart(self.study_data()), dark=dark)
 
     def plot_time_by_parameter(self, name: str, *, dark: bool | None = None) -> go.Figure:
         """Draw the distribution of the times at each value of a parameter."""
@@ -128,49 +133,49 @@ class StudyPlots:
         study = self.study_data()
         if name not in study.parameters:
             raise InputError(f"there is no parameter {name!r}; there are {', '.join(study.parameters)}")
-        return figure_of(time_by_parameter_chart(study, name), dark=dark)
+        return _figure(time_by_parameter_chart(study, name), dark=dark)
 
     def plot_heat_map(self, x: str | None = None, y: str | None = None, *, dark: bool | None = None) -> go.Figure:
         """Draw the best time at each pair of values of two parameters, by default of those that matter most."""
         from autotile.report.parameter_charts import heat_map_chart
 
-        return figure_of(heat_map_chart(self.study_data(), x, y), dark=dark)
+        return _figure(heat_map_chart(self.study_data(), x, y), dark=dark)
 
     def plot_parallel_coordinates(self, *, dark: bool | None = None) -> go.Figure:
         """Draw each configuration as a line across the parameters; ranges of the axes can be brushed."""
         from autotile.report.parameter_charts import parallel_coordinates_chart
 
-        return figure_of(parallel_coordinates_chart(self.study_data()), dark=dark)
+        return _figure(parallel_coordinates_chart(self.study_data()), dark=dark)
 
     def plot_gates(self, *, dark: bool | None = None) -> go.Figure:
         """Draw how many configurations passed each gate, from all combinations to verified ones."""
         from autotile.report.charts import funnel_chart
 
-        return figure_of(funnel_chart(self.study_data()), dark=dark)
+        return _figure(funnel_chart(self.study_data()), dark=dark)
 
     def plot_failures(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the reasons for which trials failed, most frequent first."""
         from autotile.report.charts import failures_chart
 
-        return figure_of(failures_chart(self.study_data()), dark=dark)
+        return _figure(failures_chart(self.study_data()), dark=dark)
 
     def plot_roofline(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the trials under the ceilings that were measured on this GPU, else those of its datasheet."""
         from autotile.report.charts import roofline_chart
 
-        return figure_of(roofline_chart([self.study_data()]), dark=dark)
+        return _figure(roofline_chart([self.study_data()]), dark=dark)
 
     def plot_front(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the Pareto front of a study with several objectives."""
         from autotile.report.charts import front_chart
 
-        return figure_of(front_chart(self.study_data()), dark=dark)
+        return _figure(front_chart(self.study_data()), dark=dark)
 
     def plot_drift(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the reference kernel's time, the clock and the power over the session."""
         from autotile.report.session_charts import drift_chart
 
-        return figure_of(drift_chart(self.study_data()), dark=dark)
+        return _figure(drift_chart(self.study_data()), dark=dark)
 
 
 def newest_study(database: str, problem: Problem, device: DeviceProperties) -> StudyData:

@@ -7,7 +7,7 @@
 `autotile.search.row_sampler`        `RowSampler`, the base class, and the baseline samplers: uniform, and in order
 `autotile.search.gp_sampler`         `FeasibleGPSampler`, the default: expected improvement under a Gaussian process
 `autotile.search.gaussian_process`   regression, to which observations are added
-`autotile.search.hyperparameters`    their maximum a posteriori fit
+`autotile.search.gaussian_process`    their maximum a posteriori fit
 `autotile.search.surrogate`          the regression, kept up to date with the trials, and its predictions
 `autotile.search.surrogate`             fits that are repeated as trials end
 `autotile.search.history`            rows and results of trials, and their losses

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from optuna.study import StudyDirection
 
 from autotile.search.embedding import CompiledPoints, Rows
-from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparameters, Posterior
+from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparameters, Posterior, fit, informative
 from autotile.search.history import History, losses, standardized
-from autotile.search.hyperparameters import fit, informative
 from autotile.search.transfer import ExpectedSpeeds
 
 _MAX_FITTED = 128

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
 from autotile.search.embedding import Embedding, Rows
-from autotile.search.gaussian_process import Floats, GaussianProcess, one_blas_thread
-from autotile.search.hyperparameters import fit, informative
+from autotile.search.gaussian_process import Floats, GaussianProcess, fit, informative, one_blas_thread
 from autotile.space.search_space import SearchSpace
 
 _MAX_FITTED = 384

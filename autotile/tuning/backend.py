@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,11 +31,11 @@ from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompileFarm, compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import SECOND_SEED, Candidate, Check, Entry, KernelSource, Race, Reading, Workload
-from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
-from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 
 if TYPE_CHECKING:
     from autotile.tuning.problem_queue import Lane
+    from autotile.workers.python_reference import ExpectedFolder
+    from autotile.workers.sanitizer import Finding, Sanitizer
 
 _PROFILE = "h200"
 """Device profile for the checks without a GPU; the built-in recordings are of this GPU."""
@@ -151,6 +151,8 @@ class Backend(ABC):
         Whether `result` is certain not to wait; False where that is not known.
     uses
         What each of several GPUs did so far; empty for one.
+    observe_wait
+        Called with what is waited for beside results, and with an empty text when that is over.
     """
 
     device: DeviceProperties
@@ -162,6 +164,7 @@ class Backend(ABC):
     is_dead: bool = False
     has_result: bool = False
     uses: tuple[GpuUse, ...] = ()
+    observe_wait: Callable[[str], None] = staticmethod(lambda _: None)
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
@@ -284,8 +287,11 @@ class LiveBackend(Backend):
                 opened.callback(expected.close)
             folder = str(expected.path) if expected is not None else ""
             workload = replace(workload_of(kernel, problem, settings, options), reference_folder=folder)
-            tool = find_sanitizer(settings.sanitizer) if options.sanitize else None
-            sanitizer = Sanitizer(workload, tool, _SANITIZER_S) if tool is not None else None
+            sanitizer = None
+            if options.sanitize:
+                from autotile.workers.sanitizer import Sanitizer, find_sanitizer
+
+                sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S)
             gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
             opened.callback(gpu.close)
             device = live_device(options.device_index) if device_count() else None
@@ -380,7 +386,6 @@ def choose_backend(
             return live
     if options.sanitize:
         raise InputError("--sanitize runs the finalists on a GPU, and launches are replayed here; leave it out")
-    from autotile.tuning.gpu_group import GpuGroup
     from autotile.tuning.replay import ReplayBackend, SimulatedGpu, open_recording, replay_notice
 
     try:
@@ -391,6 +396,8 @@ def choose_backend(
     notice = replay_notice(recording, options)
     if len(options.devices) < 2:
         return ReplayBackend(recording, notice)
+    from autotile.tuning.gpu_group import GpuGroup
+
     simulated = [SimulatedGpu(recording, notice, uuid=f"simulated-{index}") for index in options.devices]
     return GpuGroup(simulated, options.run_deadline_s)
 
@@ -471,9 +478,13 @@ def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> E
 
     Without a reference, the folder takes the outputs on which configurations agree.
     """
+    if kernel.reference_function is None and not kernel.spec.reference.is_agreement:
+        return None
+    from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
+
     spec = with_captured_call(kernel.spec, Path(options.captured)) if options.captured else kernel.spec
     if kernel.reference_function is None:
-        return ExpectedFolder(spec, problem.dtype) if spec.reference.is_agreement else None
+        return ExpectedFolder(spec, problem.dtype)
     inputs = [
         InputSet(sizes, seed, check=check)
         for given, seed, check in (

@@ -28,7 +28,6 @@ from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.tuning.backend import Backend
 from autotile.tuning.scoring import Scorer
 from autotile.workers.jobs import INPUTS_STAGE, SECOND_SEED, Candidate, Check, Entry, Race, Reading
-from autotile.workers.sanitizer import ToolResult
 
 _RACE_S = 3.0
 """GPU time of the whole race, in seconds, which bounds the number of rounds."""
@@ -271,11 +270,11 @@ class FinalistChecks:
         found = self._backend.sanitize(self._candidates)
         for index, findings in enumerate(found):
             self.sanitized[index] = tuple(finding.tool for finding in findings if finding.passed)
-            faults = [finding for finding in findings if finding.result is ToolResult.FAILED]
+            faults = [finding for finding in findings if finding.failed]
             if faults:
                 outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
                 self.refuse(index, outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize")
-        unchecked = [finding for findings in found for finding in findings if finding.result is ToolResult.UNCHECKED]
+        unchecked = [finding for findings in found for finding in findings if not (finding.passed or finding.failed)]
         if unchecked:
             self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,9 @@ from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.backend import Backend, Finished, GpuUse, scaled
 from autotile.workers.jobs import Candidate, Check, Race, Reading
-from autotile.workers.sanitizer import Finding
+
+if TYPE_CHECKING:
+    from autotile.workers.sanitizer import Finding
 
 _T = TypeVar("_T")
 
@@ -100,8 +102,6 @@ class GpuGroup(Backend):
     ----------
     device, source, notice
         Those of the first GPU.
-    observe_wait
-        Called with what the session begins to wait for beside results, and with an empty text when that is over.
     """
 
     _passing: tuple[type[WorkerError], ...] = ()
@@ -110,7 +110,6 @@ class GpuGroup(Backend):
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]
         self.device, self.source, self.notice = first.device, first.source, first.notice
-        self.observe_wait: Callable[[str], None] = lambda _: None
         self._deadline_s = deadline_s
         lock = threading.RLock()
         self._changed = threading.Condition(lock)

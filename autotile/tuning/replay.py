@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.model import GPU_SCALE, L2Mode, Outcome, Problem
 from autotile.core.objectives import ENERGY, ERROR
-from autotile.cuda.timing import DISCARD_RATIO, discard_reason
+from autotile.core.statistics import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, RecordingError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording

@@ -19,12 +19,12 @@ from autotile.errors import InputError
 from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
 from autotile.tuning.backend import GpuUse
 from autotile.tuning.finals import Confirmation, Finals
-from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped, TrialLog
 
 if TYPE_CHECKING:
     from autotile.report.study_data import StudyData
+    from autotile.search.importance import ParameterEffects
     from autotile.search.transfer import MisleadingSource  # imports Optuna
 
 _EFFECT_KEYS = ("importance", "thresholds", "insight")

@@ -36,10 +36,7 @@ from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend, gpu_notices
 from autotile.tuning.finals import Confirmation, Finals, choose_finalists, confirm_finals, measured_on
-from autotile.tuning.gpu_group import GpuGroup
-from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import (
     CompiledCandidate,
     GivenCandidates,
@@ -48,7 +45,6 @@ from autotile.tuning.pipeline import (
     Proposer,
     open_compile_pool,
 )
-from autotile.tuning.problem_queue import Lane
 from autotile.tuning.progress_state import Observer, Progress, TimeLeft
 from autotile.tuning.result import TuneResult, measure_drift, newest_trials, pareto_front, write_trace
 from autotile.tuning.scoring import Scorer, session_objective
@@ -68,8 +64,11 @@ from autotile.workers.compile_pool import worker_count
 if TYPE_CHECKING:
     from autotile.database.claims import Claimed
     from autotile.database.database import Database
+    from autotile.search.importance import ParameterEffects
     from autotile.search.search import Search
     from autotile.search.shortlist import Shortlist
+    from autotile.tuning.independent_steps import StepTimes
+    from autotile.tuning.problem_queue import Lane
 
 
 _WAIT_S = 0.1
@@ -221,8 +220,7 @@ class Session:
         self._reported = "starting"
         """Phase that was reported last."""
         self._waiting = ""
-        if isinstance(backend, GpuGroup):
-            backend.observe_wait = self._report_wait
+        backend.observe_wait = self._report_wait
         self._notices = tuple(filter(None, (backend.notice, kernel.spec.reference.notice, *database.notices)))
         from autotile.database.run_record import RunRecord
 
@@ -325,7 +323,7 @@ class Session:
                         self._search()
                     with self._phase("finals"):
                         finals = self._hold_finals()
-                    self._effects = find_parameter_effects(self.space, self.trials)
+                    self._effects = self._find_effects()
                 except KeyboardInterrupt:
                     aborted = True
                 finally:
@@ -416,7 +414,7 @@ class Session:
                 pass
             with self._phase("finals"):
                 finals = self._hold_finals()
-            self._effects = find_parameter_effects(self.space, self.trials)
+            self._effects = self._find_effects()
             result = self._result(finals, interrupted=False)
             self._record.end(result.to_json())
         finally:
@@ -479,7 +477,11 @@ class Session:
 
     def _tune_steps_apart(self) -> bool:
         """Try every setting of steps that share no parameters in common trials; return whether that was all."""
-        groups = independent_groups(self._kernel) if self._backend.source == "cuda" else []
+        if self._backend.source != "cuda" or len(self._kernel.spec.steps) < 2:
+            return False
+        from autotile.tuning.independent_steps import StepTimes, independent_groups
+
+        groups = independent_groups(self._kernel)
         if not groups:
             return False
         self._step_times = times = StepTimes(groups, self.space, self._plan.default, self._options.seed)
@@ -766,6 +768,11 @@ class Session:
         for trial in finals.refused:
             self._record.add(trial, phase="final")
         return finals
+
+    def _find_effects(self) -> ParameterEffects:
+        from autotile.search.importance import find_parameter_effects  # imports SciPy
+
+        return find_parameter_effects(self.space, self.trials)
 
     def _report_finals(self, left_s: float) -> None:
         """Report the finals, at first and wherever what is left of them is not what was reported."""

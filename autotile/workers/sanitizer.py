@@ -177,6 +177,11 @@ class Finding:
         """Whether the tool ran to its end and found nothing."""
         return self.result is ToolResult.PASSED
 
+    @property
+    def failed(self) -> bool:
+        """Whether the tool found a fault of the candidate; it may also not have run to its end."""
+        return self.result is ToolResult.FAILED
+
 
 def find_sanitizer(named: str = "") -> Path:
     """Find compute-sanitizer in ``PATH``, in a CUDA toolkit, or in its wheel.

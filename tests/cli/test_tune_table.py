@@ -10,9 +10,8 @@ from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import Interval
 from autotile.kernel.problem import Workrate
-from autotile.search.importance import Effect
+from autotile.search.importance import Effect, ParameterEffects, Threshold
 from autotile.search.transfer import MisleadingSource
-from autotile.tuning.parameter_effects import ParameterEffects, Threshold
 from autotile.tuning.result import TuneResult
 from autotile.tuning.stopping import Stopped
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotile.core.file_names import file_name
+from autotile.core.text import file_name
 
 HOSTILE = [
     "../x",

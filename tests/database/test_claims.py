@@ -20,7 +20,6 @@ from autotile.database import claims
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.run_record import RunRecord
-from autotile.database.transactions import short_transaction
 
 CONFIGS: list[Config] = [{"BM": number} for number in range(40)]
 Open = Callable[[], RunRecord]
@@ -142,7 +141,7 @@ def test_no_renewal_changes_claims_while_another_transaction_does(
     assert record._claims is not None
     waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
     with Database.open(location) as database:
-        with short_transaction(database, None) as transaction:
+        with database.writing() as transaction:
             record._claims.settle(transaction, [config_key({"BM": 1})])
             renewal = claims.Renewal(database, record._claims)
             try:

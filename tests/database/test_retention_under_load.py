@@ -21,7 +21,6 @@ from autotile.database.keys import TuningKey
 from autotile.database.queries import CHECKS
 from autotile.database.retention import Criteria, clean_database
 from autotile.database.schema import CLAIMS, RUNS, STUDIES, TRIALS
-from autotile.database.transactions import EngineTransaction
 
 Maker = Callable[..., Trial]
 TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
@@ -96,7 +95,7 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     claims = StudyClaims(study, run, 0)
     with shared.writing() as connection:
         connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
-        assert claims.take(EngineTransaction(connection), [config_key({"BM": 2})]).ours == (True,)
+        assert claims.take(connection, [config_key({"BM": 2})]).ours == (True,)
     assert clean_database(shared, None, everything, dry_run=False) == []
     with shared.writing() as connection:
         connection.execute(update(CLAIMS).values(expires_at=0.0))

@@ -1,4 +1,4 @@
-"""The short transactions of a running session store the same as SQLAlchemy does, or nothing."""
+"""Statements that are text store the same as SQLAlchemy's own do, or nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pytest
 from autotile.core.model import Outcome, Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.rows import trial_row
-from autotile.database.schema import now_text
-from autotile.database.transactions import short_transaction
+from autotile.database.rows import insert_trials, trial_row
+from autotile.database.schema import TRIALS, now_text
 from autotile.errors import DatabaseError
 
 
@@ -46,11 +45,10 @@ def test_a_file_holds_the_same_by_either_way(
         ),
     ]
     rows = rows_of(run, *trials)
-    for held in (database.connect(), None):
-        with short_transaction(database, held) as transaction:
-            transaction.insert(rows)
-        if held is not None:
-            held.close()
+    with closing(database.connect()) as held, database.writing(held) as connection:
+        insert_trials(connection, rows)
+    with database.writing() as connection:
+        connection.execute(TRIALS.insert(), rows)
     path = database.path
     assert path is not None
     with closing(sqlite3.connect(path)) as connection:
@@ -64,8 +62,8 @@ def test_nothing_of_a_transaction_that_fails_is_stored(
 ) -> None:
     rows = rows_of(run, measured({"BM": 1}, 10.0))
     with closing(database.connect()) as held:
-        with pytest.raises(DatabaseError, match="NOT NULL"), short_transaction(database, held) as transaction:
-            transaction.insert([*rows, {**rows[0], "outcome": None}])
-        with short_transaction(database, held) as transaction:  # the connection is as good as before
-            transaction.insert(rows)
+        with pytest.raises(DatabaseError, match="NOT NULL"), database.writing(held) as connection:
+            insert_trials(connection, [*rows, {**rows[0], "outcome": None}])
+        with database.writing(held) as connection:  # the connection is as good as before
+            insert_trials(connection, rows)
     assert len(database.trials(run["study_id"])) == 1

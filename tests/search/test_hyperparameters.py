@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from autotile.search.hyperparameters import _LENGTH_BOUNDS, _NOISE_BOUNDS, _Likelihood, fit
+from autotile.search.gaussian_process import _LENGTH_BOUNDS, _NOISE_BOUNDS, _Likelihood, fit
 
 
 def test_the_gradient_is_that_of_the_likelihood() -> None:

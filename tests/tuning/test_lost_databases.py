@@ -242,7 +242,7 @@ class TestRescueFile:
 
     def test_no_folder_takes_it(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         recording = bench.record()
-        monkeypatch.setattr(run_record, "insert_trials", _refuse)
+        monkeypatch.setattr(run_record.RunRecord, "_write_run", _refuse)
         with pytest.raises(RescuedRunError, match=r"trials of this session are lost: .* cannot be written") as raised:
             bench.tune(recording, Loss(unlink, 3))
         assert raised.value.rescued == ""

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from autotile.api import operation_tuning as operations_api
+from autotile.api import targets
 from autotile.api import tuning as tuning_api
 from autotile.api.verification import verify
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError
+from autotile.serving import dispatcher
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import read_settings
 from autotile.tuning.missed_problems import assess_misses
@@ -148,9 +149,9 @@ class TestTuningAProblemThatWasServed:
         self, bench: Any, monkeypatch: pytest.MonkeyPatch, tier: str, options: Any, expected: Config | None
     ) -> None:
         seen: list[TuneOptions] = []
-        monkeypatch.setattr(operations_api, "device_count", lambda: 1)
+        monkeypatch.setattr(targets, "device_count", lambda: 1)
         monkeypatch.setattr(tuning_api, "check_gpu", lambda _: None)
-        monkeypatch.setattr(operations_api, "find_best_result", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
+        monkeypatch.setattr(dispatcher, "find_best_result", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
         monkeypatch.setattr(tuning_api.session, "tune", lambda *arguments: seen.append(arguments[3]))
         tuning_api.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
         assert seen[0].served == expected

@@ -10,8 +10,8 @@ import pytest
 
 from autotile.core.model import Config, LaunchGeometry, Measurement, Outcome, Trial
 from autotile.kernel.spec import Parameter
+from autotile.search.importance import ParameterEffects, find_parameter_effects
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 
 PARAMETERS = (
     Parameter("BM", (32, 64, 128, 256)),
