@@ -14,7 +14,7 @@ CEILING = 90
 PROGRAM = """
 import sys
 import autotile
-options = autotile.TuneOptions(trials=12, replay=sys.argv[2], workers=1)
+options = autotile.TuneOptions(trials=12, sampler="feasible", replay=sys.argv[2], workers=1)
 result = autotile.tune(sys.argv[1], options=options, progress=False)
 assert result.winner is not None
 found = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
