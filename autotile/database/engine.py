@@ -222,7 +222,15 @@ def parse_location(location: str | Path) -> Location:
         raise DatabaseError(f"{malformed}; {_EXPECTED_LOCATION}") from None
     backend = url.get_backend_name()
     if backend == "sqlite":
-        if not url.database or url.host or url.username or url.password or looks_like_url(url.database):
+        is_credential = "@" in text.partition("?")[2]  # of a misspelt URL, whose password would pass for a path
+        if (
+            not url.database
+            or url.host
+            or url.username
+            or url.password
+            or looks_like_url(url.database)
+            or is_credential
+        ):
             raise DatabaseError(f"{malformed}; {_EXPECTED_LOCATION}")
         return _file_path(url.database)
     if backend not in ("postgresql", "postgres"):

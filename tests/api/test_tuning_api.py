@@ -92,6 +92,7 @@ class TestTune:
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 2)
         monkeypatch.setattr("autotile.api.targets.live_device", lambda number: gpus[number])
         chosen: list[int] = []
+        monkeypatch.setattr(tuning, "served_so_far", lambda *_: None)
         monkeypatch.setattr(tuning.session, "tune", lambda *given: chosen.append(given[3].device_index))
         autotile.tune(scale_toml, n=4, device=device)
         assert chosen == [index]

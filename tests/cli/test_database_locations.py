@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import autotile
@@ -115,6 +115,7 @@ _MISSPELT = st.one_of(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(location=_MISSPELT)
+@example(location=f"sqlite:///team.db@:{SECRET}?@h")
 def test_no_misspelling_shows_the_password(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, location: str
 ) -> None:

@@ -332,6 +332,7 @@ class TestDevice:
             indices.append(options.device_index)
             raise WorkerError("no GPU at all")
 
+        monkeypatch.setattr(tuning, "served_so_far", lambda *_: None)
         monkeypatch.setattr(tuning.session, "tune", session)
         monkeypatch.setattr("autotile.tuning.recorder.record", session)
         return indices
