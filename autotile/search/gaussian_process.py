@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -14,25 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from autotile.settings import variable_set
 
-@contextmanager
-def _idle_threads_that_sleep() -> Iterator[None]:
-    """Let OpenBLAS, if it is loaded here, put its idle threads to sleep after 2 ** 4 clock cycles instead of 2 ** 26.
-
-    They are made when SciPy is imported, one a core, and spun for 0.12 s each on 16 cores, beside the first compilers.
-    """
-    name = "OPENBLAS_THREAD_TIMEOUT"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "4"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-with _idle_threads_that_sleep():
+# OpenBLAS makes a thread a core when SciPy is imported. On 16 cores each of them then spun for 0.12 s, beside the first
+# compilers, before it went to sleep; now after 2 ** 4 clock cycles instead of 2 ** 26.
+with variable_set("OPENBLAS_THREAD_TIMEOUT", "4"):
     from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtri
     from scipy.special import ndtr
 
