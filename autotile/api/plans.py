@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +25,6 @@ from autotile.core.text import (
     time_text,
 )
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import Database, location_text, open_existing
 from autotile.errors import AutotileError, DatabaseError, InputError
 from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
 from autotile.kernel.library import KernelName, load_kernel
@@ -39,11 +35,10 @@ from autotile.tuning.missed_problems import missed_problems
 from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan, is_done, plan_text, read_plan
-from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
+from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane
 from autotile.tuning.progress_state import Observer, Place, Progress
 from autotile.tuning.result import TuneResult
-from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import worker_count
+from autotile.tuning.schedule import Schedule
 
 State = Literal["tuned", "done", "failed", "left"]
 
@@ -218,16 +213,16 @@ def tune_plan(
     read = plan if isinstance(plan, TuningPlan) else read_plan(user_path(plan, "a plan"))
     with open_lane(options, is_of_one_model=False) as opened:
         lane = opened if opened.devices else Lane((options.device_index,))
-        return _PlanRun(read, options, observe, lane).run()
+        with Schedule.open(read_settings(), options, observe, lane) as schedule:
+            return _PlanRun(read, schedule).run()
 
 
 class _PlanRun:
-    def __init__(self, plan: TuningPlan, options: TuneOptions, observe: Observer, lane: Lane) -> None:
+    def __init__(self, plan: TuningPlan, schedule: Schedule) -> None:
         self._plan = plan
-        self._options = options
-        self._observe = observe
-        self._lane = lane
-        self._models = _models_of(lane, options)
+        self._schedule = schedule
+        self._options, lane = schedule.options, schedule.lane
+        self._models = _models_of(lane, schedule.options)
         self._places = [
             (planned, model.name, partial(model.allows, planned))
             for planned in plan.problems
@@ -241,33 +236,20 @@ class _PlanRun:
                 raise InputError(
                     f"{planned.problem} is to be tuned on {wanted}, and the GPUs of this command are {here}"
                 )
-        self._lock = threading.Lock()
         self._entries: dict[int, PlanEntry] = {}
         self._latest: dict[int, Progress] = {}
-        self._begun = time.monotonic()
 
     def run(self) -> PlanResult:
-        location = self._options.database or str(read_settings().database)
-        Database.open(location).close()  # an error of the database comes first
-        left = [number for number, place in enumerate(self._places) if not self._is_done(number, location, *place[:2])]
-        interrupted = False
-        with WorkerPool(worker_count(self._options.workers)) as worker_pool:
-            jobs = [Job(partial(self._tune, number, worker_pool), self._places[number][2]) for number in left]
-            with closing(run_jobs(jobs, self._lane)) as ended:
-                for _, entry in ended:
-                    if isinstance(entry, Exception):
-                        raise entry
-                    if entry.state == "left" and not self._is_out_of_time:
-                        interrupted = True
-                        if not self._lane.is_parallel:
-                            break
+        left = [number for number, place in enumerate(self._places) if not self._is_done(number, *place[:2])]
+        for _ in self._schedule.run([Job(partial(self._tune, number), self._places[number][2]) for number in left]):
+            pass
         entries = [
             self._entries.get(number) or PlanEntry(planned, gpu_name, "left")
             for number, (planned, gpu_name, _) in enumerate(self._places)
         ]
-        interrupted = interrupted or (len(self._entries) < len(entries) and not self._is_out_of_time)
-        seconds = time.monotonic() - self._begun
-        return PlanResult(self._plan.name, tuple(entries), seconds, interrupted, location_text(location))
+        interrupted = self._schedule.interrupted
+        seconds, location = self._schedule.elapsed_s, self._schedule.database.location
+        return PlanResult(self._plan.name, tuple(entries), seconds, interrupted, location)
 
     @property
     def _is_out_of_time(self) -> bool:
@@ -277,24 +259,23 @@ class _PlanRun:
     def _left_s(self) -> float | None:
         """Time left of the plan's budget, in seconds; None without one."""
         total_s = self._plan.total_budget_s
-        return None if total_s is None else total_s - (time.monotonic() - self._begun)
+        return None if total_s is None else total_s - self._schedule.elapsed_s
 
-    def _is_done(self, number: int, location: str, planned: PlannedProblem, gpu_name: str) -> bool:
+    def _is_done(self, number: int, planned: PlannedProblem, gpu_name: str) -> bool:
         options = planned.options(self._options)
-        with open_existing(location) as database:
-            done = not self._options.fresh and is_done(database, planned, options, gpu_name)
+        done = not self._options.fresh and is_done(self._schedule.database, planned, options, gpu_name)
         if done:
             self._end(number, PlanEntry(planned, gpu_name, "done"))
         return done
 
-    def _tune(self, number: int, worker_pool: WorkerPool, lane: Lane) -> PlanEntry:
+    def _tune(self, number: int, lane: Lane) -> PlanEntry:
         planned, gpu_name, _ = self._places[number]
         options, left_s = lane.options(planned.options(self._options)), self._left_s
         if left_s is not None:
             if left_s <= 0:
                 return self._end(number, PlanEntry(planned, gpu_name, "left"))
             options = replace(options, budget_s=min(left_s, options.budget_s or left_s))
-        begun = time.monotonic()
+        begun_s = self._schedule.elapsed_s
         result: TuneResult | OperationResult | None = None
         reason = ""
         see = partial(self._see, number)
@@ -302,7 +283,7 @@ class _PlanRun:
             if isinstance(planned.target, Operation):
                 result = tune_loaded_operation(planned.target, planned.problem, options, see, lane)
             else:
-                shared = {"worker_pool": worker_pool, "lane": lane}
+                shared = {"worker_pool": self._schedule.worker_pool, "lane": lane}
                 result = tune_problem(planned.target, planned.problem, options, see, **shared)
         except DatabaseError:
             raise  # it concerns all
@@ -310,29 +291,32 @@ class _PlanRun:
             reason = str(error)
         state: State = "failed"
         if result is not None and result.interrupted:
-            state = "left"
+            state, self._schedule.interrupted = "left", True
         elif result is not None and result.winner is not None:
             state = "tuned"
         elif result is not None:
             reason = "no configuration ran"
-        return self._end(number, PlanEntry(planned, gpu_name, state, result, reason, time.monotonic() - begun))
+        return self._end(
+            number, PlanEntry(planned, gpu_name, state, result, reason, self._schedule.elapsed_s - begun_s)
+        )
 
     def _see(self, number: int, progress: Progress) -> None:
-        with self._lock:
-            self._latest[number] = progress
-            ended = len(self._entries)
-            self._observe(progress.within(Place("problem", number + 1, len(self._places), ended)))
+        self._latest[number] = progress
+        self._schedule.observe(progress, Place("problem", number + 1, len(self._places), len(self._entries)))
 
     def _end(self, number: int, entry: PlanEntry) -> PlanEntry:
         """Record what became of a problem; one that was tuned before is not reported."""
-        with self._lock:
-            self._entries[number] = entry
-            last = self._latest.pop(number, None)
+        self._entries[number] = entry
+        last = self._latest.pop(number, None)
         if entry.state != "done":
             problem = entry.planned.problem
-            nothing = Progress("", problem, None, 0, None, 0.0, None, {}, {}, None, Workrate(None, None, problem.dtype))
+            if last is None:  # it failed before its session began
+                last = Progress(
+                    "", problem, None, 0, None, 0.0, None, {}, {}, None, Workrate(None, None, problem.dtype)
+                )
             ending = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}"}.get(entry.state, "left")
-            self._see(number, replace(last or nothing, problem=problem, phase="ended", ending=ending, path=()))
+            place = Place("problem", number + 1, len(self._places), len(self._entries))
+            self._schedule.observe(replace(last, problem=problem, phase="ended", ending=ending, path=()), place)
         return entry
 
 

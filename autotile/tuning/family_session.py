@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Problem, config_key, config_text
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.text import NOTHING, Displayed, device_text, percent_text, plural, sizes_text, time_text
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database.keys import TuningKey, key_of
+from autotile.database.keys import TuningKey, key_of, space_hash
 from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.errors import InputError
-from autotile.families.family import Family, sample_members
-from autotile.families.learning import LearnedRule, TrainingData, learn_rule
-from autotile.families.rule import FamilyRule, RulePoint, Traits, list_features, meet_rules
+from autotile.exchange.recording import RecordingHeader, list_recordings
+from autotile.families.family import Family, sample_members, select_points, select_points_from
+from autotile.families.learning import UNSERVED_LOSS, LearnedRule, TrainingData, learn_rule
+from autotile.families.preference import FINALISTS, MAX_STUDIES, WITH_FINALISTS, Tuned, prefer
+from autotile.families.rule import FamilyRule, RuleConfig, RulePoint, Traits, list_features, meet_rules
 from autotile.kernel.library import Kernel
+from autotile.kernel.problem import check_memory, resolve_problem, size_distance
+from autotile.kernel.spec import KernelSpec
 from autotile.report.notebook import PageContent, Reported
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.space.limits import check_config
-from autotile.tuning.family_study import FamilyMatrix, family_points, losses_without, proposals, read_matrix, union
+from autotile.space.search_space import feasible_space
+from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 from autotile.tuning.options import FamilyPlan, TuneOptions
-from autotile.tuning.problem_queue import Job, Lane, open_lane, run_jobs
-from autotile.tuning.progress_state import Observer, Place, Progress
+from autotile.tuning.problem_queue import Lane
+from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import TuneResult
-from autotile.tuning.session import tune
-from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import worker_count
+from autotile.tuning.schedule import Schedule
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -188,45 +189,28 @@ def tune_family(
     ToolchainError
         As for `autotile.tuning.session.tune`.
     """
-    from autotile.database.database import Database
-
     plan = plan or FamilyPlan()
-    with (
-        open_lane(options) as lane,
-        Database.open(settings.database if options.database is None else options.database) as database,
-        WorkerPool(worker_count(options.workers)) as worker_pool,
-    ):
-        points = family_points(kernel, family, dtype, settings, options, count=plan.points, device=lane.device)
-        session = _FamilySession(
-            kernel, family, dtype, settings, options, plan, observe, *points, lane, database, worker_pool
-        )
-        return session.run()
+    with Schedule.open(settings, options, observe) as schedule:
+        points = family_points(kernel, family, dtype, settings, options, count=plan.points, device=schedule.device)
+        return _Spread(kernel, family, dtype, schedule, plan, *points).run()
 
 
 @dataclass
-class _FamilySession:
-    """The state of one family session."""
+class _Spread:
+    """The sessions at the points of a family, and the rule that is learned from them."""
 
     kernel: Kernel
     family: Family
     dtype: str
-    settings: Settings
-    options: TuneOptions
+    schedule: Schedule
     plan: FamilyPlan
-    observe: Observer
     device: DeviceProperties
     points: Sequence[Mapping[str, int]]
-    lane: Lane
-    database: Database
-    worker_pool: WorkerPool
-    _notices: dict[str, None] = field(default_factory=dict)
     _overhead_s: float = _OVERHEAD_S
-    _observing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a session of any thread is observed."""
 
     def run(self) -> FamilyResult:
         """Resume where the last run with the same plan stopped, and go on to the rule."""
-        self._begun = time.monotonic()
+        self.options, self.database = self.schedule.options, self.schedule.database
         stored, document = FamilyStore(self.database).state(self.key, self.family), self._plan_document
         self._progress = stored if stored is not None and stored.plan == document else FamilyState(document)
         self._before_s, resumed = self._progress.seconds, self._progress.tuned
@@ -263,7 +247,7 @@ class _FamilySession:
 
     @property
     def _elapsed_s(self) -> float:
-        return self._before_s + time.monotonic() - self._begun
+        return self._before_s + self.schedule.elapsed_s
 
     def _problem(self, sizes: Mapping[str, int]) -> Problem:
         return Problem(self.kernel.name, sizes, self.dtype)
@@ -275,10 +259,10 @@ class _FamilySession:
         def tune_point(number: int, lane: Lane) -> TuneResult:
             share_s = self._share_s(_TUNING_SHARE, count - number)
             search_s = None if share_s is None else max(share_s - self._overhead_s, _MIN_SEARCH_S)
-            started = time.monotonic()
+            started_s = self.schedule.elapsed_s
             result = self._session("tuning", number, replace(self.options, budget_s=search_s), lane)
             searched_s = sum(result.phases.get(phase, 0.0) for phase in ("start", "search"))
-            self._overhead_s = time.monotonic() - started - searched_s
+            self._overhead_s = self.schedule.elapsed_s - started_s - searched_s
             return result
 
         return self._at_points(range(self._progress.tuned, count), tune_point, "tuned")
@@ -291,19 +275,14 @@ class _FamilySession:
         The points up to the first that is missing count as done when a later run resumes.
         """
         done: set[int] = set()
-        jobs = [Job(partial(run, number)) for number in numbers]
-        with closing(run_jobs(jobs, self.lane)) as ended:
-            for place, result in ended:
-                if isinstance(result, Exception):
-                    raise result
-                if result.interrupted and not self.lane.is_parallel:
-                    return False
-                done |= {numbers[place]} - ({numbers[place]} if result.interrupted else set())
-                finished = next((number for number in numbers if number not in done), numbers[-1] + 1)
-                progress = self._progress
-                is_tuned = counter == "tuned"
-                self._progress = replace(progress, tuned=finished) if is_tuned else replace(progress, measured=finished)
-                self._save()
+        for place, result in self.schedule.run([partial(run, number) for number in numbers]):
+            if not result.interrupted:
+                done.add(numbers[place])
+            finished = next((number for number in numbers if number not in done), numbers[-1] + 1)
+            progress = self._progress
+            is_tuned = counter == "tuned"
+            self._progress = replace(progress, tuned=finished) if is_tuned else replace(progress, measured=finished)
+            self._save()
         return len(done) == len(numbers)
 
     def _measure(self, candidates: Sequence[Config]) -> bool:
@@ -339,29 +318,14 @@ class _FamilySession:
         """Return one point's part of the remaining budget, in seconds; None without a budget."""
         if self.options.budget_s is None:
             return None
-        rounds = math.ceil(left / self.lane.count)
+        rounds = math.ceil(left / self.schedule.lane.count)
         return max((share * self.options.budget_s - self._elapsed_s) / rounds, _MIN_SEARCH_S)
 
     def _session(
         self, phase: Literal["tuning", "measuring"], number: int, options: TuneOptions, lane: Lane
     ) -> TuneResult:
-        problem, count = self._problem(self.points[number]), len(self.points)
-
-        def observe(progress: Progress) -> None:
-            with self._observing:
-                self.observe(progress.within(Place(f"{phase} point", number + 1, count)))
-
-        result = tune(
-            self.kernel,
-            problem,
-            self.settings,
-            lane.options(options),
-            observe,
-            worker_pool=self.worker_pool,
-            lane=lane,
-        )
-        self._notices.update(dict.fromkeys(result.notices))
-        return result
+        place = Place(f"{phase} point", number + 1, len(self.points))
+        return self.schedule.tune(self.kernel, self._problem(self.points[number]), options, lane, place)
 
     def _save(self) -> None:
         self._progress = replace(self._progress, seconds=self._elapsed_s)
@@ -394,7 +358,7 @@ class _FamilySession:
             seconds=self._elapsed_s,
             resumed=resumed,
             database=self.database.location,
-            notices=tuple(self._notices),
+            notices=tuple(self.schedule.notices),
         )
 
 
@@ -425,3 +389,228 @@ def _mean_loss(matrix: FamilyMatrix, config: Config) -> float | None:
         return None
     times_us = matrix.times_us
     return float(np.nanmean(times_us[:, column] / np.nanmin(times_us, axis=1) - 1.0))
+
+
+def family_points(
+    kernel: Kernel,
+    family: Family,
+    dtype: str,
+    settings: Settings,
+    options: TuneOptions,
+    *,
+    count: int,
+    device: DeviceProperties | None = None,
+) -> tuple[DeviceProperties, list[dict[str, int]]]:
+    """Return the device, and the sizes of the problems to tune.
+
+    In replay, the points are selected from the problems of the family that were recorded.
+
+    Parameters
+    ----------
+    kernel, family, dtype, settings, options
+        As for `autotile.tuning.family_session.tune_family`.
+    count
+        Number of points.
+    device
+        The device; None for that of a replay.
+
+    Raises
+    ------
+    InputError
+        The family has no problem that can be tuned, or none that was recorded.
+    """
+    if options.replay not in (None, "auto"):
+        raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
+    if (gpu := device) is not None:
+        return gpu, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, gpu))
+    headers = [entry.header for entry in list_recordings(settings.recording_folders) if entry.header is not None]
+    recorded = [header for header in headers if _belongs_to(header, kernel, dtype, options)]
+    members = [header for header in recorded if header.key.sizes in family]
+    if not members:
+        known = "; ".join(str(header.problem) for header in recorded) or "none"
+        raise InputError(
+            f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is now; "
+            f"recorded are: {known}"
+        )
+    device = next(header.device for header in members if header.device is not None)
+    here = [header.key.sizes for header in members if header.device == device]
+    return replace(device, source="replayed"), select_points_from(family, here, count)
+
+
+def _belongs_to(header: RecordingHeader, kernel: Kernel, dtype: str, options: TuneOptions) -> bool:
+    key = header.key
+    version = (kernel.source_hash, space_hash(kernel.spec))
+    same = (key.kernel, key.dtype, key.l2_mode) == (kernel.name, dtype, options.l2)
+    return same and (key.template_hash, key.space_hash) == version and header.device is not None
+
+
+def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
+    """Return whether a problem fits in the device's memory and any configuration is valid for it."""
+    try:
+        problem: Problem = resolve_problem(spec, sizes, dtype)
+        check_memory(spec, problem, device)
+        return not check_config(spec, spec.default, sizes, device, dtype) or bool(
+            len(feasible_space(spec, sizes, device, dtype))
+        )
+    except InputError:
+        return False
+
+
+_BEST_OF_EACH = 3
+"""Number of configurations that a point proposes: the second best at one point is often the best at its neighbours."""
+_FAULTS = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED, Outcome.TIMED_OUT)
+"""Outcomes that, at any point, exclude a configuration from the rule."""
+
+
+@dataclass(frozen=True)
+class FamilyMatrix:
+    """Measured times of configurations at the points of a family.
+
+    Attributes
+    ----------
+    points
+        Sizes of the problems at which any configuration ran.
+    configs
+        The configurations, each with its compiled resources.
+    measurements
+        Time and its interval in microseconds, shape (points, configurations, 3); NaN where a configuration did not run.
+    proposed_by
+        Whether a point proposed the configuration, shape (points, configurations).
+    """
+
+    points: tuple[Mapping[str, int], ...]
+    configs: tuple[RuleConfig, ...]
+    measurements: NDArray[np.float64]
+    proposed_by: NDArray[np.bool_]
+
+    @property
+    def times_us(self) -> NDArray[np.float64]:
+        """Times in microseconds, shape (points, configurations)."""
+        return np.asarray(self.measurements[:, :, 0])
+
+
+def proposals(database: Database, keys: Sequence[TuningKey]) -> list[list[Config]]:
+    """Return the best few configurations of each point's study, its winner first."""
+    return [_best_of(database, key) for key in keys]
+
+
+def union(proposed: Sequence[Sequence[Config]], default: Config) -> list[Config]:
+    """Return every proposed configuration once, and the default."""
+    found = {config_key(config): config for configs in proposed for config in configs}
+    return list({**found, config_key(default): default}.values())
+
+
+def read_matrix(
+    database: Database, keys: Sequence[TuningKey], proposed: Sequence[Sequence[Config]], configs: Sequence[Config]
+) -> FamilyMatrix:
+    """Read the times of configurations at all points; faulty configurations and points where none ran are left out."""
+    studies = [_newest(database, key) for key in keys]
+    wanted = [config_key(config) for config in configs]
+    usable = [key for key in wanted if not any(_is_faulty(study.get(key)) for study in studies)]
+    kept = [key for key in usable if any(_has_time(study.get(key)) for study in studies)]
+    ran = [number for number, study in enumerate(studies) if any(_has_time(study.get(key)) for key in kept)]
+    by_point = [{config_key(config) for config in proposed[number]} for number in ran]
+    return FamilyMatrix(
+        points=tuple(keys[number].sizes for number in ran),
+        configs=tuple(_compiled(key, studies) for key in kept),
+        measurements=np.array([[_times(studies[number].get(key)) for key in kept] for number in ran]),
+        proposed_by=np.array([[key in found for key in kept] for found in by_point], np.bool_),
+    )
+
+
+def _best_of(database: Database, key: TuningKey) -> list[Config]:
+    study_id = database.find_study(key)
+    if study_id is None:
+        return []
+    winner = [best.trial.config for best in database.best(study_id=study_id)]
+    ran = [trial for trial in _newest(database, key).values() if trial.outcome is Outcome.OK]
+    ordered = [trial.config for trial in sorted(ran, key=lambda trial: trial.time_us or np.inf)]
+    found = {config_key(config): config for config in [*winner, *ordered]}
+    return list(found.values())[:_BEST_OF_EACH]
+
+
+def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:
+    """Return the newest trial of each configuration in a study; a refusal by the finals replaces the search's trial."""
+    study_id = database.find_study(key)
+    if study_id is None:
+        return {}
+    searched = {config_key(trial.config): trial for trial in database.trials(study_id, phase="search")}
+    finals = database.trials(study_id, phase="final")
+    return {**searched, **{config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}}
+
+
+def _is_faulty(trial: Trial | None) -> bool:
+    return trial is not None and trial.outcome in _FAULTS
+
+
+def _has_time(trial: Trial | None) -> bool:
+    return trial is not None and trial.outcome.has_time and trial.measurement is not None
+
+
+def _times(trial: Trial | None) -> tuple[float, float, float]:
+    if trial is None or trial.measurement is None or not trial.outcome.has_time:
+        return np.nan, np.nan, np.nan
+    return trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us
+
+
+def _compiled(key: str, studies: Sequence[Mapping[str, Trial]]) -> RuleConfig:
+    """Return a configuration with its compiled resources at the first point where it ran."""
+    trial = next(study[key] for study in studies if _has_time(study.get(key)))
+    return RuleConfig(trial.config, trial.resources, trial.occupancy.blocks_per_sm if trial.occupancy else 0)
+
+
+def losses_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix) -> list[float]:
+    """Return the loss at each point of what would be served there without a rule, had the point not been tuned.
+
+    This is what serving chooses from the other points: the default, or the one that is estimated to be far faster,
+    unless a result of a near point is expected to be faster still by more than the doubt.
+    """
+    return [_loss_without(spec, device, dtype, matrix, point) for point in range(len(matrix.points))]
+
+
+def _loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix, point: int) -> float:
+    times_us, sizes = matrix.times_us, matrix.points[point]
+    runs = np.isfinite(times_us)
+    configs = [one.config for one in matrix.configs]
+    others = [row for row in range(len(matrix.points)) if row != point]
+    others.sort(key=lambda row: size_distance(matrix.points[row], sizes))
+    known = [
+        column
+        for column in np.flatnonzero(runs[point]).tolist()
+        if matrix.proposed_by[others, column].any() or not matrix.proposed_by[:, column].any()
+    ]
+    base = _untuned(spec, device, dtype, sizes, {column: configs[column] for column in known})
+    studies = []
+    for place, row in enumerate(others[:MAX_STUDIES]):
+        fastest = sorted((column for column in known if runs[row, column]), key=lambda column: times_us[row, column])
+        measured = {config_key(configs[column]): float(times_us[row, column]) for column in fastest}
+        served = fastest[: FINALISTS if place < WITH_FINALISTS else 1]
+        tried = {config_key(configs[column]): configs[column] for column in served}
+        studies.append(Tuned(matrix.points[row], device, tried, measured))
+    if base is None:
+        served_config = next((config for tuned in studies for config in tuned.configs.values()), None)
+    else:
+        found = prefer(spec, sizes, device, base, studies, dtype=dtype)
+        is_displaced = found is not None and found.expectation.is_faster
+        served_config = studies[found.study].configs[found.key] if found is not None and is_displaced else base
+    if served_config is None:
+        return UNSERVED_LOSS
+    column = configs.index(served_config)
+    return float(times_us[point, column] / np.nanmin(times_us[point]) - 1.0)
+
+
+def _untuned(
+    spec: KernelSpec, device: DeviceProperties, dtype: str, sizes: Mapping[str, int], configs: Mapping[int, Config]
+) -> Config | None:
+    """Return what is served where nothing is tuned, among configurations that were measured; None if that is not known.
+
+    Serving estimates the whole space; of the others, the time at the point is not known.
+    """
+    default = next((column for column, config in configs.items() if config == spec.default), None)
+    if default is None:
+        return None
+    columns = [default, *(column for column in configs if column != default)]
+    found = estimate_configs(spec, sizes, device, [configs[column] for column in columns], dtype)
+    if found is None or not found.is_declared or found.time_us[0] < CONFIDENT_FACTOR * found.time_us.min():
+        return configs[default]
+    return configs[columns[int(np.argmin(found.time_us))]]

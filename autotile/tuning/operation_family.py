@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Resources, config_key
-from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.database.learned_store import save_model
 from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_winners
@@ -42,12 +40,10 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import open_compile_pool
 from autotile.tuning.problem_queue import Lane
 from autotile.tuning.progress_state import Observer, Progress
+from autotile.tuning.schedule import Schedule, device_of
 from autotile.tuning.stopping import StopRequest
-from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
-    from autotile.database.database import Database
     from autotile.families.operation_model import OperationModel
 
 _PROBLEMS = 400
@@ -178,20 +174,15 @@ def tune_operation_family(
         NVRTC, CuPy or the driver does not work.
     """
     lane = lane or Lane(options.devices)
-    device = lane.device
-    if device is None and (options.replay is not None or not has_driver() or not device_count()):
+    device = device_of(options, lane)
+    if device is None:
         raise InputError("a family of an operation is measured on a GPU, and there is none here")
-    device = device or live_device(options.device_index)
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    from autotile.database.database import Database
-
-    location = settings.database if options.database is None else options.database
-    with Database.open(location) as database, WorkerPool(worker_count(options.workers)) as worker_pool:
-        farm = lane.cluster.compilers if lane.cluster is not None else None
-        pool = open_compile_pool(settings, options, worker_pool, farm=farm)
-        named = tuple(one for one in libraries if one.call is None)
-        gpu = grid_gpu(lane, worker_pool, options)
-        with closing(pool), closing(gpu):
+    farm = lane.cluster.compilers if lane.cluster is not None else None
+    named = tuple(one for one in libraries if one.call is None)
+    with Schedule.open(settings, options, observe, lane) as schedule:
+        pool = open_compile_pool(settings, options, schedule.worker_pool, farm=farm)
+        with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
             sweep = Sweep(
                 operation,
                 dtype,
@@ -200,26 +191,23 @@ def tune_operation_family(
                 settings=settings,
                 options=options,
                 device=device,
-                database=database,
+                database=schedule.database,
                 compile_pool=pool,
                 gpu=gpu,
             )
-            session = _FamilySweep(operation, family, dtype, kernels, device, options, observe, database, sweep)
-            return session.run()
+            return _Coverage(operation, family, dtype, kernels, device, schedule, sweep).run()
 
 
 @dataclass
-class _FamilySweep:
-    """The state of one run."""
+class _Coverage:
+    """Times at the problems of a family, and the model that is learned from them."""
 
     operation: Operation
     family: Family
     dtype: str
     kernels: Mapping[str, Kernel]
     device: DeviceProperties
-    options: TuneOptions
-    observe: Observer
-    database: Database
+    schedule: Schedule
     sweep: Sweep
     measured: list[SweptProblem] = field(default_factory=list)
     candidates: dict[CandidateKey, SweepCandidate] = field(default_factory=dict)
@@ -229,7 +217,7 @@ class _FamilySweep:
 
     def run(self) -> OperationFamilyResult:
         """Measure, learn, measure what the model proposes, and learn again."""
-        self._begun = time.monotonic()
+        self.options, self.database = self.schedule.options, self.schedule.database
         self._random = np.random.default_rng(self.options.seed)
         count = self.options.trials or 2 * _PROBLEMS
         interrupted = False
@@ -262,7 +250,7 @@ class _FamilySweep:
             candidates=len(self._model.candidates) if losses is not None and self._model is not None else 0,
             losses=losses,
             refused=len(self.sweep.banned),
-            seconds=time.monotonic() - self._begun,
+            seconds=self.schedule.elapsed_s,
             resumed=self._resumed,
             interrupted=interrupted,
             database=self.database.location,
@@ -274,7 +262,7 @@ class _FamilySweep:
 
     def _has_time(self, share: float) -> bool:
         budget_s = self.options.budget_s
-        return budget_s is None or time.monotonic() - self._begun < share * budget_s
+        return budget_s is None or self.schedule.elapsed_s < share * budget_s
 
     def _problems(self, count: int) -> list[tuple[Problem, dict[str, dict[str, int]]]]:
         """Return problems in an order in which the first ones, however many, cover the family evenly."""
@@ -374,14 +362,14 @@ class _FamilySweep:
         self._report("measuring", job.problem)
 
     def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:
-        self.observe(
+        self.schedule.observe(
             Progress(
                 phase=phase,
                 problem=problem,
                 device=self.device,
                 done=len(self.measured),
                 target=None,
-                elapsed_s=time.monotonic() - self._begun,
+                elapsed_s=self.schedule.elapsed_s,
                 budget_s=self.options.budget_s,
                 outcomes={Outcome.OK: self._pairs},
                 gates={},

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 import platform
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Trial
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import plural
-from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.database.studies import CONTEST
@@ -25,19 +23,23 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import Settings
-from autotile.tuning.contest import RacedTrial, hold_contest
-from autotile.tuning.family_study import is_possible
+from autotile.tuning.backend import Backend, LiveBackend, expected_folder, workload_of
+from autotile.tuning.family_session import is_possible
+from autotile.tuning.finals import race_rounds, with_times
 from autotile.tuning.operation_result import ContenderState, OperationResult, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
-from autotile.tuning.problem_queue import Job, Lane, run_jobs
-from autotile.tuning.progress_state import Observer, Place, Progress
+from autotile.tuning.pipeline import Pipeline, open_compile_pool
+from autotile.tuning.problem_queue import Lane
+from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import TuneResult
-from autotile.tuning.session import tune
-from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import worker_count
+from autotile.tuning.schedule import Schedule, device_of
+from autotile.workers.compile_pool import CompilePool
+from autotile.workers.gpu import GPU_WORKER, Gpu
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Race, Reading, Workload
 
 if TYPE_CHECKING:
-    from autotile.database.database import Database
+    from autotile.tuning.cluster.gpus import RemoteGpu
+
 
 Proposal = tuple[str, Config]
 """Name of a kernel, and a configuration."""
@@ -143,9 +145,7 @@ def tune_operation(
     """
     _check_options(options)
     lane = lane or Lane(options.devices)
-    device = lane.device
-    if device is None and options.replay is None and has_driver() and device_count() > 0:
-        device = live_device(options.device_index)
+    device = device_of(options, lane)
     kernels = [
         _Kernel(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
         for member, sizes in operation.fitting(problem, device)
@@ -161,14 +161,8 @@ def tune_operation(
         for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
             if len(fit[name].seeds) < _MAX_SEEDS:
                 fit[name].seeds.append(config)
-    from autotile.database.database import Database
-
-    with (
-        Database.open(settings.database if options.database is None else options.database) as database,
-        WorkerPool(worker_count(options.workers)) as worker_pool,
-    ):
-        given = operation, problem, settings, options, tuple(libraries), served, observe
-        return _OperationSession(*given, kernels, lane, database, worker_pool).run()
+    with Schedule.open(settings, options, observe, lane) as schedule:
+        return _Halving(operation, problem, schedule, tuple(libraries), served, kernels).run()
 
 
 def _check_options(options: TuneOptions) -> None:
@@ -189,30 +183,23 @@ def _check_options(options: TuneOptions) -> None:
 
 
 @dataclass
-class _OperationSession:
-    """The state of one session of an operation."""
+class _Halving:
+    """The rounds of the sessions of an operation's kernels, and the last race."""
 
     operation: Operation
     problem: Problem
-    settings: Settings
-    options: TuneOptions
+    schedule: Schedule
     libraries: tuple[Library, ...]
     served: Served
-    observe: Observer
     kernels: list[_Kernel]
-    lane: Lane
-    database: Database
-    worker_pool: WorkerPool
-    _notices: dict[str, None] = field(default_factory=dict)
     _device: DeviceProperties | None = None
-    _interrupted: bool = False
     _round: int = 0
     _sharing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the sessions of several threads are observed, or take their shares."""
+    """Held while the sessions of several threads take their shares."""
 
     def run(self) -> OperationResult:
         """Share the budget, hold the last race, and store its times."""
-        self._begun = time.monotonic()
+        self.options, self.lane = self.schedule.options, self.schedule.lane
         possible = [one for one in self.kernels if not one.inapplicable]
         self._rounds = math.ceil(math.log2(len(possible))) + 1 if possible else 0
         trials = self.options.trials
@@ -222,12 +209,12 @@ class _OperationSession:
         contenders: list[TunedContender] = []
         try:
             self._share_out(possible)
-            if not self._interrupted:
+            if not self.schedule.interrupted:
                 contenders = self._contest()
         except KeyboardInterrupt:
-            self._interrupted = True
+            self.schedule.interrupted = True
         ran = [one for one in self.kernels if one.best is not None]
-        if not ran and not self._interrupted:
+        if not ran and not self.schedule.interrupted:
             reasons = dict.fromkeys(one.failed or one.inapplicable for one in self.kernels)
             raise InputError(f"no kernel of {self.operation.name} ran for {self.problem}: {'; '.join(reasons)}")
         return self._result(contenders or [self._unraced(one) for one in self.kernels])
@@ -238,8 +225,9 @@ class _OperationSession:
             self._round = number
             is_last = number == self._rounds or len(live) == 1
             self._begin_round(1 if is_last else self._rounds - number + 1, is_last=is_last)
-            self._tune_all(live)
-            if self._interrupted:
+            for _ in self.schedule.run([partial(self._tune, one, len(live) - place) for place, one in enumerate(live)]):
+                pass
+            if self.schedule.interrupted:
                 return
             live = sorted((one for one in live if one.best is not None), key=lambda one: one.time_us)
             if is_last or not live:
@@ -264,43 +252,17 @@ class _OperationSession:
         if self.options.budget_s is not None:
             if self.options.budget_s < _SHORT_S:
                 self._finals = min(self._finals, _FINALISTS)
-            now, end = time.monotonic(), self._begun + self.options.budget_s
-            self._round_end = now + (end - now - self._reserve_s(self._finals)) / left
+            left_s = self.options.budget_s - self.schedule.elapsed_s
+            self._round_end_s = self.schedule.elapsed_s + (left_s - self._reserve_s(self._finals)) / left
         if self._trials_left is not None:
             self._round_trials = self._trials_left // left
             self._trials_left -= self._round_trials
 
-    def _tune_all(self, live: Sequence[_Kernel]) -> None:
-        """Hold the sessions of a round, several at once on several GPUs; nothing is left to do after an interrupt."""
-        jobs = [Job(partial(self._tune, one, len(live) - place)) for place, one in enumerate(live)]
-        begun = 0
-        with closing(run_jobs(jobs, self.lane)) as ended:
-            for _, fault in ended:
-                begun += 1
-                if isinstance(fault, Exception):
-                    raise fault
-                if self._interrupted and not self.lane.is_parallel:
-                    return
-        self._interrupted = self._interrupted or begun < len(jobs)
-
     def _tune(self, one: _Kernel, left: int, lane: Lane) -> None:
         """Hold a session of a kernel with its share of the round, in which so many kernels are left, with this one."""
-        started = time.monotonic()
-
-        def observe(progress: Progress) -> None:
-            with self._sharing:
-                self.observe(progress.within(Place("round", self._round, self._rounds)))
-
+        started_s, place = self.schedule.elapsed_s, Place("round", self._round, self._rounds)
         try:
-            result = tune(
-                one.kernel,
-                one.problem,
-                self.settings,
-                lane.options(self._session_options(one, left)),
-                observe,
-                worker_pool=self.worker_pool,
-                lane=lane,
-            )
+            result = self.schedule.tune(one.kernel, one.problem, self._session_options(one, left), lane, place)
         except (DatabaseError, ToolchainError):
             raise
         except EmptySpaceError as error:
@@ -313,20 +275,18 @@ class _OperationSession:
             one.failed = str(error)
             return
         finally:
-            one.seconds += time.monotonic() - started
+            one.seconds += self.schedule.elapsed_s - started_s
             one.sessions += 1
         self._device = result.device
-        self._notices.update(dict.fromkeys(result.notices))
         one.result, one.tried = result, sum(result.outcomes.values())
         one.best = result.winner
         one.failed = "" if result.winner is not None else "no configuration ran"
-        self._interrupted = self._interrupted or result.interrupted
 
     def _session_options(self, one: _Kernel, left: int) -> TuneOptions:
         budget_s, trials = None, None
         if self.options.budget_s is not None:
             turns = math.ceil(left / self.lane.count)
-            budget_s = max((self._round_end - time.monotonic()) / turns, _MIN_SEARCH_S)
+            budget_s = max((self._round_end_s - self.schedule.elapsed_s) / turns, _MIN_SEARCH_S)
         if self._trials_left is not None:
             with self._sharing:
                 share = max(1, self._round_trials // left)
@@ -360,7 +320,7 @@ class _OperationSession:
         self._round = self._rounds + 1
         if _is_replayed(device):
             if self.libraries:
-                self._notices["launches are replayed: no library can be timed here"] = None
+                self.schedule.notices["launches are replayed: no library can be timed here"] = None
             return self._compared(near, {})
         finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
         try:
@@ -369,14 +329,11 @@ class _OperationSession:
                 self.libraries,
                 self.problem,
                 device=device,
-                settings=self.settings,
-                options=self.options,
-                worker_pool=self.worker_pool,
-                lane=self.lane,
+                schedule=self.schedule,
             )
         except (WorkerError, InputError, ToolchainError) as error:
             text = f"the last race could not be held, and the times of the kernels' own finals are compared: {error}"
-            self._notices[text] = None
+            self.schedule.notices[text] = None
             return self._compared(near, {})
         names = [*(one.name for one in near), *(library.name for library in self.libraries)]
         raced = dict(zip(names, contest, strict=True))
@@ -459,7 +416,7 @@ class _OperationSession:
 
     def _store(self, key: TuningKey, trial: Trial) -> None:
         assert self._device is not None
-        self.database.add_run(
+        self.schedule.database.add_run(
             key,
             [trial],
             sampler=CONTEST,
@@ -473,7 +430,7 @@ class _OperationSession:
         )
 
     def _result(self, contenders: Sequence[TunedContender]) -> OperationResult:
-        assert self._device is not None or self._interrupted
+        assert self._device is not None or self.schedule.interrupted
         if self._device is None:
             raise KeyboardInterrupt  # nothing is known yet
         winner = next((one for one in contenders if one.state == "won"), None)
@@ -483,14 +440,14 @@ class _OperationSession:
             problem=self.problem,
             device=self._device,
             contenders=tuple(contenders),
-            seconds=time.monotonic() - self._begun,
-            interrupted=self._interrupted,
-            database=self.database.location,
+            seconds=self.schedule.elapsed_s,
+            interrupted=self.schedule.interrupted,
+            database=self.schedule.database.location,
             flops=workrate.flops,
             bytes=workrate.bytes,
             unit=workrate.unit,
             passes=workrate.passes,
-            notices=tuple(self._notices),
+            notices=tuple(self.schedule.notices),
         )
 
 
@@ -508,3 +465,147 @@ def _ratio(winner: TunedContender, other: TunedContender, times_us: Mapping[str,
         return None
     first, second = (Interval(m.time_us, m.low_us, m.high_us) for m in measured if m is not None)
     return ratio_of(first, second)
+
+
+_CHECKS = 4
+"""Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
+
+
+Finalist = tuple[Kernel, Problem, Trial]
+"""A kernel with its problem and the trial of its best configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class RacedTrial:
+    """A trial with its time in the race, or its fault, and the times of the rounds in microseconds.
+
+    ``version`` is that of a library on another machine, empty otherwise.
+    """
+
+    trial: Trial
+    times_us: tuple[float, ...]
+    version: str = ""
+
+
+def hold_contest(
+    finalists: Sequence[Finalist],
+    libraries: Sequence[Library],
+    problem: Problem,
+    *,
+    device: DeviceProperties,
+    schedule: Schedule,
+) -> list[RacedTrial]:
+    """Verify and race configurations of several kernels, and libraries, in interleaved rounds.
+
+    Libraries that an operation file names run in the GPU worker. A Python function cannot be sent there; with one, the
+    whole race is held in this process, among candidates that finals have verified.
+
+    Parameters
+    ----------
+    finalists
+        Kernels with their best configurations, one at least.
+    libraries
+        Libraries.
+    problem
+        Problem of the operation.
+    device
+        The device that the kernels were tuned on.
+    schedule
+        Schedule of the sessions; a race on a GPU of a cluster leaves out Python functions.
+
+    Returns
+    -------
+    list of RacedTrial
+        Of the finalists, then of the libraries.
+
+    Raises
+    ------
+    WorkerError
+        The worker died.
+    InputError, ToolchainError
+        The problems do not fit in memory beside one another, or the device does not work.
+    """
+    settings, options = schedule.settings, schedule.options
+    worker_pool, lane = schedule.worker_pool, schedule.lane
+    with ExitStack() as stack:
+        workloads = []
+        for kernel, own_problem, _ in finalists:
+            folder = expected_folder(kernel, own_problem, options)
+            if folder is not None:
+                stack.callback(folder.close)
+            workload = workload_of(kernel, own_problem, settings, options)
+            workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
+        backend: Backend
+        if lane.cluster is not None:
+            backend = stack.enter_context(closing(_remote_gpu(lane, finalists[0], workloads[0], options)))
+        else:
+            gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
+            backend = LiveBackend(gpu, device)
+        with closing(open_compile_pool(settings, options, worker_pool)) as pool:
+            candidates = [_compiled(one, backend, pool) for one in finalists]
+        round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
+        rounds = race_rounds(max(round_us, 1.0))
+        expected_s = 1e-6 * rounds * round_us
+        raced_kernels = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
+        calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
+        raced_libraries = [Entry(library=call, workload=workloads[0]) for call in calls]
+        job = Race((*raced_kernels, *raced_libraries), rounds, options.seed, checks=_CHECKS)
+        own = {library.name: library.call for library in libraries if library.call is not None}
+        if own and lane.cluster is None:
+            gpu.close()
+            if idle := worker_pool.acquire_idle(GPU_WORKER, str(options.device_index)):
+                idle.close()  # frees its memory
+            raced = _race_here(job, own, options)
+        elif lane.cluster is None:
+            raced = gpu.race(job, expected_s=expected_s)
+        else:
+            found = backend.race(job, expected_s)
+            if found is None or len(found) != len(job.entries):
+                raise WorkerError(f"the reply of {backend.uuid} holds no times")
+            raced = found
+    known = [*(trial for _, _, trial in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
+    return [
+        _raced(trial, reading, options, is_elsewhere=lane.cluster is not None)
+        for trial, reading in zip(known, raced, strict=True)
+    ]
+
+
+def _remote_gpu(lane: Lane, first: Finalist, workload: Workload, options: TuneOptions) -> RemoteGpu:
+    from autotile.tuning.cluster.client import RemoteWork  # imports Dask
+    from autotile.tuning.cluster.gpus import free_gpu
+
+    return free_gpu(lane, RemoteWork(first[0].name, workload, options.run_deadline_s))
+
+
+def _compiled(one: Finalist, backend: Backend, pool: CompilePool) -> Candidate:
+    """Return the candidate of a finalist, whose cubin is in the cache unless it was trimmed."""
+    kernel, problem, trial = one
+    compiled = Pipeline(kernel, problem, backend, pool).recompile([trial])
+    if not compiled:
+        raise InputError(f"{kernel.name}: the best configuration does not compile any more")
+    return compiled[0][1]
+
+
+def _race_here(job: Race, own: Mapping[str, Callable[..., Any]], options: TuneOptions) -> list[Reading]:
+    """Hold the race in this process."""
+    from autotile.cuda.toolchain import load_cupy
+    from autotile.workers.bench import Bench
+
+    cuda = load_cupy().cuda
+    readings: list[Reading] = []
+    try:
+        with cuda.Device(options.device_index):
+            Bench(own).run(job, lambda _: None, readings)
+    except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
+        raise WorkerError(f"the race failed: {error}") from None
+    return readings
+
+
+def _raced(trial: Trial, reading: Reading, options: TuneOptions, *, is_elsewhere: bool) -> RacedTrial:
+    if reading.outcome is not Outcome.OK:
+        fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
+        return RacedTrial(fault, ())
+    timed = with_times(trial, reading.rounds_us)
+    assert timed.measurement is not None
+    version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if is_elsewhere else ""
+    return RacedTrial(replace(timed, measurement=replace(timed.measurement, l2=options.l2)), reading.rounds_us, version)

@@ -12,7 +12,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key
@@ -37,6 +37,7 @@ from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
+    from autotile.tuning.cluster.gpus import FreeGpu
 
 _SAMPLE_LIMIT_S = 2e-3
 """GPU time of the samples of a configuration beyond the first nine, in seconds."""
@@ -92,17 +93,7 @@ class _Job(NamedTuple):
     compilations: Sequence[Compiling]
 
 
-class GridGpu(Protocol):
-    """A GPU, here or on another machine."""
-
-    def time(self, job: Time) -> list[Reading]:
-        """Verify and measure entries; as for `autotile.workers.gpu.Gpu.time`."""
-
-    def close(self) -> None:
-        """Release it."""
-
-
-def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> GridGpu:
+def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu | FreeGpu:
     """Return the GPU of a sweep: that of this machine which the options name, or one of a cluster."""
     if lane.cluster is None:
         return Gpu(None, options.run_deadline_s, worker_pool=worker_pool, device_index=options.device_index)
@@ -151,7 +142,7 @@ class Sweep:
         device: DeviceProperties,
         database: Database,
         compile_pool: CompilePool,
-        gpu: GridGpu,
+        gpu: Gpu | FreeGpu,
     ) -> None:
         for kernel in kernels.values():
             reference = kernel.spec.reference

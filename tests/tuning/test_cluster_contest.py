@@ -26,9 +26,10 @@ from autotile.errors import WorkerError
 from autotile.kernel.operation import Library
 from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
-from autotile.tuning.contest import RacedTrial, hold_contest
+from autotile.tuning.operation_session import RacedTrial, hold_contest
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane
+from autotile.tuning.schedule import Schedule
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time, Workload
@@ -105,16 +106,13 @@ def race(bench: Any, judges: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         cluster = NearCluster(GpuPlugin(OfferedGpu("GPU-a", bench.device, 3)))
         configs = bench.configs()[:2]
         finalists = [(bench.kernel, bench.problem(), judges["by_threads"](config)) for config in configs]
-        with WorkerPool() as worker_pool:
+        options, lane = (
+            TuneOptions(scheduler="tcp://127.0.0.1:1", workers=1),
+            Lane(gpus, None, cluster, bench.device),
+        )
+        with Schedule.open(read_settings(), options, lambda _: None, lane) as schedule:
             return hold_contest(
-                finalists,
-                [Library("cublas", "")],
-                bench.problem(),
-                device=bench.device,
-                settings=read_settings(),
-                options=TuneOptions(scheduler="tcp://127.0.0.1:1", workers=1),
-                worker_pool=worker_pool,
-                lane=Lane(gpus, None, cluster, bench.device),
+                finalists, [Library("cublas", "")], bench.problem(), device=bench.device, schedule=schedule
             )
 
     return hold

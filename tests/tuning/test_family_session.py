@@ -261,16 +261,16 @@ class TestResuming:
 
 def test_a_budget_is_shared_and_kept(bench: Any, judges: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     record_all(bench, judges)
-    from autotile.tuning import family_session
+    from autotile.tuning import schedule
 
     given: list[float | None] = []
-    tune = family_session.tune
+    tune = schedule.tune
 
     def noted(*arguments: Any, **named: Any) -> Any:
         given.append(arguments[3].budget_s)
         return tune(*arguments, **named)
 
-    monkeypatch.setattr(family_session, "tune", noted)
+    monkeypatch.setattr(schedule, "tune", noted)
     assert run(budget_s=600.0).rule is not None
     tuning = given[:6]
     assert all(share is not None and 0 < share <= 600 for share in given)

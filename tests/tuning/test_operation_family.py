@@ -24,7 +24,7 @@ from autotile.families.model_fit import fit_model
 from autotile.families.operation_model import OperationModel
 from autotile.kernel.operation import Library, Operation, load_operation
 from autotile.settings import read_settings
-from autotile.tuning import operation_family, operation_sweep
+from autotile.tuning import operation_family, operation_sweep, schedule
 from autotile.tuning.operation_family import tune_operation_family
 from autotile.tuning.operation_result import OperationFamilyResult
 from autotile.tuning.options import TuneOptions
@@ -56,9 +56,9 @@ def operation(operation_of_copies: Callable[..., Operation]) -> Operation:
 @pytest.fixture
 def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OperationFamilyResult]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
-    monkeypatch.setattr(operation_family, "has_driver", lambda: True)
-    monkeypatch.setattr(operation_family, "device_count", lambda: 1)
-    monkeypatch.setattr(operation_family, "live_device", lambda index: device_profile("h200"))
+    monkeypatch.setattr(schedule, "has_driver", lambda: True)
+    monkeypatch.setattr(schedule, "device_count", lambda: 1)
+    monkeypatch.setattr(schedule, "live_device", lambda index: device_profile("h200"))
     monkeypatch.setattr(operation_sweep, "Gpu", partial(Gpu, module="fake_sweep_worker"))
     monkeypatch.setattr(operation_family, "fit_model", partial(fit_model, epochs=2))  # the times are simple
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
@@ -137,7 +137,7 @@ class TestBudget:
     def ticks(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Progress], None]:
         """A clock that goes on by a second with each problem that was measured."""
         clock = [100.0]
-        monkeypatch.setattr(operation_family, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
         def tick(step: Progress) -> None:
             clock[0] += step.phase == "measuring"
@@ -256,7 +256,7 @@ class TestFamily:
 
 
 def test_without_a_gpu_it_is_refused(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operation_family, "has_driver", lambda: False)
+    monkeypatch.setattr(schedule, "has_driver", lambda: False)
     family = operation_family.operation_family(operation, ["n=1000..2000"], "float32")
     with pytest.raises(InputError, match="measured on a GPU"):
         tune_operation_family(operation, family, "float32", read_settings(), TuneOptions())

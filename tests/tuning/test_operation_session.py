@@ -17,9 +17,8 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
-from autotile.tuning.contest import RacedTrial
 from autotile.tuning.operation_result import OperationResult, tried_text
-from autotile.tuning.operation_session import tune_operation
+from autotile.tuning.operation_session import RacedTrial, tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 
