@@ -95,7 +95,7 @@ class EmptySpaceError(SpecError):
 
     @property
     def cause(self) -> str:
-        """What leaves no configuration, in one line, without the place in the file and the remedy."""
+        """The reason why no configuration is left, in one line, without the place in the file and the remedy."""
         what = self.problem.partition(";")[0]
         return f"{what}: {' '.join(self.expression.split())}" if self.expression else what
 

@@ -133,7 +133,7 @@ def read_settings() -> Settings:
 
 
 def _file_state(path: str) -> tuple[int, ...]:
-    """Return what changes when a file is written or replaced; nothing if there is none."""
+    """Return the i-node, size and time of a file, which change when it is written; nothing if there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path takes longer
     except (OSError, ValueError):

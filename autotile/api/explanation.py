@@ -195,7 +195,7 @@ class Explanation(Displayed):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OperationExplanation(Displayed):
-    """What computes a problem of an operation, and why.
+    """The kernel or library that computes a problem of an operation, and the reason.
 
     Attributes
     ----------
@@ -245,7 +245,7 @@ class OperationExplanation(Displayed):
 def explain_operation(
     operation: Operation, problem: Problem, served: BoundKernel, notices: tuple[str, ...] = ()
 ) -> OperationExplanation:
-    """Return what is served for a problem of an operation, as values."""
+    """Return the choice that is served for a problem of an operation, as values."""
     time_us = served.measurement.time_us if served.measurement else None
     contenders = served.contenders or (
         Contender(served.kernel, served.config, time_us, source=served.source or "cuda"),

@@ -45,7 +45,7 @@ State = Literal["tuned", "done", "failed", "left"]
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """What became of a problem of a plan on a GPU.
+    """Outcome of a problem of a plan on a GPU.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class PlanEntry:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanResult(Displayed):
-    """What became of a plan.
+    """Outcome of a plan.
 
     Attributes
     ----------

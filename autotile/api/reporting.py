@@ -53,7 +53,7 @@ class WrittenReport(Displayed):
 
     @property
     def summary(self) -> str:
-        """What the page shows, and its size."""
+        """Content of the page, and its size."""
         studies = plural(self.studies, "tuned problem")
         return f"{studies}, {plural(self.trials, 'trial')}, {bytes_text(self.size_bytes)}"
 

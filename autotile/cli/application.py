@@ -269,7 +269,7 @@ def _report_system_error(error: OSError, words: Sequence[str], *, as_json: bool)
 
 
 def _usage_text(error: typer.TyperException) -> str:
-    """Return what is wrong with the command line, and the command that prints the help."""
+    """Return the fault of the command line, and the command that prints the help."""
     context = getattr(error, "ctx", None)
     message = error.format_message().rstrip(".")
     return f"{message}; see `{context.command_path} --help`" if context is not None else message

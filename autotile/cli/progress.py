@@ -201,7 +201,7 @@ class CountProgress(_LivePicture):
 
 
 def _live(console: Console, picture: Callable[[], RenderableType]) -> Live | None:
-    """Return what redraws a picture on a terminal; None if the console is none."""
+    """Return a display that redraws a picture on a terminal; None if the console is none."""
     if not console.is_terminal:
         return None
     return Live(

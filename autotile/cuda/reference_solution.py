@@ -239,7 +239,7 @@ class Agreement:
 
 
 def launch_key(spec: KernelSpec, config: Config, plan: LaunchPlan) -> Hashable:
-    """Return what tells apart the launches of two configurations: blocks and grids, or all if these are always equal.
+    """Return the identity of a configuration's launches: blocks and grids, or all if these are always equal.
 
     Two configurations of one launch may share an error, such as a loop that ends too early.
     """

@@ -64,7 +64,7 @@ class Telemetry:
         return self._read(lambda: self._nvml.nvmlDeviceGetPowerUsage(self._device) / 1e3)
 
     def other_users(self) -> tuple[str, ...]:
-        """Return what else uses the GPU, one line each; to be called before this process has a context on it."""
+        """Return the other users of the GPU, one line each; to be called before this process has a context on it."""
         if self._nvml is None:
             return ()
         nvml, found = self._nvml, []

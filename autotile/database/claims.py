@@ -327,7 +327,7 @@ def _now(connection: Connection) -> float:
 
 
 def _start_time(pid: int) -> str:
-    """Return what tells a process from a later one of the same id: its start, in clock ticks; empty if it is gone."""
+    """Return the start of a process, in clock ticks, which tells it from a later one of its id; empty if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -338,7 +338,7 @@ def _start_time(pid: int) -> str:
 
 @cache
 def _machine() -> str:
-    """Return what tells this machine, since its last start, and this container from others."""
+    """Return an identifier of this machine, since its last start, and of this container."""
     parts = [platform.node() or "unknown"]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

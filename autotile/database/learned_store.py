@@ -278,7 +278,7 @@ def copy_ceilings(ours: Connection, row: Mapping[str, Any]) -> None:
 
 
 def stored_ceilings(row: Row) -> DeviceCeilings:
-    """Return what a row of the table holds.
+    """Return the ceilings in a row of the table.
 
     Raises
     ------

@@ -171,7 +171,7 @@ CHANGES: Query[tuple[Any, ...]] = Query(
     """,
     lambda row: tuple(row.values()),
 )
-"""What was decided for each kernel and dtype: ended runs, verdicts, rules and models, each with their number and the
+"""Decisions for each kernel and dtype: ended runs, verdicts, rules and models, each with their number and the
 newest. Trials of a search that still runs are left out: they would change what is served with every improvement."""
 
 Changes = frozenset[tuple[Any, ...]]

@@ -35,7 +35,7 @@ Execute = Callable[[str], Iterable[Sequence[Any]]]
 
 
 def unknown_revision(revisions: Sequence[Any]) -> str:
-    """Return what is wrong with the rows of `VERSION_TABLE`; empty if they hold one revision, known or newer."""
+    """Return the fault of the rows of `VERSION_TABLE`; empty if they hold one revision, known or newer."""
     if len(revisions) != 1:
         return f"its table {VERSION_TABLE} has {len(revisions)} rows, expected one"
     (revision,) = revisions

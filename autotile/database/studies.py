@@ -351,7 +351,7 @@ def _rows_of_tables(row: Sequence[Any], tables: Sequence[Table]) -> Iterator[dic
 
 
 def rows_of_kernel(read: Callable[[str | None], Sequence[Value]], kernel: KernelName | None) -> Sequence[Value]:
-    """Return what a query finds for a kernel, even if the kernel's files have been deleted since.
+    """Return the rows of a kernel, even if the kernel's files have been deleted since.
 
     Parameters
     ----------

@@ -247,7 +247,7 @@ def write_header(
 
 
 def _only_launch(spec: KernelSpec) -> Launch:
-    """Return what a call launches.
+    """Return the launches of a call.
 
     Raises
     ------

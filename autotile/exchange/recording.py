@@ -97,7 +97,7 @@ class RecordingHeader:
 
 
 class _Versions(msgspec.Struct):
-    """What a header states about its format."""
+    """The format that a header states."""
 
     format: Any = None
     format_version: Any = None

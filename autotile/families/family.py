@@ -104,7 +104,7 @@ def _ordered(name: str, parts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, 
 
 
 class Sized(Protocol):
-    """What has sizes and flags: a kernel, or an operation."""
+    """Object with sizes and flags: a kernel, or an operation."""
 
     @property
     def name(self) -> str:

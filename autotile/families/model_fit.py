@@ -49,7 +49,7 @@ Times = NDArray[np.float64]
 
 
 class Measurements(NamedTuple):
-    """What a model is learned from.
+    """Data that a model is learned from.
 
     Attributes
     ----------

@@ -283,7 +283,7 @@ def _identity(device: DeviceProperties) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Launches:
-    """What is known of the launches of several configurations at a problem; columns of shape (configurations,).
+    """Launches of several configurations at a problem, as far as known; columns of shape (configurations,).
 
     Attributes
     ----------

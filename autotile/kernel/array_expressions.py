@@ -479,7 +479,7 @@ def shape_of(value: Any) -> shapes.Shape:
 
 
 def _known(kind: str, value: Any) -> Any:
-    """Return what a rule takes for an operand: the shape of an array, the shapes of several, or an option itself."""
+    """Return the form of an operand for a rule: the shape of an array, the shapes of several, or an option itself."""
     if kind == "arrays":
         return tuple(map(shape_of, value))
     return value if kind == "option" or value is None else shape_of(value)
@@ -934,7 +934,7 @@ _EXAMPLES = {"text": "'edge'", "boolean": "True"}
 
 
 def _operand_kind(option: str) -> str:
-    """Return what an operand of a signature is, for a rule."""
+    """Return the kind of an operand of a signature, for a rule."""
     if option in ("*arrays", "arrays"):
         return "arrays"
     return "option" if option.startswith("*") or option in OPTION_TYPES else "array"

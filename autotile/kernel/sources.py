@@ -773,7 +773,7 @@ class _Sources:
 
 
 class _Header(NamedTuple):
-    """What counts of a header in a folder of further headers."""
+    """The part of a header in a folder of further headers that counts in the version."""
 
     digest: str
     names: tuple[str, ...]
@@ -785,7 +785,7 @@ class _Header(NamedTuple):
 
 
 class _RawFile(NamedTuple):
-    """What counts of a file that a macro may name."""
+    """The part of a file that a macro may name that counts in the version."""
 
     digest: str
     outward: tuple[str, ...]

@@ -246,7 +246,7 @@ class Build:
         return tuple(f"-D{name}={text}" for name, text in texts)
 
     def meaning(self) -> dict[str, object]:
-        """Return what `autotile.database.keys.space_hash` covers, besides the options; empty at the defaults."""
+        """Return the part of `autotile.database.keys.space_hash` besides the options; empty at the defaults."""
         meaning: dict[str, object] = {}
         if self.defines:
             values = {name: v if isinstance(v, str) else ["=", v.canonical] for name, v in self.defines.items()}

@@ -43,7 +43,7 @@ def store_output_file(
 
 
 def get_t4_metadata(target: str = "nvidia") -> dict[str, Any]:
-    """Return what the T4 format states of the machine, its first GPU and its software."""
+    """Return the machine, its first GPU and its software as the T4 format states them."""
     from autotile.cuda.driver import device_count, live_device
 
     return t4_metadata(live_device(0) if device_count() else None)

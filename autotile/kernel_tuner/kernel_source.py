@@ -261,7 +261,7 @@ def _extent(given: Any, params: Params) -> int:
 
 
 def _divisor(given: Any, name: str, params: Params) -> float:
-    """Return what a dimension of the problem is divided by: the block's extent if nothing is given."""
+    """Return the divisor of a dimension of the problem: the block's extent if nothing is given."""
     if given is None:
         return float(params.get(name, 1))
     if callable(given):

@@ -87,7 +87,7 @@ class Observation:
         return {name: value for each in self.of_output for name, value in each.get_results().items()}
 
     def results(self, params: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
-        """Return what the observers add to the result of a configuration that has a time."""
+        """Return the values that observers add to the result of a configuration that has a time."""
         found: dict[str, Any] = {}
         for name in self._nvml:
             key, factor = _TELEMETRY.get(name, ("", 1.0))
@@ -183,7 +183,7 @@ class OutputCheck:
     def __call__(
         self, params: Mapping[str, Any], contents: Mapping[int, NDArray[Any]]
     ) -> tuple[str, Mapping[str, float | str]]:
-        """Return what is wrong with the outputs of a configuration, and what observers add to its results."""
+        """Return the fault of the outputs of a configuration, and the values that observers add to its results."""
         outputs: list[Any] = [None] * self._count
         for index, stored in contents.items():
             outputs[index] = restored_form(stored, self._arguments[index])

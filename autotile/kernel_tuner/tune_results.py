@@ -173,7 +173,7 @@ def best_results(
 def environment(
     device: DeviceProperties, iterations: int, compiler_options: Any, nvrtc: str, **extra: Any
 ) -> dict[str, Any]:
-    """Return what Kernel Tuner's second result states of the machine, as JSON values."""
+    """Return the machine as Kernel Tuner's second result states it, as JSON values."""
     return {
         "device_name": device.name,
         "cuda_version": nvrtc,

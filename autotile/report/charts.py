@@ -166,7 +166,7 @@ def best_trials(study: StudyData, count: int = BEST_COUNT) -> list[Trial]:
 
 
 def limits_chart(study: StudyData) -> Chart:
-    """Return what limits the best configurations: registers, shared memory, occupancy, waves, spills, the roofline."""
+    """Return the limits of the best configurations: registers, shared memory, occupancy, waves, spills, roofline."""
     trials = best_trials(study)
     title = f"Resources of the best {len(trials)}, and how near they are to the limit"
     measures = [(name, [_measure(study, trial, name) for trial in trials]) for name in _MEASURES]

@@ -172,7 +172,7 @@ class Comparison(Displayed):
 
     @property
     def differences(self) -> tuple[tuple[Difference, int], ...]:
-        """What differs, each with the number of problems for which it does, the most frequent first."""
+        """The differences, each with its number of problems, the most frequent first."""
         counts: dict[Difference, int] = {}
         for one in self.problems:
             for difference in one.differences:

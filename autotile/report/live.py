@@ -96,7 +96,7 @@ class SearchProgress:
         return max(0.0, min(found)) if found else None
 
     def to_json(self, now: datetime) -> dict[str, Any]:
-        """Return what a page shows."""
+        """Return the content of a page."""
         share, left_s = self.share(now), self.left_s(now)
         of = f" of {self.target:,}" if self.target is not None else ""
         left = "the search ends, then the finals" if share >= 1.0 else ""
@@ -154,7 +154,7 @@ class LiveSession:
         return "silent" if (now - self.last_at).total_seconds() > _SILENT_S else "running"
 
     def to_json(self, now: datetime) -> dict[str, Any]:
-        """Return what the list of a page shows."""
+        """Return the content of the list of a page."""
         key, last = self.study.key, self.ended_at or (self.last_at if self.state(now) == "silent" else now)
         return {
             "name": self.name,
@@ -174,7 +174,7 @@ class LiveSession:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseView:
-    """What is known of a database: its sessions, the newest first, and a message if it cannot be read just now."""
+    """State of a database: its sessions, the newest first, and a message if it cannot be read just now."""
 
     location: str
     message: str
@@ -227,7 +227,7 @@ class DatabaseFollower:
             self._disconnect()
 
     def view(self) -> DatabaseView:
-        """Return what was read last, and go on reading."""
+        """Return the state that was read last, and go on reading."""
         self._ask()
         since = self._reading_since
         if since is not None and time.monotonic() - since > _WAITING_S:
@@ -417,7 +417,7 @@ class SessionDrawing:
         self._study, self.stored_version = study, version
 
     def changes(self, since: int) -> bytes:
-        """Return what has changed since a drawing as JSON, drawn anew where it is time.
+        """Return the changes since a drawing as JSON, drawn anew where it is time.
 
         Parameters
         ----------

@@ -50,7 +50,7 @@ class ParameterEffect:
 
 @dataclass(frozen=True, slots=True)
 class StudyEffects:
-    """What matters in a study.
+    """The parameters that matter in a study.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class StudyEffects:
 
 
 def study_effects(study: StudyData) -> StudyEffects:
-    """Return what a session found to matter, else what the trials show of the configurations that were tried."""
+    """Return the effects that a session found, else those that the trials show."""
     stored = study.summary.importance
     if stored is not None:
         known = {name for one in study.newest for name in one.trial.config}

@@ -273,7 +273,7 @@ def _nothing(
     listed: Sequence[StudySummary],
     wanted: Sequence[StudySummary],
 ) -> str:
-    """Return what is wrong if a report would be empty, and what to do."""
+    """Return the reason why a report would be empty, and the remedy; empty if it would not."""
     asked = " ".join(filter(None, [str(kernel or ""), sizes_text(sizes)]))
     if wanted:
         return f"{location} has a study of {asked or 'a kernel'} but no trials yet; run `autotile tune` first"
@@ -318,7 +318,7 @@ def _problem_of(operation: Operation, key: TuningKey) -> Problem | None:
 def _operation_data(
     database: Database, operation: Operation, problem: Problem, gpu_name: str, studies: Sequence[StudySummary]
 ) -> tuple[OperationData, list[StudySummary]]:
-    """Return what computes a problem on a GPU, and the studies of its kernels, fastest first."""
+    """Return the contenders for a problem on a GPU, and the studies of its kernels, fastest first."""
     kernels = {member.name: member.load() for member, _ in operation.fitting(problem)}
     wanted = {member.name: {**kernels[member.name].spec.sizes, **own} for member, own in operation.fitting(problem)}
     shared = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}

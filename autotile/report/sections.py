@@ -538,7 +538,7 @@ def _operation(page: Page, number: int, operation: OperationData, data: ReportDa
 
 
 def _operation_headline(operation: OperationData) -> Markup:
-    """Return what is the fastest, and how it compares with the best library, or with the best kernel."""
+    """Return the fastest contender, and its ratio to the best library, or to the best kernel."""
     winner = operation.contenders[0]
     rival = next((one for one in operation.contenders if one.is_library != winner.is_library), None)
     if rival is None or rival.ratio is None:

@@ -94,7 +94,7 @@ def _scores(study: StudyData) -> NDArray[np.float64]:
 
 
 def expectation_text(study: StudyData) -> str:
-    """Return what the search expected of further trials at its end, in one sentence; empty if it did not say."""
+    """Return the gain that the search expected of further trials, in one sentence; empty if it is not known."""
     stopped = study.summary.stopped
     if stopped is None or stopped.expected_gain is None or not stopped.more_trials:
         return ""

@@ -239,7 +239,7 @@ class StudyData:
         return bool(self.settings.objective)
 
     def score(self, trial: Trial) -> float | None:
-        """Return what the search improved: the time in microseconds, or the value of the user's expression."""
+        """Return the objective of the search: the time in microseconds, or the value of the user's expression."""
         if not self.has_own_objective:
             return trial.time_us
         value = trial.telemetry.get(OBJECTIVE)

@@ -72,7 +72,7 @@ class StudyReader:
 
 
 def study_without_trials(database: Database, study: StudySummary | StoredStudy) -> StudyData:
-    """Return what is known of a study besides its trials: its device, its runs and the ceilings of the GPU."""
+    """Return a study without its trials: its device, its runs and the ceilings of the GPU."""
     return StudyData(
         key=study.key,
         device=study.device,

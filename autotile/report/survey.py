@@ -117,7 +117,7 @@ class SurveyTable:
         estimated_us: Figures | None = None,
         notices: tuple[str, ...] = (),
     ) -> Survey:
-        """Return what was found, ordered by the rows of the space; parameters are those of `Survey`."""
+        """Return the results, ordered by the rows of the space; parameters are those of `Survey`."""
         rows = np.array(self._rows, np.int64)
         order = np.argsort(rows)
         return Survey(

@@ -40,7 +40,7 @@ _LEGEND = "● best of a value  ┼ median  ─ to the slowest"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StudyPlot(Displayed):
-    """What a study found, to be drawn as text.
+    """Findings of a study, to be drawn as text.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class StudyPlot(Displayed):
 
     @property
     def quantity(self) -> str:
-        """What the trials are compared by, with its unit."""
+        """The objective of the trials, with its unit."""
         return "objective" if self.study.has_own_objective else "time, us"
 
     def times_by_value(self, name: str) -> list[tuple[Value, Floats]]:

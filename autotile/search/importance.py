@@ -441,7 +441,7 @@ class ParameterEffects:
 
 
 def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> ParameterEffects:
-    """Return what the trials that have a time show; failed trials are ignored."""
+    """Return the effects in the trials that have a time; failed trials are ignored."""
     timed = sorted((t for t in trials if t.outcome.has_time and t.time_us is not None), key=_cost)
     placed = [(row, _cost(trial)) for trial in timed if (row := space.row_of(trial.config)) is not None]
     importance = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])

@@ -296,7 +296,7 @@ class CheckedArrays(NamedTuple):
 
 
 class CallArrays:
-    """What the arrays of calls must be, for one problem and configuration.
+    """Requirements on the arrays of calls, for one problem and configuration.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ class CallArrays:
         )
 
     def array_specs(self, library: Library) -> tuple[ArraySpec, ...]:
-        """Return what a library's arrays must be to be accepted on the fast path."""
+        """Return the requirements on a library's arrays on the fast path."""
         return tuple(
             library.spec(_with_and_without_ones(self.shapes[b.name]), self._element_types[b.name])
             for b in self._spec.buffers

@@ -177,7 +177,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
 
 
 def html(kernel: BoundKernel) -> str:
-    """Return what is served and why, as HTML for a notebook; nothing is compiled."""
+    """Return the served configuration and the reason, as HTML for a notebook; nothing is compiled."""
     from autotile.core.text import html_of
 
     facts: list[tuple[str, str]] = [("tier", kernel.tier)]
@@ -211,7 +211,7 @@ def limits_figure(kernel: BoundKernel, *, dark: bool | None) -> go.Figure:
 def resources_document(
     resources: Resources | None, geometry: LaunchGeometry | None, occupancy: Occupancy | None
 ) -> dict[str, Any] | None:
-    """Return what a configuration needs and how many blocks are resident for JSON; None if it is not known."""
+    """Return the demands of a configuration and its resident blocks for JSON; None if not known."""
     if resources is None or geometry is None:
         return None
     return {

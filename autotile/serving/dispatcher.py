@@ -327,7 +327,7 @@ class Dispatcher:
         numerics: Numerics | None = None,
         race: bool = False,
     ) -> BoundKernel:
-        """Return what `get_best_kernel` serves for an operation, whatever kernels there are of its name.
+        """Return the kernel or library that `get_best_kernel` serves for an operation, also if a kernel has its name.
 
         Parameters
         ----------
@@ -359,7 +359,7 @@ class Dispatcher:
         numerics: Numerics | None = None,
         defaults: bool = False,
     ) -> BoundKernel:
-        """Return what `get_best_kernel` would serve, without keeping it and without counting a miss.
+        """Return the kernel that `get_best_kernel` would serve, without keeping it and without counting a miss.
 
         Parameters
         ----------
@@ -383,7 +383,7 @@ class Dispatcher:
     def find(
         self, lookup: Lookup, *, like: Choice | None = None, anew: bool = False, defaults: bool = False
     ) -> BoundKernel:
-        """Return what is served for a look-up, without keeping it and without counting a miss.
+        """Return the kernel that is served for a look-up, without keeping it and without counting a miss.
 
         Parameters
         ----------
@@ -693,7 +693,7 @@ find_best_kernel = default_dispatcher.find_best_kernel
 
 
 def find_best_result(*request: Any, **options: Any) -> BoundKernel:
-    """Return what `find_best_kernel` does where nothing is pinned: results are judged by what they are."""
+    """Return the kernel of `find_best_kernel` where nothing is pinned: results are judged by what they are."""
     with default_dispatcher.pins.set_aside():
         return find_best_kernel(*request, **options)
 

@@ -178,7 +178,7 @@ class OperationShelf:
         return self._relevant_changes() != self._changes
 
     def _relevant_changes(self) -> Changes:
-        """Return what was decided of the operation, of its kernels and libraries."""
+        """Return the decisions on the operation, its kernels and its libraries."""
         names = {
             self.operation.name,
             *self._members,

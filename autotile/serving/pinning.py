@@ -489,11 +489,11 @@ class Pins:
         self._pin, self._is_decided = None, False
 
     def served_choices(self) -> list[PinnedChoice]:
-        """Return what is served, except from bundles."""
+        """Return the served kernels, except those of bundles."""
         return list({one.request: one for kernel, *_ in self._refresher.kernels() if (one := _pinned(kernel))}.values())
 
     def checked(self, pin: Pin) -> list[_Exchange]:
-        """Return what choices would change, loaded; errors are those of `pin`."""
+        """Return the kernels whose choices would change, loaded; errors are those of `pin`."""
         self._tried.pin = pin
         try:
             found = [_Exchange(where, kernel, again(kernel)) for kernel, where, again in self._refresher.kernels()]

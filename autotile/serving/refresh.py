@@ -1,4 +1,4 @@
-"""What a running program tells the database, and what it learns from it: misses and new results.
+"""Misses that a running program counts in the database, and new results that it finds there.
 
 Calls of kernels that were served as a fallback are counted. The calling thread writes the counts: after the first call
 of each kernel, and then whenever its number of calls has doubled. To limit the overhead to 1 % of the time, a write is
@@ -262,7 +262,7 @@ _JOIN_S = 10.0
 
 
 class _Place:
-    """What is known of a database.
+    """Known state of a database.
 
     Attributes
     ----------
@@ -279,7 +279,7 @@ class _Place:
         self.changes: Changes | None = None
 
     def read(self) -> Changes | None:
-        """Return what is decided; None if nothing can have changed, or the database cannot be read now."""
+        """Return the decisions; None if nothing can have changed, or the database cannot be read now."""
         signature = file_signature(self._location)
         if signature is None:  # a server
             if self._asked_s and time.monotonic() - self._asked_s < _SERVER_INTERVAL_S:

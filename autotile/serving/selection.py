@@ -154,7 +154,7 @@ class Request:
         return tier, foreign, flags, doublings, other, winner.shipped, age
 
     def _aged(self, winner: Winner) -> tuple[str, ...]:
-        """Return what has changed on this GPU since the result was measured on it, as far as both are known."""
+        """Return the drivers and compilers that have changed on this GPU since the result was measured."""
         if _device_of(winner.key) != _device_of(self.key) or winner.device is None:
             return ()
         versions = (

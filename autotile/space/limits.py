@@ -202,7 +202,7 @@ class LaunchDemand:
     """
 
     step: Step
-    """What is launched."""
+    """The ``__global__`` function."""
     runs: Mask
     """Whether the configuration makes this launch."""
     evaluate: Evaluate

@@ -64,7 +64,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What a GPU did in a session.
+    """Work of a GPU in a session.
 
     Attributes
     ----------

@@ -602,7 +602,7 @@ def _loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix
 def _untuned(
     spec: KernelSpec, device: DeviceProperties, dtype: str, sizes: Mapping[str, int], configs: Mapping[int, Config]
 ) -> Config | None:
-    """Return what is served where nothing is tuned, among configurations that were measured; None if that is not known.
+    """Return the configuration that is served where nothing is tuned, of those that were measured; None if not known.
 
     Serving estimates the whole space; of the others, the time at the point is not known.
     """

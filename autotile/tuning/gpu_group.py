@@ -150,7 +150,7 @@ class GpuGroup(Backend):
 
     @property
     def uses(self) -> tuple[GpuUse, ...]:  # type: ignore[override]
-        """What each GPU did so far."""
+        """Work of each GPU so far."""
         with self._changed:
             return tuple(GpuUse(m.backend.uuid, m.trials, m.busy_s, m.scale, m.lost) for m in self._members)
 

@@ -58,7 +58,7 @@ class SweepCandidate(NamedTuple):
 
     @property
     def key(self) -> CandidateKey:
-        """What it is compared by."""
+        """Identity for comparisons."""
         return self.kernel, config_key(self.config)
 
 
@@ -216,7 +216,7 @@ class Sweep:
     def stored(
         self, problem: Problem, kernels: Mapping[str, Mapping[str, int]], studies: Mapping[str, int]
     ) -> SweptProblem | None:
-        """Return what an earlier run has measured at a problem; None if it measured nothing.
+        """Return the results of an earlier run at a problem; None if there are none.
 
         Parameters
         ----------

@@ -245,7 +245,7 @@ class Bench:
         return problem
 
     def _kernel_of(self, workload: Workload) -> _LoadedKernel:
-        """Return what all problems of a kernel share."""
+        """Return the common state of all problems of a kernel."""
         key = canonical_json({**workload.to_json(), "sizes": None, "verify_sizes": None})
         kernel = self._kernels.pop(key, None) or _LoadedKernel(workload)
         while len(self._kernels) >= _MAX_KEPT:

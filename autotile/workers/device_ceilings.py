@@ -46,7 +46,7 @@ _HOST_SAMPLES, _HOST_LAUNCHES = 15, 200
 
 @dataclass(frozen=True, slots=True)
 class CeilingRequest:
-    """What the worker needs to know."""
+    """Request to the worker."""
 
     cache: str
     cache_limit_bytes: Whole

@@ -203,7 +203,7 @@ Job = Time | Check | Race
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a GPU found of an entry.
+    """Result of an entry of a job on a GPU.
 
     Attributes
     ----------

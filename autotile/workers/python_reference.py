@@ -211,7 +211,7 @@ _MAX_SHAPES = 64
 
 
 class _Answer(msgspec.Struct):
-    """What the child writes, as one line of JSON: its error, empty if there is none."""
+    """Reply of the child, one line of JSON: its error, empty if there is none."""
 
     error: str
 

@@ -33,7 +33,7 @@ _GPU_PREFIXES = ("GPU-", "MIG-")
 
 @dataclass(frozen=True, slots=True)
 class RemoteWork:
-    """What all requests of a session have in common.
+    """The common part of all requests of a session.
 
     Attributes
     ----------

@@ -201,7 +201,7 @@ class Connection:
         self._client.close(timeout=_CONNECT_S)  # one that was connected while the other was closed
 
     def _look(self) -> list[Mapping[str, float]] | None:
-        """Return what is offered; None if the scheduler does not answer."""
+        """Return the offers of GPUs and compilers; None if the scheduler does not answer."""
         client = self._client
         try:
             found = client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=_LOOK_S)

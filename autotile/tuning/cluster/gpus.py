@@ -270,7 +270,7 @@ class ClusterGpus(GpuGroup):
             yield one
 
     def _description(self, gpu: str) -> Reply | None:
-        """Return what a GPU says of itself; None if it says nothing."""
+        """Return the state of a GPU; None if it does not answer."""
         try:
             return self._cluster.result(self._cluster.send(gpu, "describe", self._work), _DESCRIBE_S)
         except WorkerError:

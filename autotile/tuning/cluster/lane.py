@@ -47,7 +47,7 @@ class ClusterLane(Lane):
         self._asked_model = options.gpu_model
         self._model: DeviceProperties | None = None
         self._replies: dict[str, tuple[Reply, float]] = {}
-        """What each GPU has said of itself, and when."""
+        """The last known state of each GPU, and its time."""
         self._requests: dict[str, Sent] = {}
         """Those whose replies are awaited."""
         self._error = ""
