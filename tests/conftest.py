@@ -88,8 +88,16 @@ def pytest_configure() -> None:
     settings.load_profile("autotile")
 
 
+FIRST = (
+    *("test_cluster", "test_compile_farm", "test_killed", "test_live_page", "test_operation_family"),
+    "test_shared_server",
+)
+"""Starts of the names of modules whose tests take seconds, as they wait for other processes."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Begin with the longest tests, so that none is left for a single process at the end; skip those without a GPU."""
+    items.sort(key=lambda item: not item.path.name.startswith(FIRST))
     if device_count() > 0:
         return
     for item in items:

@@ -31,7 +31,6 @@ from autotile.tuning.operation_result import Losses, OperationFamilyResult
 from autotile.tuning.operation_sweep import (
     CandidateKey,
     Sweep,
-    SweepCandidate,
     SweptProblem,
     grid_gpu,
     problem_of,
@@ -210,7 +209,7 @@ class _Coverage:
     schedule: Schedule
     sweep: Sweep
     measured: list[SweptProblem] = field(default_factory=list)
-    candidates: dict[CandidateKey, SweepCandidate] = field(default_factory=dict)
+    candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
     _model: OperationModel | None = None
     _resumed: int = 0
     _seeded: int = 0
@@ -299,7 +298,7 @@ class _Coverage:
             if stored is not None:
                 self.measured.append(stored)
                 for (name, key), trial in stored.trials.items():
-                    self.candidates.setdefault((name, key), SweepCandidate(name, trial.config))
+                    self.candidates.setdefault((name, key), ModelCandidate(name, trial.config))
         self._resumed = len(self.measured)
 
     def _seed(self, problems: Sequence[tuple[Problem, dict[str, dict[str, int]]]]) -> None:
@@ -319,7 +318,7 @@ class _Coverage:
                     self._add(name, config)
 
     def _add(self, name: str, config: Config) -> None:
-        one = SweepCandidate(name, dict(config))
+        one = ModelCandidate(name, dict(config))
         self.candidates.setdefault(one.key, one)
 
     @staticmethod
@@ -381,14 +380,14 @@ class _Coverage:
     def _proper(self, problem: Problem) -> dict[str, int]:
         return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}
 
-    def _chosen(self, problem: Problem, kernels: Mapping[str, Mapping[str, int]]) -> list[SweepCandidate]:
+    def _chosen(self, problem: Problem, kernels: Mapping[str, Mapping[str, int]]) -> list[ModelCandidate]:
         """Return the configurations to measure at a problem: those expected to be the fastest, then others."""
         ordered = self._ranked(problem, kernels)
         best, others = ordered[:_TRIED], ordered[_TRIED:]
         rest = self._random.permutation(len(others))[:_RANDOM]
         return [*best, *(others[int(number)] for number in rest)]
 
-    def _ranked(self, problem: Problem, kernels: Mapping[str, Mapping[str, int]]) -> list[SweepCandidate]:
+    def _ranked(self, problem: Problem, kernels: Mapping[str, Mapping[str, int]]) -> list[ModelCandidate]:
         valid = [
             one
             for one in self.candidates.values()
@@ -461,7 +460,7 @@ class _Coverage:
                 return
             best = self.candidates[key]
             variants = [
-                SweepCandidate(best.kernel, config) for config in self._variants(best, one.kernels[best.kernel])
+                ModelCandidate(best.kernel, config) for config in self._variants(best, one.kernels[best.kernel])
             ]
             for variant in variants:
                 self.candidates.setdefault(variant.key, variant)
@@ -474,7 +473,7 @@ class _Coverage:
                 self.measured[self.measured.index(one)] = merged
             self._report("measuring", problem)
 
-    def _variants(self, one: SweepCandidate, sizes: Mapping[str, int]) -> list[Config]:
+    def _variants(self, one: ModelCandidate, sizes: Mapping[str, int]) -> list[Config]:
         """Return valid neighbours of a configuration in one parameter, in random order."""
         spec, found = self.kernels[one.kernel].spec, []
         for parameter in spec.parameters:
@@ -494,7 +493,7 @@ def learn_model(
     device: DeviceProperties,
     kernels: Mapping[str, Kernel],
     measured: Sequence[SweptProblem],
-    usable: Mapping[CandidateKey, SweepCandidate],
+    usable: Mapping[CandidateKey, ModelCandidate],
     resources: Mapping[CandidateKey, Resources],
 ) -> tuple[OperationModel, Losses]:
     """Learn the model of an operation; return it with its losses at problems that were held out.

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.model import Outcome, Problem, Resources, Trial, config_key
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.errors import InputError, ToolchainError
+from autotile.families.operation_model import ModelCandidate
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import resolve_problem
@@ -50,18 +51,6 @@ CandidateKey = tuple[str, str]
 """Name of a kernel, and `config_key` of its configuration."""
 
 
-class SweepCandidate(NamedTuple):
-    """A configuration of a kernel."""
-
-    kernel: str
-    config: Config
-
-    @property
-    def key(self) -> CandidateKey:
-        """Identity for comparisons."""
-        return self.kernel, config_key(self.config)
-
-
 @dataclass(frozen=True, slots=True)
 class SweptProblem:
     """A problem of an operation with the results there.
@@ -89,7 +78,7 @@ class _Job(NamedTuple):
 
     problem: Problem
     kernels: Mapping[str, Mapping[str, int]]
-    candidates: Sequence[SweepCandidate]
+    candidates: Sequence[ModelCandidate]
     compilations: Sequence[Compiling]
 
 
@@ -167,7 +156,7 @@ class Sweep:
         """Resources of each configuration that was compiled."""
 
     def prepare(
-        self, problem: Problem, kernels: Mapping[str, Mapping[str, int]], candidates: Sequence[SweepCandidate]
+        self, problem: Problem, kernels: Mapping[str, Mapping[str, int]], candidates: Sequence[ModelCandidate]
     ) -> _Job:
         """Start the compilation of the configurations that are valid for a problem, best first."""
         valid = [
@@ -192,7 +181,7 @@ class Sweep:
             Nothing can be compiled.
         """
         trials: dict[CandidateKey, Trial] = {}
-        ready: list[tuple[SweepCandidate, Trial, Candidate]] = []
+        ready: list[tuple[ModelCandidate, Trial, Candidate]] = []
         for one, compilation in zip(job.candidates, job.compilations, strict=True):
             trial, candidate = compilation.trial(), compilation.candidate()
             if trial.resources is not None:
@@ -251,7 +240,7 @@ class Sweep:
         proper = {name: size for name, size in problem.sizes.items() if name not in self._operation.conditions}
         return SweptProblem(proper, kernels, trials, libraries)
 
-    def _compile(self, one: SweepCandidate, sizes: Mapping[str, int]) -> Compiling:
+    def _compile(self, one: ModelCandidate, sizes: Mapping[str, int]) -> Compiling:
         """Start a compilation; one of the same code, of another problem too, is not started again."""
         kernel, problem = self._kernels[one.kernel], Problem(one.kernel, sizes, self._dtype)
 
@@ -265,7 +254,7 @@ class Sweep:
         return Compiling.begin(kernel, problem, one.config, self._device, submit=submit, other_sizes=others)
 
     def _measure(
-        self, job: _Job, ready: Sequence[tuple[SweepCandidate, Trial, Candidate]]
+        self, job: _Job, ready: Sequence[tuple[ModelCandidate, Trial, Candidate]]
     ) -> tuple[dict[str, Reading], dict[CandidateKey, Trial]]:
         """Measure libraries and candidates; there is nothing of a problem that cannot be laid out."""
         workloads = {

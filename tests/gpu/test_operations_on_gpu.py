@@ -132,9 +132,10 @@ def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:
 
 def test_products_are_swept_beside_cublas() -> None:
     from autotile.cuda.driver import live_device
+    from autotile.families.operation_model import ModelCandidate
     from autotile.kernel.operation import load_operation
     from autotile.serving.libraries import libraries_for
-    from autotile.tuning.operation_sweep import Sweep, SweepCandidate, problem_of
+    from autotile.tuning.operation_sweep import Sweep, problem_of
     from autotile.workers.child import WorkerPool
     from autotile.workers.compile_pool import CompilePool
     from autotile.workers.gpu import Gpu
@@ -142,7 +143,7 @@ def test_products_are_swept_beside_cublas() -> None:
     operation, settings, device = load_operation("matmul"), read_settings(), live_device()
     kernels = {member.name: member.load() for member in operation.members if "float32" in member.dtypes}
     libraries = libraries_for(operation)
-    candidates = [SweepCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
+    candidates = [ModelCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
     with Database.open(settings.database) as database, WorkerPool() as pool:
         compilers = CompilePool(settings.cache, settings.cache_limit_bytes, 4, 60.0, worker_pool=pool)
         gpu = Gpu(None, 30.0, worker_pool=pool)
@@ -189,8 +190,9 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path: Path, monke
     from faults.fault_kit import HEALTHY, fault_kernel
 
     from autotile.cuda.driver import live_device
+    from autotile.families.operation_model import ModelCandidate
     from autotile.kernel.operation import load_operation
-    from autotile.tuning.operation_sweep import Sweep, SweepCandidate
+    from autotile.tuning.operation_sweep import Sweep
     from autotile.workers import gpu as gpu_module
     from autotile.workers.child import WorkerPool
     from autotile.workers.compile_pool import CompilePool
@@ -206,8 +208,8 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path: Path, monke
     operation, settings, device = load_operation(str(path)), read_settings(), live_device()
     kernels = {member.name: member.load() for member in operation.members}
     (name,) = kernels
-    healthy = [SweepCandidate(name, {"THREADS": threads, "FAULT": HEALTHY}) for threads in (64, 128, 256)]
-    faulty = [SweepCandidate(name, {"THREADS": 128, "FAULT": fault}) for fault in FAULTS]
+    healthy = [ModelCandidate(name, {"THREADS": threads, "FAULT": HEALTHY}) for threads in (64, 128, 256)]
+    faulty = [ModelCandidate(name, {"THREADS": 128, "FAULT": fault}) for fault in FAULTS]
     order = [healthy[0], *faulty[:3], healthy[1], *faulty[3:], healthy[2]]
     with Database.open(settings.database) as database, WorkerPool() as pool:
         compilers = CompilePool(settings.cache, settings.cache_limit_bytes, 4, 60.0, worker_pool=pool)

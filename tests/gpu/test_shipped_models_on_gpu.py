@@ -8,9 +8,10 @@ import pytest
 
 from autotile.database.database import Database
 from autotile.exchange.shipped import shipped_model
+from autotile.families.operation_model import ModelCandidate
 from autotile.kernel.operation import load_operation
 from autotile.settings import read_settings
-from autotile.tuning.operation_sweep import FAULTS, Sweep, SweepCandidate, grid_gpu, problem_of
+from autotile.tuning.operation_sweep import FAULTS, Sweep, grid_gpu, problem_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
@@ -29,7 +30,7 @@ def test_its_configurations_are_right(dtype: str, layout: tuple[int, int]) -> No
     if model is None:
         pytest.skip(f"no model ships for {device.name}")
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    candidates = [SweepCandidate(one.kernel, one.config) for one in model.candidates if not one.is_library]
+    candidates = [ModelCandidate(one.kernel, one.config) for one in model.candidates if not one.is_library]
     assert candidates
     options = TuneOptions()
     with Database.open(settings.database) as database, WorkerPool() as pool:
