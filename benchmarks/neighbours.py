@@ -190,13 +190,9 @@ def tune(path: Path, problem: Recorded, trials: int, seed: int) -> Config:
     device = replace(problem.device, source="cuda")
     key = key_of(problem.kernel, problem.problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     with Database.open(path) as database:
-        study = database.study(key, device)
-        run = database.start_run(study, sampler="random", driver="")
-        for row in drawn.tolist():
-            database.add_trial(study, run, problem.trial(row), phase="search")
-        for rank, row in enumerate(ranked):
-            database.add_trial(study, run, problem.trial(row), phase="final", rank=rank + 1)
-        database.end_run(run)
+        searched, finals = map(problem.trial, drawn.tolist()), map(problem.trial, ranked)
+        database.add_run(key, searched, sampler="random", device=device)
+        database.add_run(key, finals, sampler="random", phase="final", is_ranked=True)
     return recording.config(ranked[0])
 
 

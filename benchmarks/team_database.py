@@ -106,16 +106,18 @@ def fill(database: Database, trials: int) -> list[TuningKey]:
     """Store the studies with their trials, and return their keys."""
     device = device_profile("h200")
     keys = [key_of(number, device) for number in range(max(1, trials // STUDY_TRIALS))]
-    first = database.study(keys[0], device)
-    run = database.start_run(first, sampler="tpe", seed=1, settings={"trials": STUDY_TRIALS})
     searched = [trial(number) for number in range(STUDY_TRIALS - FINALISTS - 1)]
     finalists = sorted((one for one in searched if one.measurement), key=lambda one: one.cost)[:FINALISTS]
-    database.add_trials(first, run, searched)
-    for rank, one in enumerate(finalists, 1):
-        database.add_trial(first, run, one, phase="final", rank=rank)
     refused = replace(searched[-1], outcome=Outcome.WRONG_RESULT, reason="C[17] is 0, expected 1", measurement=None)
-    database.add_trial(first, run, refused, phase="final")
-    database.end_run(run, {"winner": "made up"})
+    record = RunRecord(database, keys[0], device)
+    first = record.study_id
+    record.start(sampler="tpe", seed=1, settings={"trials": STUDY_TRIALS}, driver="", host="", gates={})
+    with record:
+        record.add(*searched)
+        for rank, one in enumerate(finalists, 1):
+            record.add(one, phase="final", rank=rank)
+        record.add(refused, phase="final")
+        record.end({"winner": "made up"})
     with database.writing() as connection:
         study_row = dict(connection.execute(select(STUDIES)).mappings().one())
         run_row = dict(connection.execute(select(RUNS)).mappings().one())
@@ -192,9 +194,6 @@ def look_up(database: Database, keys: list[TuningKey], repeats: int) -> dict[str
 
 def write(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, Any]:
     """Return the times of stores, claims and a deletion."""
-    study = database.find_study(keys[0])
-    assert study is not None
-    run = database.start_run(study, sampler="random")
     fresh = [trial(STUDY_TRIALS + number) for number in range(2 * repeats + 2)]
     record = RunRecord(database, keys[0], device_profile("h200"))
     record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
@@ -206,10 +205,9 @@ def write(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, 
 
     with record:
         found: dict[str, Any] = {
-            "store": timed(lambda number: database.add_trial(study, run, fresh[number + 1]), repeats),
+            "store": timed(lambda number: record.add(fresh[number + 1]), repeats),
             "claim": timed(claim, repeats),
         }
-    database.end_run(run)
     start = time.perf_counter()
     pruned = clean_database(database, keys[-1].kernel, Criteria(before=datetime.now(UTC)), dry_run=False)
     return found | {

@@ -8,6 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from stored_runs import add_trial, end_run, start_run
+
 import autotile
 from autotile.core.ceilings import Ceiling, DeviceCeilings
 from autotile.core.device import device_profile
@@ -54,13 +56,13 @@ def make_database(path: Path) -> Path:
             problem = Problem(KERNEL, {**SIZES, "M": size}, "float32")
             key = key_of(kernel, problem, DEVICE, nvrtc_version=nvrtc_version(), l2_mode="cold")
             study = database.study(key, DEVICE)
-            run = database.start_run(study, sampler="tpe", seed=1, settings={"trials": 5}, driver="13.0", host="host")
+            run = start_run(database, study, sampler="tpe", seed=1, settings={"trials": 5}, driver="13.0", host="host")
             for number, config in enumerate(configs):
-                database.add_trial(study, run, _trial(config, 10.0 + number))
-            database.add_trial(study, run, Trial(configs[1], Outcome.COMPILE_FAILED, 'error: "x"', "compile"))
+                add_trial(database, study, run, _trial(config, 10.0 + number))
+            add_trial(database, study, run, Trial(configs[1], Outcome.COMPILE_FAILED, 'error: "x"', "compile"))
             for rank, config in enumerate(configs[:2], 1):
-                database.add_trial(study, run, _trial(config, 9.0 + rank), phase="final", rank=rank)
-            database.end_run(run, {"trials": 5})
+                add_trial(database, study, run, _trial(config, 9.0 + rank), phase="final", rank=rank)
+            end_run(database, run, {"trials": 5})
         database.record_miss(Problem(KERNEL, {**SIZES, "M": 700}, "float32"), DEVICE.name, "nearest", 7)
         database.record_miss(Problem(KERNEL, {**SIZES, "M": 900}, "float32"), DEVICE.name, "default")
         save_ceilings(database, CEILINGS)

@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.model import Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import Interval
@@ -225,9 +226,9 @@ class TestSeeds:
         with Database.open(read_settings().database) as database:
             key = key_of(served.definition, problem, served.device, nvrtc_version="13.0", l2_mode="cold")
             study = database.study(key, served.device)
-            run = database.start_run(study, sampler="random")
-            database.add_trial(study, run, Trial(winner, Outcome.OK, measurement=Measurement(9.0, 8.9, 9.1)))
-            database.end_run(run)
+            run = start_run(database, study, sampler="random")
+            add_trial(database, study, run, Trial(winner, Outcome.OK, measurement=Measurement(9.0, 8.9, 9.1)))
+            end_run(database, run)
         assert seeds_of(served, [], None) == [spec.default, winner]
 
     def test_what_is_shipped_is_tried(self, served: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> None:

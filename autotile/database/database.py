@@ -33,7 +33,6 @@ from autotile.database.rows import (
     Phase,
     StoredTrial,
     bad_row,
-    insert_trial,
     insert_trials,
     read_trials,
     standing_trials,
@@ -301,7 +300,7 @@ class Database:
         created_at
             Date of the trials; None for now.
         summary, fields
-            As for `end_run` and `start_run`.
+            Columns of the table ``runs``, and the summary stored at its end.
         """
         moment = created_at or now_text()
         with self.writing() as connection:
@@ -316,54 +315,10 @@ class Database:
             finish_run(connection, run_id, summary or {})
         return study_id
 
-    def start_run(
-        self,
-        study_id: int,
-        *,
-        sampler: str,
-        seed: int | None = None,
-        settings: Mapping[str, Any] | None = None,
-        driver: str = "",
-        host: str = "",
-        gates: Mapping[str, Any] | None = None,
-    ) -> int:
-        """Record the start of a run, and return its id; settings and gates are stored as JSON."""
-        row = _run_row(study_id, sampler, seed=seed, driver=driver, host=host, settings=settings, gates=gates)
-        with self.writing() as connection:
-            return insert_run(connection, row)
-
-    def end_run(self, run_id: int, summary: Mapping[str, Any] | None = None) -> None:
-        """Record the end of a run; the winner of its finals becomes the study's best."""
-        with self.writing() as connection:
-            found = finish_run(connection, run_id, summary or {})
-        if not found:
-            raise DatabaseError(f"{self.location} has no run {run_id}; expected an id that start_run returned")
-
     def runs(self, study_id: int) -> list[StoredRun]:
         """Return the runs of a study, oldest first."""
         with self.reading() as connection:
             return read_runs(connection, study_id)
-
-    def add_trial(
-        self, study_id: int, run_id: int, trial: Trial, *, phase: Phase = "search", rank: int | None = None
-    ) -> int:
-        """Commit one trial and return its id; from then on the trial survives the death of the process.
-
-        Parameters
-        ----------
-        rank
-            Rank in the run's finals, 1 for the winner.
-        """
-        position = {"study_id": study_id, "run_id": run_id, "phase": phase, "rank": rank, "created_at": now_text()}
-        with self.writing() as connection:
-            return insert_trial(connection, position | trial_row(trial))
-
-    def add_trials(self, study_id: int, run_id: int, trials: Iterable[Trial]) -> None:
-        """Commit trials of a search in one transaction."""
-        position = {"study_id": study_id, "run_id": run_id, "phase": "search", "rank": None, "created_at": now_text()}
-        rows = [position | trial_row(trial) for trial in trials]
-        with self.writing() as connection:
-            insert_trials(connection, rows)
 
     def stored_trials(
         self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None

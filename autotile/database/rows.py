@@ -225,11 +225,6 @@ def stored_trial(row: Row) -> StoredTrial:
     return found
 
 
-def insert_trial(connection: Connection, row: Mapping[str, Any]) -> int:
-    """Insert one trial and return its id."""
-    return int(connection.execute(TRIALS.insert().returning(TRIALS.c.id), row).scalar_one())
-
-
 _COLUMNS = [column.name for column in TRIALS.c if not column.primary_key]
 _JSON_COLUMNS = [column.name for column in TRIALS.c if isinstance(column.type, JSON)]
 _INSERT = f"INSERT INTO trials ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"

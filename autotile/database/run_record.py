@@ -115,7 +115,7 @@ class RunRecord:
         gates: Mapping[str, Any],
         shares: bool = False,
     ) -> int:
-        """Record the start of the run; parameters and errors are those of `Database.start_run`.
+        """Record the start of the run; parameters are columns of the table ``runs``.
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class RunRecord:
         return self._connection
 
     def add(self, *trials: Trial, phase: Phase = "search", rank: int | None = None) -> None:
-        """Commit trials in one transaction, see `Database.add_trial`; of the search, this ends their claims.
+        """Commit trials in one transaction; it ends the claims of those of a search.
 
         A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored.
 
@@ -249,9 +249,17 @@ class RunRecord:
         self._summary = summary
         self._release()
         try:
-            across_restarts(lambda: self._database.end_run(self._run_id, summary))
+            across_restarts(self._store_end)
         except DatabaseError as error:
             raise self._rescued(error) from error
+
+    def _store_end(self) -> None:
+        with self._database.writing() as connection:
+            found = finish_run(connection, self._run_id, self._summary or {})
+        if not found:
+            raise DatabaseError(
+                f"{self._database.location} has no run {self._run_id} any more; it was deleted meanwhile"
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.api import databases
 from autotile.core.device import device_profile
@@ -34,11 +35,11 @@ def store(tmp_path: Path, scale_toml: Path) -> Callable[..., Path]:
         measured = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
         with Database.open(tmp_path / name) as database:
             study = database.study(key, device)
-            run = database.start_run(study, sampler="random")
+            run = start_run(database, study, sampler="random")
             trial = Trial(config, Outcome.OK, "", "finals", measurement=measured, source=source)
-            database.add_trial(study, run, trial)
-            database.add_trial(study, run, trial, phase="final", rank=1)
-            database.end_run(run)
+            add_trial(database, study, run, trial)
+            add_trial(database, study, run, trial, phase="final", rank=1)
+            end_run(database, run)
         return tmp_path / name
 
     return put

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.api import databases, results
 from autotile.api.listings import FamilyList, TunedFamily
@@ -40,14 +41,14 @@ def stored(scale_toml: Path) -> Any:
         key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
         with Database.open(read_settings().database) as database:
             study = database.study(key, device)
-            run = database.start_run(study, sampler="random")
+            run = start_run(database, study, sampler="random")
             for place, config in enumerate(configs, start=1):
                 measured = Measurement(10.0 * place, 9.9 * place, 10.1 * place)
                 trial = Trial(config, Outcome.OK, "", "finals", measurement=measured, source=source)
-                database.add_trial(study, run, trial, phase="final", rank=place)
+                add_trial(database, study, run, trial, phase="final", rank=place)
             if failed is not None:
-                database.add_trial(study, run, Trial(failed, Outcome.WRONG_RESULT, "y[3] is <0>", "verify"))
-            database.end_run(run)
+                add_trial(database, study, run, Trial(failed, Outcome.WRONG_RESULT, "y[3] is <0>", "verify"))
+            end_run(database, run)
 
     return store
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
@@ -52,11 +53,11 @@ class Book:
         device = replace(device_profile(gpu), source="cuda")
         with Database.open(self.path) as database:
             study = database.study(self.key(n, gpu, **key), device)
-            run = database.start_run(study, sampler="random", seed=n)
+            run = start_run(database, study, sampler="random", seed=n)
             for config in (winner, *losers):
-                database.add_trial(study, run, trial(config, 2 * time_us, spread))
-            database.add_trial(study, run, trial(winner, time_us, spread), phase="final", rank=1)
-            database.end_run(run)
+                add_trial(database, study, run, trial(config, 2 * time_us, spread))
+            add_trial(database, study, run, trial(winner, time_us, spread), phase="final", rank=1)
+            end_run(database, run)
 
     def served(self, n: int, **key: Any) -> Config | None:
         with Database.open(self.path) as database:
@@ -226,10 +227,10 @@ class TestMerge:
         a.put(1024, SLOW, 20.0)
         with Database.open(a.path) as database:
             study = database.find_study(a.key(1024))
-            session = database.start_run(study, sampler="random")
+            session = start_run(database, study, sampler="random")
             wrong = Trial(FAST, Outcome.WRONG_RESULT, "y[0] is 1", "verify")
-            database.add_trial(study, session, wrong, phase="final")
-            database.end_run(session)
+            add_trial(database, study, session, wrong, phase="final")
+            end_run(database, session)
         for order in ((a, b), (b, a)):
             out.path.unlink(missing_ok=True)
             assert run("merge", *(side.path for side in order), "-o", out.path).code == 0
@@ -337,9 +338,9 @@ class TestClean:
     def test_what_a_session_needs_that_is_under_way(self, mine: Book, run: Any) -> None:
         with Database.open(mine.path) as database:
             study = database.study(mine.key(64, "a100"), None)
-            session = database.start_run(study, sampler="random")
+            session = start_run(database, study, sampler="random")
             assert run("clean", "--keep-gpu", "h200", "--winners").code == 0
-            database.add_trial(study, session, trial(SLOW, 1.0, 0.01))
+            add_trial(database, study, session, trial(SLOW, 1.0, 0.01))
             assert len(database.trials(study)) == 1
 
     def test_the_old_name_runs_and_names_the_new_one(self, mine: Book, run: Any) -> None:

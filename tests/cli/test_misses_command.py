@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
@@ -35,12 +36,12 @@ def study(scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         key = replace(key_of(kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
         with Database.open(read_settings().database) as database:
             number = database.study(key, device)
-            session = database.start_run(number, sampler="random")
+            session = start_run(database, number, sampler="random")
             for rank, (config, time_us) in enumerate(times, start=1):
                 measured = Measurement(time_us, time_us, time_us)
                 trial = Trial(config, Outcome.OK, "", "finals", measurement=measured)
-                database.add_trial(number, session, trial, phase="final", rank=rank)
-            database.end_run(session)
+                add_trial(database, number, session, trial, phase="final", rank=rank)
+            end_run(database, session)
 
     return put
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from small_disk import autotile, on_small_disk
+from stored_runs import start_run
 
 from autotile.core.model import Resources
 from autotile.cuda.compiler import Compilation, CompiledFunction
@@ -284,7 +285,7 @@ class TestReadOnlyDisk:
         """It may hold trials that the file lacks; to read them, SQLite must write."""
         disk = tmp_path / "disk"
         with Database.open(tuned) as database:
-            database.start_run(1, sampler="unfinished")
+            start_run(database, 1, sampler="unfinished")
             copies = [["copy", f"{tuned}{end}", str(disk / f"tuning.db{end}")] for end in ("", "-wal")]
             steps = [autotile(*commands[name], "--db", disk / "tuning.db") for name in ("list", "check", "tune")]
             *_, listed, checked, told = on_small_disk(disk, "4m", *copies, ["read-only"], *steps)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, start_run
 
 from autotile.core.model import Outcome, Trial
 from autotile.core.text import shown_text
@@ -32,10 +33,10 @@ def odd(tmp_path: Path, key: TuningKey) -> Path:
     odd_key = replace(key, kernel=ODD, gpu_name=f"GPU {ODD}", sizes={f"N{ODD}": 7}, nvrtc_version=ODD)
     with Database.open(tmp_path / "tuning.db") as database:
         study = database.study(odd_key, None)
-        run = database.start_run(study, sampler=ODD, host=ODD)
+        run = start_run(database, study, sampler=ODD, host=ODD)
         trial = Trial({f"BM{ODD}": ODD}, Outcome.COMPILE_FAILED, f"#error {ODD}", "compile")
-        database.add_trial(study, run, trial)
-        database.add_trial(study, run, replace(trial, reason="\x1b[2J first\nsecond"))
+        add_trial(database, study, run, trial)
+        add_trial(database, study, run, replace(trial, reason="\x1b[2J first\nsecond"))
         database.record_miss(odd_key.problem, odd_key.gpu_name, "default")
     return tmp_path / "tuning.db"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
+from stored_runs import add_trial, add_trials, end_run, start_run
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
@@ -28,7 +29,7 @@ def study(database: Database, key: TuningKey, device: DeviceProperties) -> int:
 
 @pytest.fixture
 def run(database: Database, study: int) -> int:
-    return database.start_run(study, sampler="tpe", seed=7)
+    return start_run(database, study, sampler="tpe", seed=7)
 
 
 def test_a_key_has_one_study(database: Database, key: TuningKey, device: DeviceProperties, study: int) -> None:
@@ -40,39 +41,41 @@ def test_a_key_has_one_study(database: Database, key: TuningKey, device: DeviceP
 
 
 def test_a_run_remembers_how_it_was_made(database: Database, study: int) -> None:
-    run = database.start_run(
-        study, sampler="tpe", seed=2**40, settings={"budget": 64}, driver="580.1", host="node1", gates={"rules": 24906}
+    run = start_run(
+        database,
+        study,
+        sampler="tpe",
+        seed=2**40,
+        settings={"budget": 64},
+        driver="580.1",
+        host="node1",
+        gates={"rules": 24906},
     )
     before = database.runs(study)[0]
     assert (before.run_id, before.ended_at, before.summary) == (run, None, {})
     assert (before.sampler, before.seed, before.driver, before.host) == ("tpe", 2**40, "580.1", "node1")
     assert (before.settings, before.gates) == ({"budget": 64}, {"rules": 24906})
     assert before.autotile_version == __version__
-    database.end_run(run, {"winner": "BM=64"})
+    end_run(database, run, {"winner": "BM=64"})
     after = database.runs(study)[0]
     assert after.summary == {"winner": "BM=64"}
     assert after.ended_at is not None
     assert timedelta() <= datetime.now(UTC) - after.started_at < timedelta(minutes=1)
 
 
-def test_ending_a_run_that_is_not_there_says_so(database: Database) -> None:
-    with pytest.raises(DatabaseError, match="no run 99"):
-        database.end_run(99)
-
-
 def test_a_trial_needs_its_study_and_run(database: Database, failed: Maker, study: int, run: int) -> None:
     for study_id, run_id in ((study, 99), (99, run)):
         with pytest.raises(DatabaseError, match="FOREIGN KEY"):
-            database.add_trial(study_id, run_id, failed({"BM": 1}, Outcome.CRASHED))
+            add_trial(database, study_id, run_id, failed({"BM": 1}, Outcome.CRASHED))
 
 
 def test_the_newest_trial_of_a_configuration_counts_for_resuming(
     database: Database, study: int, run: int, measured: Maker, failed: Maker
 ) -> None:
-    database.add_trial(study, run, failed({"BM": 64, "BN": 32}, Outcome.TIMED_OUT))
-    database.add_trial(study, run, failed({"BM": 128, "BN": 32}, Outcome.INFEASIBLE))
-    second = database.start_run(study, sampler="tpe")
-    database.add_trial(study, second, measured({"BN": 32, "BM": 64}, 50.0))
+    add_trial(database, study, run, failed({"BM": 64, "BN": 32}, Outcome.TIMED_OUT))
+    add_trial(database, study, run, failed({"BM": 128, "BN": 32}, Outcome.INFEASIBLE))
+    second = start_run(database, study, sampler="tpe")
+    add_trial(database, study, second, measured({"BN": 32, "BM": 64}, 50.0))
     tried = database.tried(study)
     assert {text: trial.outcome for text, trial in tried.items()} == {
         config_key({"BM": 64, "BN": 32}): Outcome.OK,
@@ -85,11 +88,11 @@ def test_before_any_finals_the_fastest_ok_trial_is_best(
     database: Database, study: int, run: int, measured: Maker, failed: Maker
 ) -> None:
     assert database.best("sgemm") == []
-    database.add_trial(study, run, failed({"BM": 8}, Outcome.WRONG_RESULT))
+    add_trial(database, study, run, failed({"BM": 8}, Outcome.WRONG_RESULT))
     assert database.best("sgemm") == []
-    database.add_trial(study, run, replace(measured({"BM": 16}, 1.0), outcome=Outcome.PRUNED))
+    add_trial(database, study, run, replace(measured({"BM": 16}, 1.0), outcome=Outcome.PRUNED))
     for time_us in (30.0, 20.0, 25.0):
-        database.add_trial(study, run, measured({"BM": int(time_us)}, time_us))
+        add_trial(database, study, run, measured({"BM": int(time_us)}, time_us))
     (best,) = database.best("sgemm")
     assert best.trial.config == {"BM": 20}
     assert not best.confirmed
@@ -100,21 +103,21 @@ def test_the_winner_of_the_newest_finished_finals_is_best(
 ) -> None:
     def finals(run_id: int, *configs: int) -> None:
         for rank, value in enumerate(configs, start=1):
-            database.add_trial(study, run_id, measured({"BM": value}, 100.0 + rank), phase="final", rank=rank)
+            add_trial(database, study, run_id, measured({"BM": value}, 100.0 + rank), phase="final", rank=rank)
 
-    database.add_trial(study, run, measured({"BM": 1}, 90.0))
+    add_trial(database, study, run, measured({"BM": 1}, 90.0))
     finals(run, 64, 128)
     assert database.best("sgemm")[0].trial.config == {"BM": 1}, "a run that was killed confirms nothing"
-    database.end_run(run)
-    finals(database.start_run(study, sampler="tpe"), 256)
+    end_run(database, run)
+    finals(start_run(database, study, sampler="tpe"), 256)
     (best,) = database.best("sgemm")
     assert best.trial.config == {"BM": 64}
     assert (best.confirmed, best.run.run_id, best.study_id, best.key) == (True, run, study, key)
     assert best.device is not None
     assert best.device.name == key.gpu_name
-    third = database.start_run(study, sampler="tpe")
+    third = start_run(database, study, sampler="tpe")
     finals(third, 512, 64)
-    database.end_run(third)
+    end_run(database, third)
     assert database.best("sgemm")[0].trial.config == {"BM": 512}
 
 
@@ -125,11 +128,11 @@ def test_the_clock_of_a_run_does_not_make_it_the_newest(
     key = database.studies()[0].key
 
     def finals(run_id: int, value: int) -> None:
-        database.add_trial(study, run_id, measured({"BM": value}, 100.0), phase="final", rank=1)
-        database.end_run(run_id)
+        add_trial(database, study, run_id, measured({"BM": value}, 100.0), phase="final", rank=1)
+        end_run(database, run_id)
 
     finals(run, 1)
-    second = database.start_run(study, sampler="tpe")
+    second = start_run(database, study, sampler="tpe")
     finals(second, 2)
     with database.writing() as connection:
         later = run if date > "2100" else second
@@ -144,13 +147,13 @@ def test_what_the_finals_refused_is_best_no_more(
     database: Database, measured: Maker, failed: Maker, study: int, run: int
 ) -> None:
     fast, slow = measured({"BM": 64}, 10.0), measured({"BM": 128}, 20.0)
-    database.add_trials(study, run, [fast, slow])
-    database.add_trial(study, run, fast, phase="final", rank=1)
-    database.end_run(run, {})
-    again = database.start_run(study, sampler="tpe")
-    database.add_trial(study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
+    add_trials(database, study, run, [fast, slow])
+    add_trial(database, study, run, fast, phase="final", rank=1)
+    end_run(database, run, {})
+    again = start_run(database, study, sampler="tpe")
+    add_trial(database, study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 128}]
-    database.add_trial(study, again, measured({"BM": 64}, 11.0))  # measured again since
+    add_trial(database, study, again, measured({"BM": 64}, 11.0))  # measured again since
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 64}]
 
 
@@ -161,8 +164,8 @@ def test_best_is_one_a_study_and_can_be_narrowed(
     keys = [key, *(replace(key, **{name: value}) for name, value in others.items())]
     for number, one in enumerate(keys):
         study = database.study(one, device)
-        run = database.start_run(study, sampler="random")
-        database.add_trial(study, run, measured({"BM": number}, 10.0 + number))
+        run = start_run(database, study, sampler="random")
+        add_trial(database, study, run, measured({"BM": number}, 10.0 + number))
     assert [best.trial.config["BM"] for best in database.best()] == [4, 3, 2, 1, 0]
     assert [best.trial.config["BM"] for best in database.best("sgemm")] == [3, 2, 1, 0]
     exact = database.best("sgemm", dtype="float32", sizes=dict(reversed(key.sizes.items())), gpu_name=key.gpu_name)
@@ -174,13 +177,13 @@ def test_studies_are_listed_with_the_configurations_that_were_tried(
     database: Database, key: TuningKey, study: int, run: int, measured: Maker
 ) -> None:
     database.study(replace(key, kernel="copy"), None)
-    database.add_trial(study, run, measured({"BM": 64}, 12.5))
-    database.add_trial(study, run, Trial({"BM": 32}, Outcome.CRASHED))
-    database.add_trial(study, run, measured({"BM": 64}, 12.5), phase="final", rank=1)
+    add_trial(database, study, run, measured({"BM": 64}, 12.5))
+    add_trial(database, study, run, Trial({"BM": 32}, Outcome.CRASHED))
+    add_trial(database, study, run, measured({"BM": 64}, 12.5), phase="final", rank=1)
     assert [(one.runs, one.trials, one.ok) for one in database.studies("sgemm")] == [(1, 2, 1)]
-    anew = database.start_run(study, sampler="random")
-    database.add_trial(study, anew, Trial({"BM": 32}, Outcome.CRASHED))
-    database.add_trial(study, anew, measured({"BM": 64}, 13.0))
+    anew = start_run(database, study, sampler="random")
+    add_trial(database, study, anew, Trial({"BM": 32}, Outcome.CRASHED))
+    add_trial(database, study, anew, measured({"BM": 64}, 13.0))
     copy, sgemm = database.studies()
     assert (copy.last_at, sgemm.last_at) == (None, database.stored_trials(study)[-1].created_at)
     assert (copy.key.kernel, copy.device, copy.runs, copy.trials, copy.best_config) == ("copy", None, 0, 0, None)
@@ -212,7 +215,7 @@ def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: 
 def test_a_check_counts_rows_and_finds_orphans(
     database: Database, study: int, run: int, measured: Maker, tmp_path: Path
 ) -> None:
-    database.add_trial(study, run, measured({"BM": 64}, 1.0))
+    add_trial(database, study, run, measured({"BM": 64}, 1.0))
     report = check_database(database)
     assert report.ok
     empty = dict.fromkeys(("misses", "families", "models", "ceilings", "claims"), 0)

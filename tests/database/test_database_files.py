@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stored_runs import add_trials, start_run
 
 from autotile.core.model import Trial
 from autotile.database.checking import check_database
@@ -152,8 +153,8 @@ def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> 
 def _filled(path: Path, key: TuningKey, measured: Callable[..., Trial], count: int = 300) -> None:
     with Database.open(path) as database:
         study = database.study(key, None)
-        run = database.start_run(study, sampler="random")
-        database.add_trials(study, run, [measured({"BM": number}, 1.0 + number) for number in range(count)])
+        run = start_run(database, study, sampler="random")
+        add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(count)])
 
 
 def _damage_start(data: bytearray) -> None:

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stored_runs import start_run
+
 from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 
 WRITER = """
 import os, signal, sys
+from stored_runs import add_trial, start_run
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
@@ -20,10 +23,10 @@ path, count, deadly = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "kill"
 database = Database.open(path)
 key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
 study = database.study(key, None)
-run = database.start_run(study, sampler="random")
+run = start_run(database, study, sampler="random")
 for number in range(count):
     trial = Trial({"worker": os.getpid(), "BM": number}, Outcome.OK, measurement=Measurement(1.0, 1.0, 1.0))
-    database.add_trial(study, run, trial)
+    add_trial(database, study, run, trial)
     print(number, flush=True)
 if deadly:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -33,7 +36,8 @@ database.close()
 
 def _start(path: Path, count: int, end: str) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-c", WRITER, str(path), str(count), end]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def test_a_killed_process_loses_no_trial_that_had_ended(tmp_path: Path) -> None:
@@ -81,10 +85,10 @@ def test_a_forked_child_has_connections_of_its_own(database: Database, key: Tuni
     if child == 0:
         ended_well = False
         try:
-            database.start_run(study, sampler="child")
+            start_run(database, study, sampler="child")
             ended_well = True
         finally:
             os._exit(0 if ended_well else 1)
     assert os.waitpid(child, 0)[1] == 0
-    database.start_run(study, sampler="parent")
+    start_run(database, study, sampler="parent")
     assert sorted(run.sampler for run in database.runs(study)) == ["child", "parent"]

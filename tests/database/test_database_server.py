@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
+from stored_runs import add_trial, add_trials, end_run, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
@@ -36,14 +37,14 @@ def test_trials_come_back_and_the_finals_decide(
 ) -> None:
     study = server.study(fresh_key, device)
     assert server.study(fresh_key, device) == study
-    run = server.start_run(study, sampler="tpe", seed=2**40)
+    run = start_run(server, study, sampler="tpe", seed=2**40)
     fast, winner = measured({"BM": 64, "WIDE": True, "KIND": "float4"}, 10.0), measured({"BM": 32}, 11.0)
-    server.add_trials(study, run, [fast])
-    server.add_trial(study, run, winner, phase="final", rank=1)
+    add_trials(server, study, run, [fast])
+    add_trial(server, study, run, winner, phase="final", rank=1)
     assert server.trials(study) == [fast, winner]
     assert list(server.trials(study)[0].config) == ["BM", "WIDE", "KIND"]
     assert [best.trial for best in server.best(study_id=study)] == [fast]
-    server.end_run(run, {"winner": "BM=32"})
+    end_run(server, run, {"winner": "BM=32"})
     assert [best.trial for best in server.best(study_id=study)] == [winner]
     assert [summary.best_time_us for summary in server.studies() if summary.study_id == study] == [11.0]
     reader = Database.open_readonly(server_url)
@@ -56,8 +57,8 @@ def test_a_reason_with_a_nul_byte_is_stored(
     server: Database, fresh_key: TuningKey, failed: Callable[..., Trial]
 ) -> None:
     study = server.study(fresh_key, None)
-    run = server.start_run(study, sampler="tpe")
-    server.add_trial(study, run, failed({"BM": 1}, "compile_failed", "error:\0 bad byte \udcff"))
+    run = start_run(server, study, sampler="tpe")
+    add_trial(server, study, run, failed({"BM": 1}, "compile_failed", "error:\0 bad byte \udcff"))
     assert server.trials(study)[0].reason == "error: bad byte ?"
 
 
@@ -91,7 +92,7 @@ def test_misses_are_counted(server: Database) -> None:
 def test_the_check_is_whole_and_errors_hide_the_password(server: Database, measured: Callable[..., Trial]) -> None:
     assert check_database(server).ok
     with pytest.raises(DatabaseError, match="foreign key constraint"):
-        server.add_trial(2**30, 2**30, measured({"BM": 1}, 1.0))
+        add_trial(server, 2**30, 2**30, measured({"BM": 1}, 1.0))
     with pytest.raises(DatabaseError) as caught:
         Database.open("postgresql://user:secret@127.0.0.1:1/name")
     assert "secret" not in str(caught.value)

@@ -11,6 +11,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
@@ -173,9 +174,9 @@ def test_the_order_of_finals_is_upgraded(
     with Database.open(path) as database:
         study = database.study(key, None)
         for number, end in enumerate(ends, 1):
-            run = database.start_run(study, sampler="tpe")
+            run = start_run(database, study, sampler="tpe")
             trial = measured({"BM": number}, 10.0)
-            database.add_trial(study, run, trial, phase="final", rank=1)
+            add_trial(database, study, run, trial, phase="final", rank=1)
             with database.writing() as connection:
                 connection.execute(update(RUNS).where(RUNS.c.id == run).values(ended_at=f"{end}T00:00:00.000000+00:00"))
         _downgrade(database)
@@ -186,9 +187,9 @@ def test_the_order_of_finals_is_upgraded(
         assert [best.trial.config["BM"] for best in database.best()] == [served[1]]
         assert database.trials(study)[: len(trials)] == trials
         assert check_database(database).revision == SCHEMA_REVISION
-        run = database.start_run(study, sampler="tpe")
-        database.add_trial(study, run, measured({"BM": 3}, 10.0), phase="final", rank=1)
-        database.end_run(run)
+        run = start_run(database, study, sampler="tpe")
+        add_trial(database, study, run, measured({"BM": 3}, 10.0), phase="final", rank=1)
+        end_run(database, run)
         assert [best.trial.config["BM"] for best in database.best()] == [3]
 
 

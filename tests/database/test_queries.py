@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, config_key
@@ -19,15 +20,15 @@ from autotile.database.structure import VERSION_TABLE
 def _fill(path: Path, key: TuningKey) -> None:
     with Database.open(path) as database:
         study = database.study(key, device_profile("h200"))
-        run = database.start_run(study, sampler="random", seed=0, driver="99.9")
+        run = start_run(database, study, sampler="random", seed=0, driver="99.9")
         trial = Trial(
             {"b": 2, "a": True},
             Outcome.OK,
             resources=Resources(32, 8, 4, 16, 1024),
             measurement=Measurement(10.0, 9.5, 10.5, (10.0, 10.25)),
         )
-        database.add_trial(study, run, trial, phase="final", rank=1)
-        database.end_run(run)
+        add_trial(database, study, run, trial, phase="final", rank=1)
+        end_run(database, run)
 
 
 def test_it_returns_what_the_database_returns(tmp_path: Path, key: TuningKey) -> None:
@@ -47,9 +48,9 @@ def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> 
     _fill(path, key)
     with Database.open(path) as database:
         study = database.study(key, None)
-        run = database.start_run(study, sampler="verify")
+        run = start_run(database, study, sampler="verify")
         for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
-            database.add_trial(study, run, Trial(config, outcome), phase="final")
+            add_trial(database, study, run, Trial(config, outcome), phase="final")
         stored = database.read(CHECKS, kernel=key.kernel, dtype=key.dtype)
     assert [check.passed for check in stored] == [False, True]
     assert {check.config for check in stored} == {config_key(config)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, select, update
+from stored_runs import add_trial, add_trials, end_run, start_run
 
 from autotile.core.model import Outcome, Trial, config_key
 from autotile.database import retention
@@ -40,12 +41,12 @@ def shared(location: str) -> Iterator[Database]:
 def add_study(database: Database, key: TuningKey, measured: Maker, trials: int) -> int:
     """Store a finished run with a winner and a refused configuration; return the id of the study."""
     study = database.study(key, None)
-    run = database.start_run(study, sampler="random")
-    database.add_trials(study, run, [measured({"BM": number}, 10.0 + number) for number in range(trials)])
-    database.add_trial(study, run, measured({"BM": 3}, 11.0), phase="final", rank=1)
-    database.add_trial(study, run, measured({"BM": 4}, 12.0), phase="final", rank=2)
-    database.add_trial(study, run, Trial({"BM": 0}, Outcome.WRONG_RESULT, "y[1] is 0"), phase="final")
-    database.end_run(run)
+    run = start_run(database, study, sampler="random")
+    add_trials(database, study, run, [measured({"BM": number}, 10.0 + number) for number in range(trials)])
+    add_trial(database, study, run, measured({"BM": 3}, 11.0), phase="final", rank=1)
+    add_trial(database, study, run, measured({"BM": 4}, 12.0), phase="final", rank=2)
+    add_trial(database, study, run, Trial({"BM": 0}, Outcome.WRONG_RESULT, "y[1] is 0"), phase="final")
+    end_run(database, run)
     return study
 
 
@@ -58,19 +59,19 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
 ) -> None:
     monkeypatch.setattr(retention, "_CHUNK", 10)
     study = add_study(shared, key, measured, 40)
-    running = shared.start_run(study, sampler="random")
+    running = start_run(shared, study, sampler="random")
     neighbour = shared.study(replace(key, kernel="other"), None)
-    its_run = shared.start_run(neighbour, sampler="random")
+    its_run = start_run(shared, neighbour, sampler="random")
     with Database.open(location) as session:
         begin, stored = shared.writing, []
 
         @contextmanager
         def writing() -> Iterator[Connection]:
-            stored.append(session.add_trial(study, running, measured({"BM": 100 + len(stored)}, 50.0)))
+            stored.append(add_trial(session, study, running, measured({"BM": 100 + len(stored)}, 50.0)))
             with begin() as connection:
                 yield connection
                 if shared.path is None:  # the locks of a batch keep no one else out
-                    session.add_trial(neighbour, its_run, measured({"BM": len(stored)}, 50.0))
+                    add_trial(session, neighbour, its_run, measured({"BM": len(stored)}, 50.0))
 
         monkeypatch.setattr(shared, "writing", writing)
         (cleaned,) = clean_database(shared, None, TOMORROW, dry_run=False)
@@ -89,8 +90,8 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     shared: Database, key: TuningKey, measured: Maker
 ) -> None:
     study = shared.study(key, None)
-    run = shared.start_run(study, sampler="random")
-    shared.add_trial(study, run, measured({"BM": 1}, 10.0))
+    run = start_run(shared, study, sampler="random")
+    add_trial(shared, study, run, measured({"BM": 1}, 10.0))
     everything = replace(TOMORROW, winners=True)
     claims = StudyClaims(study, run, 0)
     with shared.writing() as connection:
@@ -107,11 +108,11 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
 
 def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey, measured: Maker) -> None:
     study = shared.study(key, None)
-    run = shared.start_run(study, sampler="random")
+    run = start_run(shared, study, sampler="random")
     everything = replace(TOMORROW, winners=True)
     assert clean_database(shared, None, replace(everything, keep_gpus=("another",)), dry_run=False) == []
     assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
-    shared.add_trial(study, run, measured({"BM": 1}, 10.0))
+    add_trial(shared, study, run, measured({"BM": 1}, 10.0))
     assert clean_database(shared, None, everything, dry_run=False) == []
     assert len(shared.trials(study)) == 1
     with shared.writing() as connection:  # a killed run of long ago is not going on
@@ -122,10 +123,10 @@ def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: 
 
 def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: TuningKey, measured: Maker) -> None:
     study = shared.study(key, None)
-    ended, going, begun = (shared.start_run(study, sampler="random") for _ in range(3))
+    ended, going, begun = (start_run(shared, study, sampler="random") for _ in range(3))
     for number, run in enumerate((ended, going)):
-        shared.add_trial(study, run, measured({"BM": number}, 10.0))
-    shared.end_run(ended)
+        add_trial(shared, study, run, measured({"BM": number}, 10.0))
+    end_run(shared, ended)
     clean_database(shared, None, replace(TOMORROW, winners=True), dry_run=False)
     assert [one.run_id for one in shared.stored_trials(study)] == [going]
     assert [one.run_id for one in shared.runs(study)] == [going, begun]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stored_runs import add_trials, start_run
 
 from autotile.core.model import Trial
 from autotile.database.database import Database
@@ -20,13 +21,14 @@ VISIT = "import sys; from autotile.database.database import Database; Database.o
 
 BEGIN = """
 import sys, time
+from stored_runs import start_run
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 import autotile.database.migrations.versions.v0001_first_tables
 key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
 time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
 with Database.open(sys.argv[1]) as opened:
-    opened.start_run(opened.study(key, None), sampler="after")
+    start_run(opened, opened.study(key, None), sampler="after")
 """
 
 
@@ -40,7 +42,7 @@ def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: Tuni
             assert again is not None
             again.close()
             subprocess.run([sys.executable, "-c", VISIT, str(path)], check=True)
-            first.start_run(study, sampler="kept")
+            start_run(first, study, sampler="kept")
     with Database.open(path) as last:
         assert len(last.runs(study)) == 2
 
@@ -50,11 +52,13 @@ def test_a_damaged_file_is_set_aside_once_by_many(
 ) -> None:
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:
-        run = database.start_run(database.study(key, None), sampler="random")
-        database.add_trials(1, run, [measured({"BM": number}, 1.0) for number in range(100)])
+        run = start_run(database, database.study(key, None), sampler="random")
+        add_trials(database, 1, run, [measured({"BM": number}, 1.0) for number in range(100)])
     path.write_bytes(path.read_bytes()[:8192])
     together = str(time.time() + 2)  # all have finished importing by then
-    visitors = [subprocess.Popen([sys.executable, "-c", BEGIN, str(path), together]) for _ in range(4)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", BEGIN, str(path), together]
+    visitors = [subprocess.Popen(words, env=environment) for _ in range(4)]
     assert [visitor.wait(60) for visitor in visitors] == [0] * 4
     assert len(list(tmp_path.glob("tuning.db.corrupt-*[0-9]"))) == 1
     with Database.open(path) as after:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import start_run
 
 from autotile.core.model import Outcome, Trial
 from autotile.database.database import Database
@@ -27,7 +28,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def run(database: Database, key: TuningKey) -> dict[str, int]:
     study = database.study(key, None)
-    return {"study_id": study, "run_id": database.start_run(study, sampler="random", seed=0)}
+    return {"study_id": study, "run_id": start_run(database, study, sampler="random", seed=0)}
 
 
 def rows_of(run: dict[str, int], *trials: Trial) -> list[dict[str, Any]]:

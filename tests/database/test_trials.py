@@ -3,6 +3,7 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_runs import add_trial, add_trials, start_run
 
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
 from autotile.database.database import Database
@@ -48,10 +49,10 @@ def test_a_trial_comes_back_as_it_was_stored(trials: list[Trial]) -> None:
     key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
     with TemporaryDirectory() as folder, Database.open(Path(folder) / "tuning.db") as database:
         study = database.study(key, None)
-        run = database.start_run(study, sampler="random")
+        run = start_run(database, study, sampler="random")
         for trial in trials:
-            database.add_trial(study, run, trial)
-        database.add_trials(study, run, trials)
+            add_trial(database, study, run, trial)
+        add_trials(database, study, run, trials)
         back = database.trials(study)
         assert back == trials + trials
         for trial, stored in zip(trials, back, strict=False):
@@ -62,6 +63,6 @@ def test_a_trial_comes_back_as_it_was_stored(trials: list[Trial]) -> None:
 
 def test_a_reason_that_no_database_takes_is_stored_all_the_same(database: Database, key: TuningKey) -> None:
     study = database.study(key, None)
-    run = database.start_run(study, sampler="random")
-    database.add_trial(study, run, Trial({"BM": 1}, Outcome.COMPILE_FAILED, "error:\0 bad byte \udcff"))
+    run = start_run(database, study, sampler="random")
+    add_trial(database, study, run, Trial({"BM": 1}, Outcome.COMPILE_FAILED, "error:\0 bad byte \udcff"))
     assert database.trials(study)[0].reason == "error: bad byte ?"

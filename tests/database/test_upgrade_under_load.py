@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from stored_runs import add_trial, start_run
 
 from autotile.core.model import Trial
 from autotile.database import upgrade
@@ -61,8 +62,8 @@ def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
 ) -> None:
     with Database.open(location) as older:
         study = older.study(key, None)
-        run = older.start_run(study, sampler="random")
-        older.add_trial(study, run, measured({"BM": 1}, 10.0))
+        run = start_run(older, study, sampler="random")
+        add_trial(older, study, run, measured({"BM": 1}, 10.0))
         make_older(older)
         first = start(location)
         assert first.stdout is not None
@@ -70,7 +71,7 @@ def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
         second = start(location)
         assert second.stdout is not None
         assert second.stdout.readline() == "opening\n"
-        writing = threading.Thread(target=older.add_trial, args=(study, run, measured({"BM": 2}, 9.0)))
+        writing = threading.Thread(target=add_trial, args=(older, study, run, measured({"BM": 2}, 9.0)))
         writing.start()
         assert [best.trial.config for best in older.best(study_id=study)] == [{"BM": 1}]
         assert older.winner(key) is not None

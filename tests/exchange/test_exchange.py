@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from stored_runs import add_trial, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Measurement, Occupancy, Outcome, Trial, config_key
@@ -48,12 +49,12 @@ def configs() -> list[dict[str, Any]]:
 def stored(database: Database, key: TuningKey, measured: Callable[..., Trial]) -> Sequence[StoredTrial]:
     """Three measured configurations, one of them measured again in the finals, and one for each failure."""
     study = database.study(key, None)
-    run = database.start_run(study, sampler="random")
+    run = start_run(database, study, sampler="random")
     for config, time_us in zip(configs(), (50.0, 40.0, 60.0), strict=False):
-        database.add_trial(study, run, measured(config, time_us))
+        add_trial(database, study, run, measured(config, time_us))
     for config, outcome in zip(configs()[3:], FAILURES, strict=False):
-        database.add_trial(study, run, Trial(config, outcome, "why", "stage"))
-    database.add_trial(study, run, measured(configs()[1], 41.0), phase="final", rank=1)
+        add_trial(database, study, run, Trial(config, outcome, "why", "stage"))
+    add_trial(database, study, run, measured(configs()[1], 41.0), phase="final", rank=1)
     return database.stored_trials(study)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
@@ -25,12 +26,17 @@ def put(kernel: BoundKernel, config: dict[str, int], time_us: float) -> None:
     measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
     with Database.open(read_settings().database) as database:
         study = database.study(key, kernel.device)
-        run = database.start_run(study, sampler="random")
-        database.add_trial(study, run, Trial(config, Outcome.OK, "", "finals", measurement=measurement), phase="final")
-        database.add_trial(
-            study, run, Trial(config, Outcome.OK, "", "finals", measurement=measurement), phase="final", rank=1
+        run = start_run(database, study, sampler="random")
+        add_trial(database, study, run, Trial(config, Outcome.OK, "", "finals", measurement=measurement), phase="final")
+        add_trial(
+            database,
+            study,
+            run,
+            Trial(config, Outcome.OK, "", "finals", measurement=measurement),
+            phase="final",
+            rank=1,
         )
-        database.end_run(run)
+        end_run(database, run)
 
 
 def poll() -> int:

@@ -15,6 +15,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import update
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.cli.comparing import are_databases, read_percentage, report_comparison
 from autotile.core.device import device_profile
@@ -76,12 +77,12 @@ class Book:
         """A session; the first trial won its finals."""
         with Database.open(self.path) as database:
             study = database.study(self.key(n, gpu, kernel, **changes), replace(device_profile(gpu), source="cuda"))
-            run = database.start_run(study, sampler="random", seed=n, driver=driver, host="a host")
+            run = start_run(database, study, sampler="random", seed=n, driver=driver, host="a host")
             for trial in trials:
-                database.add_trial(study, run, trial)
+                add_trial(database, study, run, trial)
             if finals:
-                database.add_trial(study, run, trials[0], phase="final", rank=1)
-            database.end_run(run)
+                add_trial(database, study, run, trials[0], phase="final", rank=1)
+            end_run(database, run)
 
 
 @pytest.fixture

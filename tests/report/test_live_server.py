@@ -22,6 +22,7 @@ from interrupts import heeded_interrupts
 from report_studies import Session as Sessions
 from report_studies import store_session
 from sqlalchemy import select, update
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
@@ -79,15 +80,15 @@ class Session:
         self.database = Database.open(path)
         self._measured = measured
         self.study = self.database.study(key, device)
-        self.run = self.database.start_run(self.study, sampler="random", host="a host", gates={"limits": 100})
+        self.run = start_run(self.database, self.study, sampler="random", host="a host", gates={"limits": 100})
 
     def add(self, count: int) -> None:
         known = len(self.database.trials(self.study))
         for i in range(known, known + count):
-            self.database.add_trial(self.study, self.run, self._measured({"BM": 8 * (i + 1)}, 100.0 - i))
+            add_trial(self.database, self.study, self.run, self._measured({"BM": 8 * (i + 1)}, 100.0 - i))
 
     def end(self) -> None:
-        self.database.end_run(self.run, {"seconds": 1.0})
+        end_run(self.database, self.run, {"seconds": 1.0})
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ class TestState:
     def test_the_newest_run_of_a_study(self, client: Client, session: Session) -> None:
         session.add(2)
         session.end()
-        session.run = session.database.start_run(session.study, sampler="random")
+        session.run = start_run(session.database, session.study, sampler="random")
         (found,) = client.state()["sessions"]
         assert (found["state"], found["trials"]) == ("running", 0)
 

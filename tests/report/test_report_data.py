@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from report_studies import ROUNDS, SCRIPT, Session, read_one, recording_of, store_session
+from stored_runs import add_trial
 
 from autotile.core.model import Outcome, config_key
 from autotile.core.statistics import paired_ratio, widen_by_session_spread
@@ -84,7 +85,7 @@ def test_a_running_session_is_read_on(tmp_path: Path) -> None:
         reader = StudyReader(database, summary)
         first = reader.read()
         newest = replace(first.trials[0].trial, config={**first.trials[0].trial.config, "BM": 999})
-        database.add_trial(summary.study_id, first.runs[0].run.run_id, newest)
+        add_trial(database, summary.study_id, first.runs[0].run.run_id, newest)
         second = reader.read()
     assert second.key == key
     assert len(second.trials) == len(first.trials) + 1

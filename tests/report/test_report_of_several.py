@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from report_studies import Session, read_one, recording_of, store_session
+from stored_runs import add_trial, end_run, start_run
 from test_report_page import Reader
 
 from autotile.core.ceilings import Ceiling, DeviceCeilings
@@ -42,9 +43,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.save_state(rule.key, rule.rule.family, rule.device, FamilyState(plan={}))
         store.save_rule(rule.key, rule.device, rule.rule)
         study_id = database.study(key, header.device)
-        run_id = database.start_run(study_id, sampler="contest")
-        database.add_trial(study_id, run_id, library, phase="final", rank=1)
-        database.end_run(run_id, {"operation": "matmul"})
+        run_id = start_run(database, study_id, sampler="contest")
+        add_trial(database, study_id, run_id, library, phase="final", rank=1)
+        end_run(database, run_id, {"operation": "matmul"})
     return path
 
 

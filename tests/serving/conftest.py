@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
@@ -62,14 +63,14 @@ class ResultStore:
         trial = Trial(config, Outcome.OK, "", "finals", resources=resources, measurement=measurement)
         with Database.open(read_settings().database) as database:
             study = database.study(key, device)
-            run = database.start_run(study, sampler="random", driver=driver)
-            database.add_trial(study, run, trial, phase="final", rank=1)
+            run = start_run(database, study, sampler="random", driver=driver)
+            add_trial(database, study, run, trial, phase="final", rank=1)
             if default_ratio is not None and config != self.kernel.spec.default:
                 slower = replace(measurement, time_us=default_ratio * time_us, high_us=1.01 * default_ratio * time_us)
                 other = replace(trial, config=self.kernel.spec.default, measurement=slower)
-                database.add_trial(study, run, other, phase="final", rank=2)
+                add_trial(database, study, run, other, phase="final", rank=2)
             if finished:
-                database.end_run(run)
+                end_run(database, run)
         return key
 
     def ask(self, n: int, device: int | str | None = "h200", **named: Any) -> BoundKernel:

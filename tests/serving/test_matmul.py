@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 import autotile
 from autotile.core.device import device_profile
@@ -39,9 +40,9 @@ def store_winner(name: str, product: Product, time_us: float, database: Path | N
     with Database.open(database or read_settings().database) as opened:
         key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
         study = opened.study(key, device)
-        run = opened.start_run(study, sampler="random")
-        opened.add_trial(study, run, trial, phase="final", rank=1)
-        opened.end_run(run)
+        run = start_run(opened, study, sampler="random")
+        add_trial(opened, study, run, trial, phase="final", rank=1)
+        end_run(opened, run)
 
 
 @pytest.mark.usefixtures("live_gpu")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 import autotile
 from autotile.api.operation_tuning import export_models
@@ -88,11 +89,16 @@ def store(key: TuningKey, config: Config, time_us: float, device: DeviceProperti
     measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
     with Database.open(read_settings().database) as database:
         study = database.study(key, device)
-        run = database.start_run(study, sampler="random")
-        database.add_trial(
-            study, run, Trial(config, Outcome.OK, "", "finals", measurement=measurement), phase="final", rank=1
+        run = start_run(database, study, sampler="random")
+        add_trial(
+            database,
+            study,
+            run,
+            Trial(config, Outcome.OK, "", "finals", measurement=measurement),
+            phase="final",
+            rank=1,
         )
-        database.end_run(run)
+        end_run(database, run)
 
 
 def store_kernel(name: str, time_us: float, dtype: str = "float32", **sizes: int) -> None:
@@ -185,10 +191,10 @@ class TestExpected:
         key = key_of(kernel, problem, DEVICE, nvrtc_version=nvrtc_version(), l2_mode="cold")
         with Database.open(read_settings().database) as database:
             study = database.study(key, DEVICE)
-            run = database.start_run(study, sampler="random")
+            run = start_run(database, study, sampler="random")
             wrong = Trial(kernel.spec.default, Outcome.WRONG_RESULT, "differs", "verify")
-            database.add_trial(study, run, wrong, phase="final")
-            database.end_run(run)
+            add_trial(database, study, run, wrong, phase="final")
+            end_run(database, run)
         model.expected = [expect("sgemm_ws", 1.0), expect("sgemm", 2.0)]
         assert serve().kernel == "sgemm"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Problem, Trial, config_key
@@ -57,13 +58,13 @@ def tune(path: Path, text: str, seed: int, trials: int = 200) -> dict[str, Any]:
     assert default is not None
     with Database.open(path) as database:
         study = database.study(key, device)
-        run = database.start_run(study, sampler="random", driver="")
+        run = start_run(database, study, sampler="random", driver="")
         for row in rows:
-            database.add_trial(study, run, trial_of(recording, row), phase="search")
+            add_trial(database, study, run, trial_of(recording, row), phase="search")
         finalists = sorted({*ran[:12], default}, key=lambda row: recording.columns["time_us"][row])
         for rank, row in enumerate(finalists):
-            database.add_trial(study, run, trial_of(recording, row), phase="final", rank=rank + 1)
-        database.end_run(run)
+            add_trial(database, study, run, trial_of(recording, row), phase="final", rank=rank + 1)
+        end_run(database, run)
     return recording.config(finalists[0])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 import autotile
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Measurement, Outcome, Trial
@@ -387,7 +388,7 @@ class TestNumerics:
         with Database.open(read_settings().database) as database:
             study = database.find_study(key)
             assert study is not None
-            run = database.start_run(study, sampler="random")
+            run = start_run(database, study, sampler="random")
             for rank, (config, time_us, digest) in enumerate(times, 1):
                 trial = Trial(
                     config,
@@ -397,10 +398,10 @@ class TestNumerics:
                     measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us),
                     telemetry={OUTPUT_DIGEST: digest} if digest else {},
                 )
-                database.add_trial(study, run, trial, phase="final", rank=rank)
+                add_trial(database, study, run, trial, phase="final", rank=rank)
             if refuse is not None:
-                database.add_trial(study, run, Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals"), phase="final")
-            database.end_run(run)
+                add_trial(database, study, run, Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals"), phase="final")
+            end_run(database, run)
             rows = database.read(DIGESTED, study=key.digest, config="{}")
         assert rows == read_file(str(read_settings().database), DIGESTED, study=key.digest, config="{}")
         assert len(rows) > len(times)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Trial
@@ -102,8 +103,8 @@ class TestKernels:
         poll()
         with Database.open(read_settings().database) as database:
             study = database.study(replace(key, sizes={"n": 4096}), device_profile("h200"))
-            run = database.start_run(study, sampler="random")
-            database.add_trial(study, run, Trial(BETTER, Outcome.OK, "", "measure"))
+            run = start_run(database, study, sampler="random")
+            add_trial(database, study, run, Trial(BETTER, Outcome.OK, "", "measure"))
         assert (poll(), kernel.tier) == (0, "nearest")
 
     def test_results_of_other_kernels_choose_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +152,10 @@ class TestKernels:
         assert (kernel.tier, misses()) == ("exact", [("nearest", 3)])
         with Database.open(read_settings().database) as database:  # the result is found to be wrong
             study = database.studies("scale")[-1]
-            run = database.start_run(study.study_id, sampler="verify")
+            run = start_run(database, study.study_id, sampler="verify")
             wrong = Trial(BETTER, Outcome.WRONG_RESULT, "wrong", "verify")
-            database.add_trial(study.study_id, run, wrong, phase="final")
-            database.end_run(run)
+            add_trial(database, study.study_id, run, wrong, phase="final")
+            end_run(database, run)
         poll()
         kernel.calls = 12
         assert (kernel.tier, misses()) == ("nearest", [("nearest", 5)])
@@ -244,9 +245,9 @@ def put_product(name: str, time_us: float) -> None:
     trial = Trial(kernel.spec.default, Outcome.OK, "", "finals", measurement=measurement)
     with Database.open(read_settings().database) as database:
         study = database.study(key, device)
-        run = database.start_run(study, sampler="random")
-        database.add_trial(study, run, trial, phase="final", rank=1)
-        database.end_run(run)
+        run = start_run(database, study, sampler="random")
+        add_trial(database, study, run, trial, phase="final", rank=1)
+        end_run(database, run)
 
 
 @pytest.fixture

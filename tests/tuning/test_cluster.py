@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import shutil
@@ -151,9 +152,8 @@ def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: Cluster
         result = bench.tune(recording, observe, sampler="brute-force", scheduler=kit.scheduler)
     check(result, bench)
     waiting = f"the scheduler {kit.scheduler} does not answer; it is waited for, 5 min at most"
-    assert {*seen} == {"", waiting}
-    assert seen.count(waiting) == 1
-    assert seen[-1] == ""
+    # A trial that ends meanwhile is reported with the same remark: what counts is that it begins and ends once.
+    assert [text for text, _ in itertools.groupby(seen)] == ["", waiting, ""]
     assert threads == {threading.get_ident()}
     lines = console.file.getvalue().splitlines()
     (number,) = [number for number, line in enumerate(lines) if line.startswith(f"{waiting}; searching: ")]
@@ -260,9 +260,10 @@ def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: Clust
         kit.start_scheduler()
         assert worker.stderr.readline().endswith(f"offered to {kit.scheduler}\n")
         kit.kill_scheduler()
-        assert worker.stderr.readline().endswith("the scheduler is lost; it joins again when it is back\n")
+        lines = iter(worker.stderr.readline, "")  # Dask may report the death of its process first
+        assert any(line.endswith("the scheduler is lost; it joins again when it is back\n") for line in lines)
         kit.start_scheduler()
-        assert worker.stderr.readline().endswith(f"offered to {kit.scheduler}\n")
+        assert any(line.endswith(f"offered to {kit.scheduler}\n") for line in lines)
         worker.terminate()
         assert worker.wait(START_S) == 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import add_trial, end_run, start_run
 
 import autotile
 from autotile.api.plans import plan_of_misses, tune_plan, write_plan
@@ -229,9 +230,9 @@ class TestRuns:
         with Database.open(read_settings().database) as database:
             assert not is_done(database, planned, options, "")  # a session of a kernel alone
             (study,) = database.studies()
-            run = database.start_run(study.study_id, sampler="contest")
-            database.add_trial(study.study_id, run, winner, phase="final", rank=1)
-            database.end_run(run)
+            run = start_run(database, study.study_id, sampler="contest")
+            add_trial(database, study.study_id, run, winner, phase="final", rank=1)
+            end_run(database, run)
             assert is_done(database, planned, options, "")
 
     def test_one_that_fails_does_not_stop_the_others(self, recorded: list[int], plan_file: Any) -> None:

@@ -1,0 +1,42 @@
+"""Runs that tests store step by step; the package stores those of a session as they go on, and others as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from autotile.core.model import Trial
+from autotile.database.database import Database
+from autotile.database.rows import Phase, insert_trials, trial_row
+from autotile.database.schema import TRIALS, now_text
+from autotile.database.studies import finish_run, insert_run
+
+
+def start_run(database: Database, study_id: int, **fields: Any) -> int:
+    """Record the start of a run with columns of the table ``runs``, and return its id."""
+    defaults = {"seed": None, "driver": "", "host": "", "settings": {}, "gates": {}}
+    with database.writing() as connection:
+        return insert_run(connection, {"study_id": study_id, **defaults, **fields})
+
+
+def end_run(database: Database, run_id: int, summary: Mapping[str, Any] | None = None) -> None:
+    """Record the end of a run; the winner of its finals becomes the study's best."""
+    with database.writing() as connection:
+        assert finish_run(connection, run_id, summary or {})
+
+
+def add_trial(
+    database: Database, study_id: int, run_id: int, trial: Trial, *, phase: Phase = "search", rank: int | None = None
+) -> int:
+    """Commit one trial, and return its id."""
+    position = {"study_id": study_id, "run_id": run_id, "phase": phase, "rank": rank, "created_at": now_text()}
+    with database.writing() as connection:
+        insert = TRIALS.insert().returning(TRIALS.c.id)
+        return int(connection.execute(insert, position | trial_row(trial)).scalar_one())
+
+
+def add_trials(database: Database, study_id: int, run_id: int, trials: Iterable[Trial]) -> None:
+    """Commit trials of a search in one transaction."""
+    position = {"study_id": study_id, "run_id": run_id, "phase": "search", "rank": None, "created_at": now_text()}
+    with database.writing() as connection:
+        insert_trials(connection, [position | trial_row(trial) for trial in trials])
