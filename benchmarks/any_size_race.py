@@ -19,7 +19,7 @@ from autotile.core.statistics import paired_ratio
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.timing import BATCH_BELOW_US, EventTimer, Timer
-from autotile.settings import available_cores, read_settings
+from autotile.settings import read_settings
 from autotile.workers.compile_pool import CompilePool
 
 _PROBES = 3
@@ -74,7 +74,7 @@ def compile_all(kernels: Sequence[Any]) -> dict[str, str]:
             kernel.definition, kernel.config, kernel.problem.dtype, device.architecture, kernel.problem.sizes
         )
         jobs[job.key] = job
-    pool = CompilePool(settings.cache, settings.cache_limit_bytes, available_cores(), _COMPILE_S)
+    pool = CompilePool(settings, deadline_s=_COMPILE_S)
     try:
         waiting = {key: pool.submit(lambda job=job: job) for key, job in jobs.items()}  # type: ignore[misc]
         results = {key: future.result() for key, future in waiting.items()}

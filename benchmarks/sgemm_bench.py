@@ -15,7 +15,7 @@ from autotile.cuda.function import Module
 from autotile.cuda.timing import Launch
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.settings import available_cores, read_settings
+from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import CompilePool
 
@@ -51,7 +51,7 @@ class Matrices:
     def launches(self, configs: Sequence[Config]) -> list[Launch]:
         """Compile the configurations in parallel and return one launch for each."""
         settings = read_settings()
-        pool = CompilePool(settings.cache, settings.cache_limit_bytes, available_cores(), deadline_s=60.0)
+        pool = CompilePool(settings)
         try:
             jobs = [compile_job(self._kernel, config, "float32", self._device.architecture) for config in configs]
             compiled = [pool.submit(lambda job=job: job) for job in jobs]

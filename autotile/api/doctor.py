@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
-from autotile.workers.compile_pool import CompilePool
+from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Workload
 
@@ -51,7 +51,6 @@ _DEFAULT_ARCHITECTURE = "sm_80"
 """Compilation target without a GPU."""
 _TIMEOUT_S = 60.0
 """Timeout of the compilation and of the start of a GPU worker."""
-_CACHE_LIMIT_BYTES = 2**20
 _SAMPLE_LIMIT_S = 0.01
 
 
@@ -136,7 +135,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         _check("NVRTC", lambda: f"version {nvrtc_version()}"),
         *_check_headers(),
         _check_nvcc(),
-        _check_compiler(_architecture(gpus)),
+        _check_compiler(_architecture(gpus), settings),
         _check_cache(settings),
         _check_database(str(settings.database if database is None else database)),
         _check_kernels(settings),
@@ -229,17 +228,14 @@ def _architecture(gpus: int) -> str:
         return _DEFAULT_ARCHITECTURE
 
 
-def _check_compiler(architecture: str) -> HealthCheck:
+def _check_compiler(architecture: str, settings: Settings) -> HealthCheck:
     """Compile a tiny kernel in a worker process, with a temporary cache."""
     job = CompileJob(_TINY_KERNEL, "tiny", "tiny.cu", "tiny", architecture, ())
     with tempfile.TemporaryDirectory(prefix="autotile-doctor-") as folder:
-        pool = CompilePool(Path(folder), _CACHE_LIMIT_BYTES, 1, _TIMEOUT_S)
         try:
-            compiled = pool.submit(lambda: job).result()
+            compiled = compile_in_worker(job, replace(settings, cache=Path(folder)), _TIMEOUT_S)
         except AutotileError as error:
             return HealthCheck("compiler", "fail", str(error))
-        finally:
-            pool.close()
     if compiled.cubin is None:
         return HealthCheck("compiler", "fail", compiled.reason)
     return HealthCheck("compiler", "ok", f"a tiny kernel compiles for {architecture} in {compiled.seconds:.2f} s")

@@ -21,7 +21,7 @@ from autotile.kernel.library import KernelName
 from autotile.report.survey import Survey, SurveyTable
 from autotile.settings import read_settings
 from autotile.space.time_estimate import estimate_times
-from autotile.tuning.options import TuneOptions, check_whole
+from autotile.tuning.options import check_whole
 from autotile.tuning.pipeline import gated_trial
 from autotile.tuning.stopping import StopRequest
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -141,12 +141,11 @@ def _compile(
     opened: OpenedSpace, order: list[int], workers: int | None, table: SurveyTable, is_stopped: Callable[[], bool]
 ) -> Iterator[None]:
     """Compile rows and add them to the table; yield whenever some have ended."""
-    settings, count = read_settings(), worker_count(workers)
-    deadline_s = TuneOptions().compile_deadline_s
+    count = worker_count(workers)
     kernel, problem, device, space = opened.kernel, opened.problem, opened.device, opened.space
     rows = iter(order)
     pending: dict[Future[Compiled], int] = {}
-    with closing(CompilePool(settings.cache, settings.cache_limit_bytes, count, deadline_s)) as pool:
+    with closing(CompilePool(read_settings(), count)) as pool:
         while not is_stopped():
             for row in islice(rows, _AHEAD * count - len(pending)):
                 config = space.config(row)

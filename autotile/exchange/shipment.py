@@ -26,7 +26,7 @@ from autotile.exchange.cpp_header import HeaderCubin, write_header
 from autotile.exchange.shipped import shipped_rules, shipped_winners
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, unsupported_reason
-from autotile.settings import available_cores, read_settings
+from autotile.settings import read_settings
 from autotile.version import __version__
 from autotile.workers.compile_pool import CompilePool
 
@@ -141,9 +141,8 @@ def prepare_shipments(
         NVRTC is missing.
     """
     _check_architectures(architectures)
-    settings = read_settings()
     kernels = {name: load_kernel(name) for name in dict.fromkeys(selection.kernel for selection in selections)}
-    pool = CompilePool(settings.cache, settings.cache_limit_bytes, available_cores(), _COMPILE_DEADLINE_S)
+    pool = CompilePool(read_settings(), deadline_s=_COMPILE_DEADLINE_S)
     try:
         shipments = []
         for name, kernel in kernels.items():

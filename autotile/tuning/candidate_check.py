@@ -22,8 +22,9 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import FinalistChecks, hold_race, interval_of
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import GivenCandidates, Pipeline, open_compile_pool
+from autotile.tuning.pipeline import GivenCandidates, Pipeline
 from autotile.tuning.result import trial_entry
+from autotile.workers.compile_pool import CompilePool
 from autotile.workers.jobs import Candidate, Reading
 
 CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
@@ -166,7 +167,7 @@ def judge(
         for config, what in zip(configs, ("the candidate", "the winner"), strict=True):
             if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
                 raise InputError(f"{what} cannot be launched: {reason}")
-        compile_pool = stack.enter_context(closing(open_compile_pool(settings, replace(options, workers=_WORKERS))))
+        compile_pool = stack.enter_context(closing(CompilePool(settings, _WORKERS, options.compile_deadline_s)))
         pipelines = [
             Pipeline(each, problem, backend, compile_pool, verify_sizes=options.verify_sizes)
             for each in (candidate, kernel)

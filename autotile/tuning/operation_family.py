@@ -36,11 +36,11 @@ from autotile.tuning.operation_sweep import (
     problem_of,
 )
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import open_compile_pool
 from autotile.tuning.problem_queue import Lane
 from autotile.tuning.progress_state import Observer, Progress
 from autotile.tuning.schedule import Schedule, device_of
 from autotile.tuning.stopping import StopRequest
+from autotile.workers.compile_pool import CompilePool, worker_count
 
 if TYPE_CHECKING:
     from autotile.families.operation_model import OperationModel
@@ -180,7 +180,13 @@ def tune_operation_family(
     farm = lane.cluster.compilers if lane.cluster is not None else None
     named = tuple(one for one in libraries if one.call is None)
     with Schedule.open(settings, options, observe, lane) as schedule:
-        pool = open_compile_pool(settings, options, schedule.worker_pool, farm=farm)
+        pool = CompilePool(
+            settings,
+            worker_count(options.workers),
+            options.compile_deadline_s,
+            worker_pool=schedule.worker_pool,
+            farm=farm,
+        )
         with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
             sweep = Sweep(
                 operation,

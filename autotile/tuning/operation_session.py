@@ -28,12 +28,12 @@ from autotile.tuning.family_session import is_possible
 from autotile.tuning.finals import race_rounds, with_times
 from autotile.tuning.operation_result import ContenderState, OperationResult, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
-from autotile.tuning.pipeline import Pipeline, open_compile_pool
+from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.problem_queue import Lane
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import TuneResult
 from autotile.tuning.schedule import Schedule, device_of
-from autotile.workers.compile_pool import CompilePool
+from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Race, Reading, Workload
 
@@ -541,7 +541,8 @@ def hold_contest(
         else:
             gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
             backend = LiveBackend(gpu, device)
-        with closing(open_compile_pool(settings, options, worker_pool)) as pool:
+        workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
+        with closing(CompilePool(settings, workers, deadline_s, worker_pool=worker_pool)) as pool:
             candidates = [_compiled(one, backend, pool) for one in finalists]
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
         rounds = race_rounds(max(round_us, 1.0))

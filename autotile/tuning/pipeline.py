@@ -18,12 +18,9 @@ from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.spec import KernelSpec
-from autotile.settings import Settings
 from autotile.space.limits import check_config, compiled_steps
 from autotile.tuning.backend import Backend, Finished, scaled
-from autotile.tuning.options import TuneOptions
-from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import Compiled, CompileFarm, CompilePool, worker_count
+from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.jobs import Candidate, SizedCubin
 
 _LOOK_S = 0.01
@@ -115,34 +112,6 @@ class GivenCandidates:
     def leave(self, row: int) -> None:
         """Leave a candidate that was chosen, or was ready and rejected, to another session."""
         self.left += [found for queue in (self._waiting, self._running) if (found := queue.pop(row, None)) is not None]
-
-
-def open_compile_pool(
-    settings: Settings,
-    options: TuneOptions,
-    worker_pool: WorkerPool | None = None,
-    *,
-    timeline: Timeline = NO_TIMELINE,
-    farm: CompileFarm | None = None,
-) -> CompilePool:
-    """Return the compile workers of a session, which are to be closed; none is started before it is needed.
-
-    Parameters
-    ----------
-    settings, options
-        Settings of the installation and options of the session.
-    worker_pool, timeline, farm
-        As for `autotile.workers.compile_pool.CompilePool`.
-    """
-    return CompilePool(
-        settings.cache,
-        settings.cache_limit_bytes,
-        worker_count(options.workers),
-        options.compile_deadline_s,
-        worker_pool=worker_pool,
-        timeline=timeline,
-        farm=farm,
-    )
 
 
 @dataclass(eq=False, slots=True)

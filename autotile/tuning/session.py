@@ -43,7 +43,6 @@ from autotile.tuning.pipeline import (
     LoadMeter,
     Pipeline,
     Proposer,
-    open_compile_pool,
 )
 from autotile.tuning.progress_state import Observer, Progress, TimeLeft
 from autotile.tuning.result import TuneResult, measure_drift, newest_trials, pareto_front, write_trace
@@ -59,7 +58,7 @@ from autotile.tuning.stopping import (
     check_until,
 )
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import worker_count
+from autotile.workers.compile_pool import CompilePool, worker_count
 
 if TYPE_CHECKING:
     from autotile.database.claims import Claimed
@@ -246,8 +245,13 @@ class Session:
         """Search of `run`."""
         self._asked: Search | None = None
         """Search of `ask`."""
-        self._compile_pool = open_compile_pool(
-            settings, options, worker_pool, timeline=self._timeline, farm=backend.farm
+        self._compile_pool = CompilePool(
+            settings,
+            workers,
+            options.compile_deadline_s,
+            worker_pool=worker_pool,
+            timeline=self._timeline,
+            farm=backend.farm,
         )
         self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
         self._pipeline = Pipeline(

@@ -103,12 +103,10 @@ class CompilePool:
 
     Parameters
     ----------
-    cache
-        Folder of the cubin cache.
-    limit_bytes
-        Size limit of the cache.
+    settings
+        Settings of the installation: the cubin cache and its size limit.
     workers
-        Number of concurrent compilations.
+        Number of concurrent compilations; None for one a core.
     deadline_s
         Time after which a compilation's worker is killed, in seconds.
     memory_bytes
@@ -126,10 +124,9 @@ class CompilePool:
 
     def __init__(
         self,
-        cache: Path,
-        limit_bytes: int,
-        workers: int,
-        deadline_s: float,
+        settings: Settings,
+        workers: int | None = None,
+        deadline_s: float = 60.0,
         *,
         memory_bytes: int | None = None,
         module: str = _WORKER_MODULE,
@@ -137,21 +134,20 @@ class CompilePool:
         timeline: Timeline = NO_TIMELINE,
         farm: CompileFarm | None = None,
     ) -> None:
-        self._folder = cache
-        self._workers = workers
+        self._settings = settings
+        self._workers = workers = workers or available_cores()
         self._farm = farm
         self._waiting: deque[_Waiting] = deque()
         """Compilations that have no core yet, the next first."""
         self._here = 0
         """Number of compilations that run on this machine."""
         self._elsewhere: set[Future[FarmResult | None]] = set()
-        self._limit_bytes = limit_bytes
         self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes or memory_share_bytes(workers)
         self._module = module
         self._worker_pool = worker_pool
         self._timeline = timeline
-        self._cache = CubinCache(cache, limit_bytes)
+        self._cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
         self._thread_data = threading.local()
         self._children: set[Child] = set()
@@ -342,8 +338,8 @@ class CompilePool:
         """Compile a job in a worker; the worker's death is a result, and if the system killed it, a second attempt."""
         message = {
             "job": one.job.to_json(),
-            "cache": str(self._folder),
-            "limit_bytes": self._limit_bytes,
+            "cache": str(self._settings.cache),
+            "limit_bytes": self._settings.cache_limit_bytes,
             "memory_bytes": self._memory_bytes,
         }
         for attempt in range(1, _MAX_ATTEMPTS + 1):
@@ -457,8 +453,7 @@ def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) ->
         As for the future of `CompilePool.submit`.
     """
     memory_bytes = memory_share_bytes(available_cores())
-    pool = CompilePool(settings.cache, settings.cache_limit_bytes, 1, deadline_s, memory_bytes=memory_bytes)
-    with closing(pool):
+    with closing(CompilePool(settings, 1, deadline_s, memory_bytes=memory_bytes)) as pool:
         return pool.submit(lambda: job).result()
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cache_settings import cache_settings
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob, compile_cubin
@@ -32,7 +33,7 @@ def job(source: str, entry: str = "k", compiler: str = "nvrtc") -> CompileJob:
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize(("source", "entry", "expected"), CASES)
 def test_the_outcome_and_the_bytes(tmp_path: Path, source: str, entry: str, expected: str, compiler: str) -> None:
-    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=60)
+    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60)
     try:
         compiled = pool.submit(lambda: job(source, entry, compiler)).result()
     finally:
@@ -53,7 +54,7 @@ def test_the_outcome_and_the_bytes(tmp_path: Path, source: str, entry: str, expe
     ],
 )
 def test_other_errors_are_failures_of_the_compiler(tmp_path: Path, source: str, compiler: str) -> None:
-    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=60)
+    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60)
     try:
         compiled = pool.submit(lambda: job(source, compiler=compiler)).result()
     finally:

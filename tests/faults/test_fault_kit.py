@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cache_settings import cache_settings
 from faults.fault_kit import HEALTHY, fault_kernel, read_faults
 
 from autotile.core.device import device_profile
@@ -44,7 +45,7 @@ def gate(kernel: Kernel, config: Config) -> str:
 
 
 def compiled(kernel: Kernel, fault: str, folder: Path, *, deadline_s: float, memory_bytes: int) -> Compiled:
-    pool = CompilePool(folder, 10**8, workers=1, deadline_s=deadline_s, memory_bytes=memory_bytes)
+    pool = CompilePool(cache_settings(folder), workers=1, deadline_s=deadline_s, memory_bytes=memory_bytes)
     try:
         return pool.submit(lambda: compile_job(kernel, faulty(kernel, fault), "float32", "sm_90")).result()
     finally:

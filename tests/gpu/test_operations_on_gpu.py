@@ -145,7 +145,7 @@ def test_products_are_swept_beside_cublas() -> None:
     libraries = libraries_for(operation)
     candidates = [ModelCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
     with Database.open(settings.database) as database, WorkerPool() as pool:
-        compilers = CompilePool(settings.cache, settings.cache_limit_bytes, 4, 60.0, worker_pool=pool)
+        compilers = CompilePool(settings, 4, worker_pool=pool)
         gpu = Gpu(None, 30.0, worker_pool=pool)
         sweep = Sweep(
             operation,
@@ -212,7 +212,7 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path: Path, monke
     faulty = [ModelCandidate(name, {"THREADS": 128, "FAULT": fault}) for fault in FAULTS]
     order = [healthy[0], *faulty[:3], healthy[1], *faulty[3:], healthy[2]]
     with Database.open(settings.database) as database, WorkerPool() as pool:
-        compilers = CompilePool(settings.cache, settings.cache_limit_bytes, 4, 60.0, worker_pool=pool)
+        compilers = CompilePool(settings, 4, worker_pool=pool)
         gpu = gpu_module.Gpu(None, 30.0, worker_pool=pool)
         sweep = Sweep(
             operation,

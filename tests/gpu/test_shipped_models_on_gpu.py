@@ -15,7 +15,7 @@ from autotile.tuning.operation_sweep import FAULTS, Sweep, grid_gpu, problem_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.compile_pool import CompilePool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -34,7 +34,7 @@ def test_its_configurations_are_right(dtype: str, layout: tuple[int, int]) -> No
     assert candidates
     options = TuneOptions()
     with Database.open(settings.database) as database, WorkerPool() as pool:
-        compilers = CompilePool(settings.cache, settings.cache_limit_bytes, worker_count(None), 120.0, worker_pool=pool)
+        compilers = CompilePool(settings, None, 120.0, worker_pool=pool)
         with closing(compilers), closing(grid_gpu(Lane(), pool, options)) as gpu:
             sweep = Sweep(
                 operation,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cache_settings import cache_settings
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
@@ -66,7 +67,7 @@ def farm(kit: ClusterKit) -> Iterator[ClusterCompilers]:
 def busy_pool(farm: ClusterCompilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompilePool]:
     """A pool whose own core is busy, so that everything goes to the farm."""
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1] / 'workers'}:{os.environ.get('PYTHONPATH', '')}")
-    with closing(CompilePool(tmp_path / "cache", 10**8, 1, 60.0, module="bad_worker", farm=farm)) as pool:
+    with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, module="bad_worker", farm=farm)) as pool:
         pool.submit(lambda: replace(JOB, entry="sleep"))
         yield pool
 
@@ -80,7 +81,7 @@ def compile_workers(kit: ClusterKit) -> list[int]:
 def test_cubins_come_back_into_the_own_cache(busy_pool: CompilePool, tmp_path: Path) -> None:
     futures = [busy_pool.submit(lambda value=value: job(value)) for value in range(6)]  # type: ignore[misc]
     compiled = [future.result() for future in futures]
-    with closing(CompilePool(tmp_path / "other", 10**8, 1, 60.0)) as local:
+    with closing(CompilePool(cache_settings(tmp_path / "other"), 1, 60.0)) as local:
         expected = local.submit(lambda: job(0)).result()
     cubins = [one.cubin for one in compiled if one.cubin is not None]
     assert len({one.cubin_hash for one in cubins}) == 6
@@ -154,7 +155,7 @@ def test_what_the_farm_has_not_done_is_compiled_here(
         return submit(*given)
 
     monkeypatch.setattr(farm, "submit", note)
-    with closing(CompilePool(tmp_path / "cache", 10**8, 1, 60.0, farm=farm)) as pool:
+    with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool:
         futures = [pool.submit(lambda n=n: slow_job(11, f"given back {n}")) for n in range(3)]  # type: ignore[misc]
         assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 3
     assert begun.is_set()
@@ -208,7 +209,7 @@ class _Lost:
 def test_without_a_connection_all_is_compiled_here(tmp_path: Path) -> None:
     with (
         closing(ClusterCompilers(_Lost())) as farm,
-        closing(CompilePool(tmp_path / "cache", 10**8, 1, 60.0, farm=farm)) as pool,
+        closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool,
     ):
         futures = [pool.submit(lambda value=value: job(value)) for value in range(3)]  # type: ignore[misc]
         assert {future.result().outcome for future in futures} == {Outcome.OK}

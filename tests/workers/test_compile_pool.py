@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cache_settings import cache_settings
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
@@ -42,7 +43,7 @@ extern "C" __global__ void fill(int* x) { x[0] = table[x[1]]; }
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[CompilePool]:
-    pool = CompilePool(tmp_path, 10**8, workers=2, deadline_s=30)
+    pool = CompilePool(cache_settings(tmp_path), workers=2, deadline_s=30)
     yield pool
     pool.close()
 
@@ -56,7 +57,7 @@ def test_jobs_are_compiled_into_the_cache(pool: CompilePool) -> None:
 
 def test_a_cached_job_needs_no_worker(pool: CompilePool, tmp_path: Path) -> None:
     first = pool.submit(lambda: JOB).result()
-    again = CompilePool(tmp_path, 10**8, workers=1, deadline_s=0.0)  # a worker would miss this deadline
+    again = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=0.0)  # a worker would miss this deadline
     try:
         assert again.submit(lambda: JOB).result().cubin == first.cubin
     finally:
@@ -67,7 +68,7 @@ def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(tmp_path: Path) -
     with WorkerPool() as worker_pool:
         for name in ("a", "b", "a"):
             folder = tmp_path / name
-            pool = CompilePool(folder, 10**8, workers=1, deadline_s=30, worker_pool=worker_pool)
+            pool = CompilePool(cache_settings(folder), workers=1, deadline_s=30, worker_pool=worker_pool)
             compiled = pool.submit(lambda: JOB).result()
             pool.close()
             assert compiled.cubin is not None
@@ -76,7 +77,8 @@ def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(tmp_path: Path) -
 
 def test_sessions_that_share_workers_do_not_compile_more_at_once_than_these_allow(tmp_path: Path) -> None:
     with WorkerPool(compilers=1) as worker_pool:
-        pools = [CompilePool(tmp_path / name, 10**8, 2, deadline_s=30, worker_pool=worker_pool) for name in "ab"]
+        settings = [cache_settings(tmp_path / name) for name in "ab"]
+        pools = [CompilePool(each, 2, deadline_s=30, worker_pool=worker_pool) for each in settings]
         with worker_pool.compile_slots:
             compilations = [
                 pool.submit(partial(replace, JOB, options=(f"-DVALUE={n}",))) for n, pool in enumerate(pools)
@@ -109,7 +111,7 @@ class Refusing:
 def test_jobs_that_a_farm_gives_back_at_once_are_all_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, went_on = Compiled(None), threading.Event()
     monkeypatch.setattr(CompilePool, "_request", lambda *_: went_on.wait(60) and compiled)
-    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=30)
+    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=30)
     with closing(pool):
         jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(500)]
         waiting = [pool.submit(lambda job=job: job) for job in jobs]  # type: ignore[misc]
@@ -127,7 +129,7 @@ def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
 
 
 def test_a_compilation_that_hangs_costs_one_candidate(tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=3)
+    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=3)
     try:
         start = time.monotonic()
         slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow")).result()
@@ -141,7 +143,7 @@ def test_a_compilation_that_hangs_costs_one_candidate(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [LARGE_TEXT, LARGE_TABLE], ids=["front end", "back end"])
 def test_a_compilation_that_takes_all_memory_costs_one_candidate(tmp_path: Path, source: str) -> None:
-    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=60, memory_bytes=2**29)
+    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60, memory_bytes=2**29)
     try:
         large = pool.submit(lambda: replace(JOB, source=source, source_hash="large")).result()
         assert large.outcome is Outcome.COMPILE_FAILED
@@ -167,7 +169,7 @@ def test_a_compilation_that_takes_all_memory_costs_one_candidate(tmp_path: Path,
 def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(
     clean: None, tmp_path: Path, deed: str, outcome: Outcome, words: str
 ) -> None:
-    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=5.0, module="bad_worker")
+    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=5.0, module="bad_worker")
     try:
         assert pool.submit(lambda: replace(JOB, entry="compiled")).result().cubin is not None
         pool._deadline_s = 0.5
@@ -181,7 +183,7 @@ def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(
 
 
 def test_a_killed_compiler_is_tried_again_alone(clean: None, tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path, 10**8, workers=4, deadline_s=30, module="bad_worker")
+    pool = CompilePool(cache_settings(tmp_path), workers=4, deadline_s=30, module="bad_worker")
     try:
         jobs = [replace(JOB, entry=entry) for entry in ("busy", "busy", "killed_once", *["busy"] * 9)]
         compiled = [future.result() for future in [pool.submit(lambda job=job: job) for job in jobs]]  # type: ignore[misc]
@@ -193,7 +195,7 @@ def test_a_killed_compiler_is_tried_again_alone(clean: None, tmp_path: Path) -> 
 
 
 def test_a_compiler_that_is_killed_twice_says_nothing_about_its_candidate(clean: None, tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path, 10**8, workers=2, deadline_s=30, module="bad_worker")
+    pool = CompilePool(cache_settings(tmp_path), workers=2, deadline_s=30, module="bad_worker")
     try:
         killed = pool.submit(lambda: replace(JOB, entry="killed")).result()
         assert killed.outcome is Outcome.NOT_COMPILED
@@ -209,7 +211,7 @@ def test_at_most_two_workers_a_core() -> None:
 
 
 def test_closing_ends_what_runs_and_what_waits(clean: None, tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path, 10**8, workers=2, deadline_s=60, module="bad_worker")
+    pool = CompilePool(cache_settings(tmp_path), workers=2, deadline_s=60, module="bad_worker")
     futures = [pool.submit(lambda: replace(JOB, entry="sleep")) for _ in range(6)]
     time.sleep(0.3)
     start = time.monotonic()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cache_settings import cache_settings
 from gpu_calls import evaluate
 
 from autotile.core.model import Outcome
@@ -60,7 +61,7 @@ def run(gpu: Gpu, deed: str) -> Outcome:
 
 def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Compiled]:
     """Compile with a pool of one worker, one job after another."""
-    pool = CompilePool(folder, 10**6, 1, 0.5, module=MODULE, worker_pool=worker_pool)
+    pool = CompilePool(cache_settings(folder, 10**6), 1, 0.5, module=MODULE, worker_pool=worker_pool)
     try:
         return [pool.submit(lambda deed=deed: replace(JOB, entry=deed)).result() for deed in deeds]  # type: ignore[misc]
     finally:
@@ -154,7 +155,7 @@ def test_compile_workers_are_kept_but_for_those_that_died(
 
 
 def test_a_worker_that_still_compiles_is_killed(worker_pool: WorkerPool, started: list[Child], tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path, 10**6, 1, 60.0, module=MODULE, worker_pool=worker_pool)
+    pool = CompilePool(cache_settings(tmp_path, 10**6), 1, 60.0, module=MODULE, worker_pool=worker_pool)
     future = pool.submit(lambda: replace(JOB, entry="sleep"))
     while not pool._compiling:
         assert not future.done()

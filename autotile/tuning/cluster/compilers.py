@@ -36,7 +36,6 @@ from autotile.workers.compile_pool import CompilePool, FarmResult
 COMPILERS = "compile with "
 """Prefix of the resource of a process of Dask that compiles; the toolchain follows."""
 _PLUGIN = "autotile-compilers"
-_DEADLINE_S = 60.0
 _CHECK_S = 1.0
 """Interval at which a session looks for machines, and for compilations that take too long."""
 _MIN_PATIENCE_S = 10.0
@@ -101,8 +100,7 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
     def setup(self, worker: Any) -> None:
         """Make the pool of compile workers; leave Ctrl-C to the nanny."""
         ignore_interrupts(worker)
-        settings = read_settings()
-        self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, self._count, _DEADLINE_S)
+        self._pool = CompilePool(read_settings(), self._count)
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-compilers-")
 
     def teardown(self, worker: Any) -> None:
