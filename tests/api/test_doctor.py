@@ -30,7 +30,7 @@ def test_the_display_is_the_verdict_and_a_row_for_each_check():
 
 def test_a_database_is_given_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "device_count", lambda: 0)
-    monkeypatch.setattr(doctor, "_check_compiler", lambda *_: HealthCheck("compiler", "ok", ""))
+    monkeypatch.setattr(doctor, "_check_compiler", lambda target, _: HealthCheck("compiler", "ok", target))
     found = {check.name: check for check in doctor.doctor(tmp_path / "none.db").checks}
     assert found["database"].detail.startswith(f"{tmp_path / 'none.db'}: not there yet")
     assert found["compiler"].detail == "sm_80"
