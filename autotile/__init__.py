@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from autotile.api.plans import PlanEntry as PlanEntry
     from autotile.api.plans import PlanResult as PlanResult
     from autotile.api.plans import plan as plan
+    from autotile.api.plans import tune_misses as tune_misses
     from autotile.api.plans import tune_plan as tune_plan
     from autotile.api.plotting import Plots as Plots
     from autotile.api.plotting import plot as plot
@@ -87,11 +88,9 @@ if TYPE_CHECKING:
     from autotile.api.surveying import survey as survey
     from autotile.api.tunable import TunableKernel as TunableKernel
     from autotile.api.tunable import kernel as kernel
-    from autotile.api.tuning import TunedMisses as TunedMisses
     from autotile.api.tuning import record as record
     from autotile.api.tuning import tune as tune
     from autotile.api.tuning import tune_family as tune_family
-    from autotile.api.tuning import tune_misses as tune_misses
     from autotile.api.verification import VerifiedProblem as VerifiedProblem
     from autotile.api.verification import VerifyResult as VerifyResult
     from autotile.api.verification import verify as verify
@@ -265,6 +264,7 @@ _NAMES = {
         "PlanEntry",
         "PlanResult",
         "plan",
+        "tune_misses",
         "tune_plan",
     ),
     "api.plotting": (
@@ -297,11 +297,9 @@ _NAMES = {
         "kernel",
     ),
     "api.tuning": (
-        "TunedMisses",
         "record",
         "tune",
         "tune_family",
-        "tune_misses",
     ),
     "api.verification": (
         "VerifiedProblem",

@@ -1,7 +1,7 @@
 """Public Python API: one function for each command of the command line, under the command's name.
 
 =========================== ======================================================================
-`autotile.api.tuning`       ``tune``, ``tune_family``, ``tune_misses`` and ``record``
+`autotile.api.tuning`       ``tune``, ``tune_family`` and ``record``
 `autotile.api.results`      ``best``, ``list``, ``families``, ``recordings``, ``trials``, ``misses``, ``db_...``
 `autotile.api.verification` ``verify``
 `autotile.api.inspection`   ``space``, ``explain`` and ``occupancy``

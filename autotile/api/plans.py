@@ -1,4 +1,4 @@
-"""Tuning by a plan: all of its problems, on all GPUs, and what became of each."""
+"""Tuning by a plan, or of what programs missed: all of its problems, on all GPUs, and what became of each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from autotile.api.keywords import read_keywords, session_options
 from autotile.api.operation_tuning import tune_loaded_operation
+from autotile.api.progress import observing
 from autotile.api.targets import models_of
 from autotile.api.tuning import tune_problem
 from autotile.core.argument_types import checked
@@ -31,7 +32,7 @@ from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import read_settings, user_path
-from autotile.tuning.missed_problems import missed_problems
+from autotile.tuning.missed_problems import MissedProblem, missed_problems
 from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan, is_done, plan_text, read_plan
@@ -215,6 +216,41 @@ def tune_plan(
         lane = opened if opened.devices else Lane((options.device_index,))
         with Schedule.open(read_settings(), options, observe, lane) as schedule:
             return _PlanRun(read, schedule).run()
+
+
+@checked
+def tune_misses(
+    kernel: KernelName | None = None,
+    /,
+    *,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    options: TuneOptions | None = None,
+    progress: bool | Observer = True,
+    observe: Observer | None = None,
+    **named: Any,
+) -> PlanResult:
+    """Tune the problems that programs requested and that could not be served exactly, the costliest first.
+
+    They are tuned as those of a plan are: a problem that cannot be tuned does not stop the others.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; None for all kernels.
+    device, database, options, progress, observe
+        As for `autotile.tune`; the options hold for each problem.
+    **named
+        Options by name, as for `autotile.tune`.
+
+    Raises
+    ------
+    InputError
+        There is no such kernel, an option is invalid, or the database cannot be read.
+    """
+    _, chosen = read_keywords(None, None, named, options, device=device, database=database)
+    with observing(observe or progress) as observer:
+        return tune_plan(plan_of_misses(missed_problems(kernel, chosen)), chosen, observer)
 
 
 class _PlanRun:
@@ -417,31 +453,20 @@ def plan(
     folders = [*captured]
     if folders and kernel is not None:
         raise InputError("captured calls state their kernels; leave the kernel out")
-    found = plan_of_calls(folders) if folders else plan_of_misses(kernel, session_options(None, device, database))
+    if folders:
+        found = plan_of_calls(folders)
+    else:
+        found = plan_of_misses(missed_problems(kernel, session_options(None, device, database)))
+    if not found.problems:
+        raise InputError("no missed problem is left to tune; `autotile misses` lists what was counted")
     if output is not None:
         write_plan(found, output)
     return found
 
 
-def plan_of_misses(kernel: KernelName | None, options: TuneOptions) -> TuningPlan:
-    """Return a plan of the problems that programs asked for and that are not tuned, the costliest first.
-
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, or path of its search-space file; None for all kernels.
-    options
-        Options of the sessions: the device and the database.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, there is no such kernel, or nothing was missed.
-    """
-    found = [PlannedProblem(one.asked_as, one.kernel, one.problem) for one in missed_problems(kernel, options)]
-    if not found:
-        raise InputError("no missed problem is left to tune; `autotile misses` lists what was counted")
-    return TuningPlan("misses", tuple(found))
+def plan_of_misses(missed: Iterable[MissedProblem]) -> TuningPlan:
+    """Return a plan of missed problems, in their order."""
+    return TuningPlan("misses", tuple(PlannedProblem(one.asked_as, one.kernel, one.problem) for one in missed))
 
 
 def plan_of_calls(folders: Iterable[str | Path]) -> TuningPlan:

@@ -1,10 +1,9 @@
-"""Tuning of a problem, of a family of problems and of missed problems, and recording of a whole search space."""
+"""Tuning of a problem and of a family of problems, and recording of a whole search space."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,8 @@ from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
 from autotile.core.model import Problem
 from autotile.core.objectives import TIME, split_objectives
-from autotile.core.text import Displayed, plural, source_text
 from autotile.database.engine import parse_location
-from autotile.errors import AutotileError, InputError
+from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings, user_path
@@ -38,7 +36,6 @@ from autotile.tuning.result import TuneResult
 if TYPE_CHECKING:
     from autotile.families.family import Family
     from autotile.tuning.family_session import FamilyResult
-    from autotile.tuning.missed_problems import MissedProblem
     from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
     from autotile.tuning.recorder import Recorded
 
@@ -208,68 +205,6 @@ def tune_family(
         return tune_loaded_family(loaded, family, dtype, chosen, plan=plan, observe=observer)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class TunedMisses(Displayed):
-    """Missed problems that were tuned.
-
-    Attributes
-    ----------
-    results
-        Results in the order of tuning, the costliest problem first.
-    failed
-        Problems that could not be tuned, each with the error.
-    """
-
-    results: tuple[TuneResult, ...]
-    failed: tuple[tuple[Problem, AutotileError], ...] = ()
-
-    def _headline(self) -> str:
-        failed = f", {len(self.failed):,} could not be tuned" if self.failed else ""
-        return f"{plural(len(self.results), 'problem')} tuned{failed}"
-
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        tuned = [(str(one.problem), source_text(one.summary, one.device.source)) for one in self.results]
-        return ("problem", "result"), [*tuned, *((str(problem), str(error)) for problem, error in self.failed)]
-
-
-@checked
-def tune_misses(
-    kernel: KernelName | None = None,
-    /,
-    *,
-    device: int | str | None = None,
-    database: str | Path | None = None,
-    options: TuneOptions | None = None,
-    progress: bool | Observer = True,
-    observe: Observer | None = None,
-    **named: Any,
-) -> TunedMisses:
-    """Tune the problems that programs requested and that could not be served exactly, the costliest first.
-
-    A problem that cannot be tuned does not stop the others.
-
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; None for all kernels.
-    device, database, options, progress, observe
-        As for `tune`; the options hold for each problem.
-    **named
-        Options by name, as for `tune`.
-
-    Raises
-    ------
-    InputError
-        There is no such kernel, an option is invalid, or the database cannot be read.
-    """
-    _, chosen = read_keywords(None, None, named, options, device=device, database=database)
-
-    outcomes = list(tune_missed_problems(kernel, chosen, lambda _: observing(observe or progress)))
-    results = tuple(outcome for _, outcome in outcomes if isinstance(outcome, TuneResult))
-    failed = tuple((missed.problem, outcome) for missed, outcome in outcomes if isinstance(outcome, AutotileError))
-    return TunedMisses(results, failed)
-
-
 @checked
 def record(
     kernel: KernelName,
@@ -403,38 +338,6 @@ def tune_loaded_family(
     )
     forget_served()  # the next get_best_kernel reads the database again
     return result
-
-
-def tune_missed_problems(
-    kernel: KernelName | None,
-    options: TuneOptions,
-    observer: Callable[[MissedProblem], AbstractContextManager[Observer]],
-) -> Iterator[tuple[MissedProblem, TuneResult | AutotileError]]:
-    """Tune missed problems, and yield each with its result, or with the error that prevented it.
-
-    The iteration ends after a session that the user interrupted.
-
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; None for all kernels.
-    options
-        Options of each session.
-    observer
-        Called before each session; returns a context manager that provides the session's observer.
-    """
-    from autotile.tuning.missed_problems import missed_problems
-
-    for missed in missed_problems(kernel, options):
-        outcome: TuneResult | AutotileError
-        try:
-            with observer(missed) as observe:
-                outcome = tune_problem(missed.kernel, missed.problem, options, observe)
-        except AutotileError as error:
-            outcome = error
-        yield missed, outcome
-        if isinstance(outcome, TuneResult) and outcome.interrupted:
-            return
 
 
 def record_problem(

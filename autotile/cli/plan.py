@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -55,16 +57,22 @@ def plan(
     notice(f"{plural(len(found.problems), 'problem')} in {output}; tune them with `autotile tune --plan {output}`")
 
 
-def run_plan(planned: Path | TuningPlan, options: TuneOptions, *, as_json: bool) -> None:
-    """Tune a plan, show what became of it, and exit with 0 only if all is tuned."""
-    from autotile.api.plans import PlanResult, tune_plan
+def run_plan(
+    planned: Path | TuningPlan,
+    options: TuneOptions,
+    document: Callable[[PlanResult], Any] = methodcaller("to_json"),
+    *,
+    as_json: bool,
+) -> None:
+    """Tune a plan, show what became of it, and exit with 0 only if all is tuned; ``document`` returns its JSON."""
+    from autotile.api.plans import tune_plan
     from autotile.cli.progress import TuneProgress
     from autotile.settings import absolute_path
 
     chosen = absolute_path(planned, "a plan") if isinstance(planned, Path) else planned
     with TuneProgress(error_console(), "reading the plan") as progress:
         result = tune_plan(chosen, options, progress)
-    show(result, plan_table, PlanResult.to_json, as_json=as_json)
+    show(result, plan_table, document, as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
         raise typer.Exit(INTERRUPTED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -237,7 +237,12 @@ def _run(
     with live_progress(problem) as progress:
         result = tune_problem(kernel, problem, options, progress)
     show(result, partial(tune_table, call=call), partial(tune_document, call=call), as_json=as_json)
-    exit_after([result])
+    if result.interrupted:
+        stored = plural(sum(result.outcomes.values()), "trial")
+        notice(f"interrupted: {stored} saved in {result.database}; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+    if result.winner is None:
+        raise typer.Exit(NOTHING_FOUND)
 
 
 def live_progress(problem: Problem) -> TuneProgress:
@@ -245,18 +250,6 @@ def live_progress(problem: Problem) -> TuneProgress:
     from autotile.cli.progress import TuneProgress
 
     return TuneProgress(error_console(), f"{problem}: enumerating the search space")
-
-
-def exit_after(results: Iterable[TuneResult]) -> None:
-    """Exit with the code of the sessions, unless each of them found a winner."""
-    results = list(results)
-    for result in results:
-        if result.interrupted:
-            stored = plural(sum(result.outcomes.values()), "trial")
-            notice(f"interrupted: {stored} saved in {result.database}; the same command goes on from there")
-            raise typer.Exit(INTERRUPTED)
-    if any(result.winner is None for result in results):
-        raise typer.Exit(NOTHING_FOUND)
 
 
 def tune_document(result: TuneResult, call: str) -> dict[str, Any]:

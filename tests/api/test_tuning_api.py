@@ -138,19 +138,18 @@ class TestMisses:
     @pytest.mark.usefixtures("missed")
     def test_each_is_tuned_and_failures_are_kept(self, options: autotile.TuneOptions) -> None:
         tuned = autotile.tune_misses(options=options)
-        assert [dict(result.problem.sizes) for result in tuned.results] == [{"n": N}]
-        ((problem, error),) = tuned.failed
-        assert (problem.sizes["n"], type(error)) == (2048, autotile.RecordingError)
-        assert repr(tuned) == "<TunedMisses: 1 problem tuned, 1 could not be tuned>"
-        assert "expected scale n=2048 float32" in tuned._repr_html_()
+        found = [(entry.planned.problem.sizes["n"], entry.state) for entry in tuned.entries]
+        assert found == [(N, "tuned"), (2048, "failed")]
+        assert repr(tuned).startswith("<PlanResult: plan misses: 2 problems: 1 tuned, 1 failed, in ")
+        assert "expected scale n=2048 float32" in tuned.entries[1].reason
 
     @pytest.mark.usefixtures("missed")
     def test_of_one_kernel(self, options: autotile.TuneOptions, scale_toml: Path) -> None:
-        assert autotile.tune_misses("sgemm_2d", options=options).results == ()
-        assert len(autotile.tune_misses(scale_toml, options=options).results) == 1
+        assert autotile.tune_misses("sgemm_2d", options=options).entries == ()
+        assert autotile.tune_misses(scale_toml, options=options).count("tuned") == 1
 
     def test_none(self) -> None:
-        assert repr(autotile.tune_misses()) == "<TunedMisses: 0 problems tuned>"
+        assert autotile.tune_misses().is_complete
 
 
 class TestRecord:

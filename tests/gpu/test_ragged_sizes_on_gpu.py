@@ -90,7 +90,7 @@ def tune_plan(hasty: Path, folder: Path) -> None:
 def tune_misses(hasty: Path, folder: Path) -> None:
     with Database.open(read_settings().database) as database:
         database.record_miss(Problem("scale", {"n": N}, "float32"), live_device().name, "default")
-    assert len(autotile.tune_misses(hasty, options=TuneOptions(trials=16), progress=False).results) == 1
+    assert autotile.tune_misses(hasty, options=TuneOptions(trials=16), progress=False).count("tuned") == 1
 
 
 def evaluate(hasty: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from stored_runs import add_trial, end_run, start_run
 
 import autotile
-from autotile.api.plans import plan_of_misses, tune_plan, write_plan
+from autotile.api.plans import tune_plan, write_plan
 from autotile.core.model import Problem
 from autotile.database.database import Database
 from autotile.errors import InputError
@@ -109,11 +109,11 @@ class TestFile:
         with Database.open(read_settings().database) as database:
             for n, count in ((512, 3), (700, 9)):
                 database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
-        plan = plan_of_misses(str(scale_toml), TuneOptions())
+        plan = autotile.plan(str(scale_toml))
         assert [one.problem.sizes["n"] for one in plan.problems] == [700, 512]
         assert sorted(sizes_of(write_plan(plan, tmp_path / "misses.toml"))) == [512, 700]
         with pytest.raises(InputError, match="no missed problem"):
-            plan_of_misses("sgemm", TuneOptions())
+            autotile.plan("sgemm")
 
 
 def captured(folder: Path, kernel: str, source: str = "", dtype: str = "float32", **sizes: int) -> Path:
