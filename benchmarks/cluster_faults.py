@@ -40,7 +40,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import read_settings
-from autotile.tuning import pipeline, session
+from autotile.tuning import session
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.result import TuneResult
@@ -253,12 +253,12 @@ def tune(options: TuneOptions, watch: Watch) -> TuneResult:
 @contextmanager
 def instant_compilers() -> Iterator[None]:
     """Let compilers take no time."""
-    known = pipeline.CompilePool
-    pipeline.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
+    known = session.CompilePool
+    session.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
     try:
         yield
     finally:
-        pipeline.CompilePool = known  # type: ignore[misc]
+        session.CompilePool = known  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -119,17 +119,17 @@ def replayed() -> list[str]:
 
     Nothing is compiled, so that it takes seconds, and is the same on every machine.
     """
-    from autotile.tuning import pipeline
+    from autotile.tuning import session
 
     loaded, problem = open_problem(KERNEL, SIZES)
     options = TuneOptions(replay="auto", workers=2)
     recording = open_recording(loaded, problem, options, read_settings().recording_folders)
-    pool, pipeline.CompilePool = pipeline.CompilePool, partial(RecordedCompilers, recording=recording)
+    pool, session.CompilePool = session.CompilePool, partial(RecordedCompilers, recording=recording)
     try:
         with tempfile.TemporaryDirectory() as folder:
             result = tune_problem(loaded, problem, replace(options, database=str(Path(folder) / "tuning.db")))
     finally:
-        pipeline.CompilePool = pool
+        session.CompilePool = pool
     stream = StringIO()
     Console(file=stream, width=WIDTH, markup=False, highlight=False).print(Trimmed(tune_table(result, "")))
     return [line for line in stream.getvalue().splitlines() if not line.startswith(_VARYING)]

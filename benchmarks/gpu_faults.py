@@ -23,7 +23,7 @@ from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings, read_settings
-from autotile.tuning import gpu_group, pipeline, session
+from autotile.tuning import gpu_group, session
 from autotile.tuning.backend import Backend, LiveBackend, workload_of
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
@@ -178,7 +178,7 @@ def simulated(seconds: float) -> Iterator[tuple[DeviceProperties, Recording]]:
     }
     recording = read_recording(found.path)
     device = ReplayBackend(recording).device
-    known = session.choose_backend, pipeline.CompilePool
+    known = session.choose_backend, session.CompilePool
 
     def choose(
         kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, *others: Any, **lane: Any
@@ -197,9 +197,9 @@ def simulated(seconds: float) -> Iterator[tuple[DeviceProperties, Recording]]:
         )
 
     session.choose_backend = choose
-    pipeline.CompilePool = InstantCompilers
+    session.CompilePool = InstantCompilers
     try:
         with short_stall():
             yield device, recording
     finally:
-        session.choose_backend, pipeline.CompilePool = known
+        session.choose_backend, session.CompilePool = known

@@ -34,7 +34,7 @@ from autotile.exchange.recording import Recording, find_recording, read_recordin
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
-from autotile.tuning import pipeline, replay
+from autotile.tuning import replay, session
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.session import tune
@@ -221,7 +221,7 @@ def run_session(given: dict[str, Any]) -> dict[str, Any]:
         InstantCompilers.cubin = Path(given["folder"]) / "cubin"
     else:
         replay.SimulatedGpu = replay.ReplayBackend = Simulated  # type: ignore[assignment, misc]
-    pipeline.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
+    session.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
     pids: dict[str, int] = given.get("watched", {})
     marks: list[tuple[float, float, dict[str, float]]] = []
     load = os.getloadavg()[0]
