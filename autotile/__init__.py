@@ -71,8 +71,6 @@ if TYPE_CHECKING:
     from autotile.api.plans import plan as plan
     from autotile.api.plans import tune_misses as tune_misses
     from autotile.api.plans import tune_plan as tune_plan
-    from autotile.api.plotting import Plots as Plots
-    from autotile.api.plotting import plot as plot
     from autotile.api.reporting import WrittenReport as WrittenReport
     from autotile.api.reporting import report as report
     from autotile.api.results import BestResult as BestResult
@@ -165,7 +163,6 @@ if TYPE_CHECKING:
     from autotile.report.live_server import watch as watch
     from autotile.report.survey import QuantityRange as QuantityRange
     from autotile.report.survey import Survey as Survey
-    from autotile.report.text_plots import StudyPlot as StudyPlot
     from autotile.search.importance import Effect as Effect
     from autotile.search.importance import ParameterEffects as ParameterEffects
     from autotile.search.importance import Threshold as Threshold
@@ -266,10 +263,6 @@ _NAMES = {
         "plan",
         "tune_misses",
         "tune_plan",
-    ),
-    "api.plotting": (
-        "Plots",
-        "plot",
     ),
     "api.reporting": (
         "WrittenReport",
@@ -394,7 +387,6 @@ _NAMES = {
     "search.importance": ("Effect", "ParameterEffects", "Threshold"),
     "report.failures": ("FailureGroup",),
     "report.live_server": ("watch",),
-    "report.text_plots": ("StudyPlot",),
     "report.survey": (
         "QuantityRange",
         "Survey",

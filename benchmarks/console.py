@@ -35,8 +35,7 @@ from rich.console import Console
 
 from autotile.api.targets import open_problem
 from autotile.api.tuning import tune_problem
-from autotile.cli.tables import Trimmed
-from autotile.cli.tune import tune_table
+from autotile.cli.tables import Trimmed, render
 from autotile.core.model import Resources, Value
 from autotile.cuda.compiler import CompiledFunction, CompileJob
 from autotile.cuda.cubin_cache import CachedCubin
@@ -131,7 +130,7 @@ def replayed() -> list[str]:
     finally:
         session.CompilePool = pool
     stream = StringIO()
-    Console(file=stream, width=WIDTH, markup=False, highlight=False).print(Trimmed(tune_table(result, "")))
+    Console(file=stream, width=WIDTH, markup=False, highlight=False).print(Trimmed(render(result)))
     return [line for line in stream.getvalue().splitlines() if not line.startswith(_VARYING)]
 
 

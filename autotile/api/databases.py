@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from autotile.api.listings import counted_text, key_columns
+from autotile.api.listings import counted_text
 from autotile.core.argument_types import checked
-from autotile.core.model import config_key, config_text
+from autotile.core.model import Measurement, config_key, config_text, timed_config
+from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
 from autotile.core.statistics import Interval, is_tie
-from autotile.core.text import Displayed, plural, time_text
+from autotile.core.text import NOTHING, interval_text, plural, time_text
 from autotile.database.checking import DatabaseCheck, check_database
 from autotile.database.database import (
     Database,
@@ -22,7 +24,7 @@ from autotile.database.database import (
     open_for_reading,
 )
 from autotile.database.engine import DamagedDatabaseError, parse_location
-from autotile.database.keys import key_differences
+from autotile.database.keys import STUDY_HEADINGS, key_differences, study_columns, versioned_document
 from autotile.database.merging import CopiedRows, MergedStudy, merge_databases, ratio_of_sessions
 from autotile.database.paths import looks_like_url
 from autotile.database.retention import CleanedStudy, Criteria, clean_database, current_versions, stored_gpu_names
@@ -81,7 +83,7 @@ class UnmatchedWinner:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DatabaseDiff(Displayed):
+class DatabaseDiff(Result):
     """Differences between the winners of two databases, or of files of winners.
 
     Attributes
@@ -108,16 +110,85 @@ class DatabaseDiff(Displayed):
         counts = f"{same} same, {len(self.both) - same} different, {only}"
         return f"A {self.a}, B {self.b}: {counted_text(keys, 'problem', 'problems')}: {counts}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        rows = [
-            (*key_columns(pair.a.key), config_text(pair.a.config), config_text(pair.b.config), pair.verdict)
-            for pair in self.both
+    def _parts(self) -> Iterator[Part]:
+        """Yield winners with the same configuration are shown if their times differ."""
+        same = [pair for pair in self.both if pair.same_config]
+        other = [pair for pair in self.both if not pair.same_config]
+        counts: Facts = [
+            ("A", self.a),
+            ("B", self.b),
+            ("same configuration", plural(len(same), "problem")),
+            ("another configuration", plural(len(other), "problem")),
+            ("only in A", plural(len(self.only_a), "problem")),
+            ("only in B", plural(len(self.only_b), "problem")),
         ]
-        return ("kernel", "problem", "device", "A", "B", "difference"), rows
+        yield counts
+        if shown := [*other, *(pair for pair in same if pair.verdict.endswith("faster"))]:
+            headings = (*STUDY_HEADINGS, "A", "B", f"{RIGHT}B / A", "difference")
+            yield ResultTable(headings, [_pair_row(pair) for pair in shown], ("device", "A", "B"))
+        for name, only in (("A", self.only_a), ("B", self.only_b)):
+            if only:
+                columns = (f"only in {name}", "problem", "device", "configuration", f"{RIGHT}time", "differs in")
+                rows = [
+                    (
+                        *study_columns(one.winner.key),
+                        config_text(one.winner.config),
+                        time_text(one.winner.measurement.time_us if one.winner.measurement else None),
+                        ", ".join(one.differs) or NOTHING,
+                    )
+                    for one in only
+                ]
+                yield ResultTable(columns, rows, ("configuration", "device"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every problem, including those with the same winner."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "only_a": [_only_document(one) for one in self.only_a],
+            "only_b": [_only_document(one) for one in self.only_b],
+            "both": [
+                {
+                    **versioned_document(pair.a.key),
+                    "same_config": pair.same_config,
+                    "a": _winner_document(pair.a),
+                    "b": _winner_document(pair.b),
+                    "ratio": pair.ratio.to_json("value") if pair.ratio is not None else None,
+                    "verdict": pair.verdict,
+                }
+                for pair in self.both
+            ],
+        }
+
+
+def _pair_row(pair: ComparedWinners) -> tuple[str, ...]:
+    time_b = _measured_text(pair.b.measurement)
+    return (
+        *study_columns(pair.a.key),
+        f"{config_text(pair.a.config)}, {_measured_text(pair.a.measurement)}",
+        f"the same, {time_b}" if pair.same_config else f"{config_text(pair.b.config)}, {time_b}",
+        f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING,
+        pair.verdict,
+    )
+
+
+def _measured_text(measurement: Measurement | None) -> str:
+    if measurement is None:
+        return "not measured"
+    return f"{time_text(measurement.time_us)} ({interval_text(measurement.low_us, measurement.high_us)})"
+
+
+def _only_document(one: UnmatchedWinner) -> dict[str, Any]:
+    return {**versioned_document(one.winner.key), **_winner_document(one.winner), "differs": list(one.differs)}
+
+
+def _winner_document(winner: Winner) -> dict[str, Any]:
+    measured: dict[str, Any] = winner.measurement.to_json() if winner.measurement else {}
+    return {"config": dict(winner.config), "time_us": None, "interval_us": None, **measured}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MergeResult(Displayed):
+class MergeResult(Result):
     """Result of a merge.
 
     Attributes
@@ -139,16 +210,48 @@ class MergeResult(Displayed):
         winners = counted_text((study.key for study in self.studies), "study", "studies")
         return f"{trials} in {self.output}, {winners} with several winners"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        rows = [
-            (*key_columns(study.key), config_text(study.served.config), time_text(study.served.time_us), study.decision)
-            for study in self.studies
-        ]
-        return ("kernel", "problem", "device", "served", "time", "decision"), rows
+    def _parts(self) -> Iterator[Part]:
+        """Yield the rows copied from each source, then the decisions between different winners."""
+        facts: Facts = [("merged into", self.output)]
+        for name, new in self.copied:
+            found = f"{plural(new.trials, 'new trial')} of {plural(new.runs, 'run')}"
+            facts.append(("from", f"{name}: {found}, {plural(new.studies, 'new study', 'new studies')}"))
+        yield facts
+        if self.studies:
+            headings = (*STUDY_HEADINGS, "served", f"{RIGHT}time", "other", f"{RIGHT}its time", "decision")
+            rows = [
+                (
+                    *study_columns(study.key),
+                    config_text(study.served.config),
+                    time_text(study.served.time_us),
+                    config_text(study.other.config),
+                    time_text(study.other.time_us),
+                    study.decision,
+                )
+                for study in self.studies
+            ]
+            yield ResultTable(headings, rows, ("device", "served", "other"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rows copied, and the decisions."""
+        return {
+            "output": self.output,
+            "copied": [{"database": name, **asdict(rows)} for name, rows in self.copied],
+            "studies": [
+                {
+                    **versioned_document(study.key),
+                    "decision": study.decision,
+                    "served": timed_config(study.served.config, study.served.measurement),
+                    "other": timed_config(study.other.config, study.other.measurement),
+                    "ratio": study.ratio.to_json("value") if study.ratio is not None else None,
+                }
+                for study in self.studies
+            ],
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CleanResult(Displayed):
+class CleanResult(Result):
     """Result of a deletion.
 
     Attributes
@@ -175,12 +278,41 @@ class CleanResult(Displayed):
         done = "would be deleted" if self.dry_run else "deleted"
         return f"{plural(self.deleted, 'trial')} of {studies} {done} in {self.location}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+    def _parts(self) -> Iterator[Part]:
+        """Yield one row for each study with deleted trials, then the sum."""
+        if not self.studies:
+            yield f"nothing to delete in {self.location}"
+            return
         rows = [
-            (*key_columns(study.key), f"{study.deleted:,}", f"{study.total:,}", ", ".join(study.reasons))
+            (
+                *study_columns(study.key),
+                f"{study.deleted:,}",
+                f"{study.total:,}",
+                ", ".join(study.reasons),
+                "nothing" if study.emptied else plural(study.total - study.deleted, "trial"),
+            )
             for study in self.studies
         ]
-        return ("kernel", "problem", "device", "deleted", "of", "reason"), rows
+        yield ResultTable((*STUDY_HEADINGS, f"{RIGHT}trials", f"{RIGHT}of", "why", "left"), rows, ("device",))
+        yield self._headline()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the studies with deleted trials."""
+        return {
+            "database": self.location,
+            "dry_run": self.dry_run,
+            "trials": self.deleted,
+            "studies": [
+                {
+                    **versioned_document(study.key),
+                    "reasons": list(study.reasons),
+                    "trials": study.deleted,
+                    "of": study.total,
+                    "whole": study.emptied,
+                }
+                for study in self.studies
+            ],
+        }
 
 
 @checked
@@ -326,7 +458,7 @@ def _compare(a: Winner, b: Winner) -> ComparedWinners:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CheckResult(Displayed):
+class CheckResult(Result):
     """Result of a check of a database.
 
     Attributes
@@ -351,9 +483,36 @@ class CheckResult(Displayed):
         faults = len(self.check.problems) + len(self.check.bad_rows)
         return f"{self.location}: {'whole' if self.whole else plural(faults, 'fault')}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        counts = self.check.counts if self.check is not None else {}
-        return ("table", "rows"), [(name, f"{count:,}") for name, count in counts.items()]
+    def _parts(self) -> Iterator[Part]:
+        check = self.check
+        if check is None:
+            yield [("database", self.location), ("state", "not there yet; the first `autotile tune` makes it")]
+            return
+        counts = ", ".join(f"{name} {count:,}" for name, count in check.counts.items())
+        facts: Facts = [("database", self.location), ("schema", check.revision), ("rows", counts or "unknown")]
+        if check.unfinished_runs:
+            facts.append(("unfinished", f"{plural(check.unfinished_runs, 'run')}: still going, or killed"))
+        facts.append(("state", [*check.problems, *map(str, check.bad_rows)] or ["whole"]))
+        if check.bad_rows:
+            facts.append(("cure", f"`autotile merge NEW.db {self.location}` copies the other rows to a new database"))
+        yield facts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers of rows and the faults."""
+        check = self.check
+        bad_rows = check.bad_rows if check is not None else ()
+        return {
+            "database": self.location,
+            "exists": check is not None,
+            "ok": self.whole,
+            "revision": check.revision if check is not None else None,
+            "rows": dict(check.counts) if check is not None else {},
+            "unfinished_runs": check.unfinished_runs if check is not None else 0,
+            "problems": list(check.problems) if check is not None else [],
+            "bad_rows": [
+                {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault} for row in bad_rows
+            ],
+        }
 
 
 @checked

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autotile.api.targets import local_gpus, resolve_gpu, resolve_gpus, simulated_gpus
 from autotile.core.argument_types import checked
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile, profile_names
-from autotile.core.text import Displayed, bandwidth_text, bytes_text, flops_text, plural
+from autotile.core.presentation import RIGHT, Part, Result, ResultTable
+from autotile.core.text import bandwidth_text, bytes_text, flops_text, plural
 from autotile.cuda.driver import device_count, has_driver
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location, open_for_reading
@@ -20,7 +22,7 @@ from autotile.settings import available_cores, read_settings
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DeviceList(Displayed):
+class DeviceList(Result):
     """GPUs of this machine, profiles of GPUs that need not be present, and measured ceilings.
 
     Attributes
@@ -40,31 +42,45 @@ class DeviceList(Displayed):
     def _headline(self) -> str:
         return f"{plural(len(self.gpus), 'CUDA device')} on this machine, {plural(len(self.profiles), 'profile')}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
+    def _parts(self) -> Iterator[Part]:
+        """Yield the GPUs of this machine, the profiles, and the ceilings of each GPU."""
+        if self.gpus:
+            yield _device_table("index", {str(index): gpu for index, gpu in enumerate(self.gpus)})
+        else:
+            yield "no CUDA device on this machine; `autotile doctor` says why"
+        yield _device_table("profile", self.profiles)
         for measured in self.ceilings:
-            rates = ", ".join(f"{one.label} {one.text}" for one in measured.ceilings)
-            yield f"measured on {measured.gpu_name}", rates
+            yield replace(measured.table, caption=measured._headline())
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        devices = {**{str(index): gpu for index, gpu in enumerate(self.gpus)}, **self.profiles}
-        return ("device", *DEVICE_HEADINGS), [(key, *device_row(device)) for key, device in devices.items()]
+    def to_json(self) -> dict[str, Any]:
+        """Return every property of every device, and every ceiling."""
+
+        def properties(device: DeviceProperties) -> dict[str, Any]:
+            return {**device.to_json(), "peak_fp32_flops_per_s": device.peak_fp32_flops_per_s}
+
+        return {
+            "live": [{"index": index, **properties(gpu)} for index, gpu in enumerate(self.gpus)],
+            "profiles": [{"profile": name, **properties(device)} for name, device in self.profiles.items()],
+            "ceilings": [measured.to_json() for measured in self.ceilings],
+        }
 
 
-DEVICE_HEADINGS = ("name", "capability", "SMs", "fp32 peak", "memory", "bandwidth", "smem a block")
-"""Column headings of `device_row`."""
-
-
-def device_row(device: DeviceProperties) -> tuple[str, ...]:
-    """Format the main properties of a device, one for each of `DEVICE_HEADINGS`."""
-    return (
-        device.name,
-        device.compute_capability,
-        str(device.sm_count),
-        flops_text(device.peak_fp32_flops_per_s),
-        bytes_text(device.memory_bytes),
-        bandwidth_text(device.memory_bandwidth_bytes_per_s),
-        bytes_text(device.smem_per_block_optin_bytes),
-    )
+def _device_table(key: str, devices: Mapping[str, DeviceProperties]) -> ResultTable:
+    figures = ("SMs", "fp32 peak", "memory", "bandwidth", "smem a block")
+    rows = [
+        (
+            name,
+            device.name,
+            device.compute_capability,
+            str(device.sm_count),
+            flops_text(device.peak_fp32_flops_per_s),
+            bytes_text(device.memory_bytes),
+            bandwidth_text(device.memory_bandwidth_bytes_per_s),
+            bytes_text(device.smem_per_block_optin_bytes),
+        )
+        for name, device in devices.items()
+    ]
+    return ResultTable((key, "name", "capability", *(f"{RIGHT}{name}" for name in figures)), rows, ("name",))
 
 
 @checked

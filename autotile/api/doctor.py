@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from autotile.core.argument_types import checked
-from autotile.core.text import Displayed, bytes_text, device_text, plural
+from autotile.core.presentation import Part, Result, ResultTable
+from autotile.core.text import bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
@@ -81,8 +82,11 @@ class HealthCheck:
         return f"{self.detail}\n{self.remedy}" if self.remedy else self.detail
 
 
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class HealthReport(Displayed):
+class HealthReport(Result):
     """Results of all checks.
 
     Attributes
@@ -104,8 +108,20 @@ class HealthReport(Displayed):
     def _headline(self) -> str:
         return self.verdict
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        return ("status", "looked at", "found"), [(check.status, check.name, check.text) for check in self.checks]
+    def _parts(self) -> Iterator[Part]:
+        """Yield one row for each check, with the remedy below what was found, then the verdict."""
+        rows = [(check.status, check.name, check.text) for check in self.checks]
+        styles = [_STYLES[check.status] for check in self.checks]
+        yield ResultTable(("", "looked at", "found"), rows, is_wrapped=True, styles=styles)
+        yield self.verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the checks and the verdict."""
+        checks = [
+            {"name": check.name, "status": check.status, "detail": check.detail, "cure": check.remedy}
+            for check in self.checks
+        ]
+        return {"ok": self.works, "verdict": self.verdict, "checks": checks}
 
 
 @checked

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, Literal, NamedTuple, get_args
 
 from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.model import Problem
-from autotile.core.text import Displayed, bytes_text, plural, sizes_text, source_text
+from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
+from autotile.core.text import bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary
@@ -43,7 +44,7 @@ _OPTUNA_TABLE = "version_info"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Transfer(Displayed):
+class Transfer(Result):
     """Trials written to or read from a file.
 
     Attributes
@@ -77,12 +78,28 @@ class Transfer(Displayed):
         transferred = plural(self.configurations, "configuration")
         return f"{self.problem} on {self.device}: {transferred} {self.action}, {self.file} ({self.file_format})"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [(label, str(value)) for label, value in self.details.items()]
+    def _parts(self) -> Iterator[Part]:
+        transferred = f"{self.configurations:,} configurations of {self.problem} on {self.device}"
+        facts: Facts = [(self.action, transferred), ("file", f"{self.file} ({self.file_format})")]
+        yield [*facts, *((label.replace("_", " "), str(value)) for label, value in self.details.items())]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was transferred, with the details."""
+        return {
+            "action": self.action,
+            "file": str(self.file),
+            "format": self.file_format,
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": self.device,
+            "configurations": self.configurations,
+            **self.details,
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ExportedHeader(Displayed):
+class ExportedHeader(Result):
     """A kernel that was exported for C++.
 
     Attributes
@@ -109,8 +126,22 @@ class ExportedHeader(Displayed):
         held = f"{plural(self.problems, 'tuned problem')}, {plural(len(self.cubins), 'cubin')}"
         return f"{self.namespace}: {held}, {self.header}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [*(("cubin", name) for name in self.cubins), *(("left out", notice) for notice in self.notices)]
+    def _parts(self) -> Iterator[Part]:
+        held = f"{plural(self.problems, 'tuned problem')}, {plural(len(self.cubins), 'cubin')} beside the header"
+        yield [("exported", held), ("header", str(self.header)), ("namespace", self.namespace)]
+        yield from self.notices
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the header and what it holds."""
+        return {
+            "action": "exported",
+            "format": "c-header",
+            "file": str(self.header),
+            "namespace": self.namespace,
+            "cubins": list(self.cubins),
+            "problems": self.problems,
+            "notices": list(self.notices),
+        }
 
 
 class BundleEntry(NamedTuple):
@@ -135,7 +166,7 @@ class BundleEntry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WrittenBundle(Displayed):
+class WrittenBundle(Result):
     """A bundle that was written.
 
     Attributes
@@ -161,46 +192,26 @@ class WrittenBundle(Displayed):
     def _headline(self) -> str:
         return f"{self.file} ({bytes_text(self.size_bytes)}): {', '.join(entry.kernel for entry in self.kernels)}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [("digest", self.digest), *(("left out", notice) for notice in self.notices)]
-
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        return ("kernel", "problems", "cubins", "architectures"), [
+    def _parts(self) -> Iterator[Part]:
+        """Yield the file, then one line for each kernel."""
+        yield [("bundle", f"{self.file} ({bytes_text(self.size_bytes)})"), ("digest", self.digest)]
+        rows = [
             (entry.kernel, f"{entry.problems:,}", f"{entry.cubins:,}", " ".join(entry.architectures))
             for entry in self.kernels
         ]
+        headings = ("kernel", f"{RIGHT}problems", f"{RIGHT}cubins", "architectures")
+        yield ResultTable(headings, rows, is_wrapped=True)
+        yield from self.notices
 
-
-@overload
-def export(
-    kernel: KernelName,
-    sizes: Mapping[str, int] | None = None,
-    /,
-    *,
-    output: str | Path,
-    format: TrialFormat = "t4",
-    architectures: Sequence[str] = (),
-    dtype: str | None = None,
-    device: int | str | None = None,
-    database: str | Path | None = None,
-    **named_sizes: int,
-) -> Transfer: ...
-
-
-@overload
-def export(
-    kernel: KernelName,
-    sizes: Mapping[str, int] | None = None,
-    /,
-    *,
-    output: str | Path,
-    format: Literal["c-header"],
-    architectures: Sequence[str] = (),
-    dtype: str | None = None,
-    device: int | str | None = None,
-    database: str | Path | None = None,
-    **named_sizes: int,
-) -> ExportedHeader: ...
+    def to_json(self) -> dict[str, Any]:
+        """Return the file and what it holds."""
+        return {
+            "file": str(self.file),
+            "digest": self.digest,
+            "bytes": self.size_bytes,
+            "kernels": [{**entry._asdict(), "architectures": list(entry.architectures)} for entry in self.kernels],
+            "notices": list(self.notices),
+        }
 
 
 @checked

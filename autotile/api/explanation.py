@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
-from autotile.core.text import Displayed, bytes_text, device_text, occupancy_text, percent_text
+from autotile.core.presentation import RIGHT, Part, Result, ResultTable
+from autotile.core.text import NOTHING, bytes_text, device_text, occupancy_text, percent_text, source_text, time_text
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.argument_kind import TensorMap, Workspace
@@ -20,7 +21,6 @@ from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec, Rule
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
-from autotile.serving.description import time_text as contender_time
 from autotile.settings import read_settings
 from autotile.space.limits import (
     UNLIMITED,
@@ -59,14 +59,8 @@ class BlockResources:
         return occupancy(self.threads, self.registers, self.smem_bytes, device)
 
 
-LIMIT_HEADINGS = ("limit", "a block uses", "an SM has", "blocks allowed", "")
-"""Column headings of `limit_rows`."""
-
-
-def limit_rows(
-    device: DeviceProperties, block: BlockResources, occupancy: Occupancy
-) -> list[tuple[str, str, str, str, str]]:
-    """Format the limits of an occupancy: for each, one text for each of `LIMIT_HEADINGS`."""
+def limits_table(device: DeviceProperties, block: BlockResources, occupancy: Occupancy) -> ResultTable:
+    """Return, for each limit of the occupancy, the resources of a block, those of an SM, and the blocks they allow."""
     reserved = device.smem_reserved_per_block_bytes
     smem = f"{block.smem_bytes:,} B" + (f" + {reserved:,} B reserved" if reserved else "")
     registers = f"{block.registers:,} a thread" if block.registers else "not known"
@@ -82,7 +76,19 @@ def limit_rows(
         allowed = "no limit" if blocks == UNLIMITED else f"{blocks:,}"
         binds = "binds" if name in occupancy.limited_by else ""
         rows.append((name.replace("_", " "), used, available, allowed, binds))
-    return rows
+    headings = ("limit", f"{RIGHT}a block uses", f"{RIGHT}an SM has", f"{RIGHT}blocks allowed", "")
+    return ResultTable(headings, rows, is_wrapped=True, styles=["bold" if row[-1] else "" for row in rows])
+
+
+def contenders_table(contenders: Sequence[Contender]) -> ResultTable:
+    """Return the ways to compute a problem of an operation, that which is served first."""
+    rows = []
+    for one in contenders:
+        measured = source_text("measurement", one.source)
+        known = measured if one.doubt is None else f"model, +-{100 * one.doubt:.0f} %"
+        origin = NOTHING if one.time_us is None else known
+        rows.append((one.kernel, time_text(one.time_us), origin, config_text(one.config) or NOTHING))
+    return ResultTable(("computed by", f"{RIGHT}time", "known from", "configuration"), rows, ("configuration",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation(Displayed):
+class Explanation(Result):
     """Everything that is known of a configuration without running it.
 
     Attributes
@@ -183,18 +189,87 @@ class Explanation(Displayed):
         share = f", occupancy {percent_text(self.occupancy.occupancy)}" if self.occupancy is not None else ""
         return f"{self.problem} on {device_text(self.device)}: {verdict}{share}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        yield from self.facts()
-        if self.occupancy is not None:
-            yield "occupancy", occupancy_text(self.device, self.occupancy)
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+    def _parts(self) -> Iterator[Part]:
+        """Yield the verdict and the launch, the checks, and the limits of the occupancy."""
+        yield [*self.facts()]
         rows = [(check.kind, check.name, "yes" if check.holds else "no", check.detail) for check in self.checks]
-        return ("check", "name", "met", "detail"), rows
+        styles = ["" if check.holds else "bold red" for check in self.checks]
+        yield ResultTable(("check", "name", "met", "detail"), rows, is_wrapped=True, styles=styles)
+        if self.block is not None and self.occupancy is not None:
+            yield limits_table(self.device, self.block, self.occupancy)
+            source = "compiled" if self.resources is not None else "declared by the search-space file"
+            yield [("resources", source), ("occupancy", occupancy_text(self.device, self.occupancy))]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything, with null for what is unknown."""
+        compiled, data = self.resources is not None, self.data
+        return {
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": {**self.device.identity, "compute_capability": self.device.compute_capability},
+            "config": dict(self.config),
+            "valid": not self.fault,
+            "fault": self.fault,
+            "checks": [asdict(check) for check in self.checks],
+            "geometry": _geometry_document(self.geometry) if self.geometry is not None else None,
+            **self._steps_document(),
+            "workspaces": [{**asdict(workspace), "bytes": workspace.size_bytes} for workspace in data.workspaces]
+            if data is not None
+            else None,
+            "tensor_maps": [asdict(tensor_map) for tensor_map in data.tensor_maps] if data is not None else None,
+            "resources": _resources_document(self.resources) if self.resources is not None else None,
+            "not_compiled": self.not_compiled,
+            "occupancy": {**self.occupancy.to_json(), "compiled": compiled} if self.occupancy is not None else None,
+        }
+
+    def _steps_document(self) -> dict[str, Any]:
+        """Return the launches of a call and the compiled steps, where a call is more than one launch."""
+        if len(self.launches) < 2:
+            return {}
+        return {
+            "launches": [
+                {"step": one.step, **_geometry_document(one.geometry), "arguments": list(one.arguments)}
+                for one in self.launches
+            ],
+            "steps": [
+                {
+                    "entry": step.entry,
+                    **_geometry_document(step.geometry),
+                    "resources": _resources_document(step.resources),
+                    "occupancy": step.occupancy.to_json(),
+                }
+                for step in self.steps
+            ],
+        }
+
+
+def _geometry_document(geometry: LaunchGeometry) -> dict[str, Any]:
+    return {
+        "grid": list(geometry.grid),
+        "block": list(geometry.block),
+        "blocks": geometry.blocks,
+        "threads": geometry.threads,
+        "dynamic_smem_bytes": geometry.dynamic_smem_bytes,
+    }
+
+
+def _resources_document(resources: Resources) -> dict[str, Any]:
+    return {
+        "registers": resources.registers,
+        "static_smem_bytes": resources.static_smem_bytes,
+        "stack_bytes": resources.stack_bytes,
+        "spill_bytes": resources.spill_bytes,
+        "spill_store_bytes": resources.spill_store_bytes,
+        "spill_load_bytes": resources.spill_load_bytes,
+    }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OperationExplanation(Displayed):
+class OperationExplanation(Result):
     """The kernel or library that computes a problem of an operation, and the reason.
 
     Attributes
@@ -234,12 +309,29 @@ class OperationExplanation(Displayed):
     def _headline(self) -> str:
         return f"{self.problem} on {device_text(self.device)}: {self.served}, {self.tier}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [("reason", self.text)]
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        rows = [(one.kernel, contender_time(one), config_text(one.config)) for one in self.contenders]
-        return ("computed by", "time", "configuration"), rows
+    def _parts(self) -> Iterator[Part]:
+        yield [("computed by", self.served), ("tier", self.tier)]
+        yield contenders_table(self.contenders)
+        yield self.text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice, the contenders and the reason."""
+        return {
+            "operation": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": self.device.identity,
+            "served": self.served,
+            "library": self.is_library,
+            "tier": self.tier,
+            "config": dict(self.config),
+            "contenders": [contender.to_json() for contender in self.contenders],
+            "kernels": {name: dict(sizes) for name, sizes in self.kernels.items()},
+            "explain": self.text,
+        }
 
 
 def explain_operation(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from autotile.api.explanation import (
-    LIMIT_HEADINGS,
     BlockResources,
     Explanation,
     OperationExplanation,
     explain_config,
     explain_operation,
-    limit_rows,
+    limits_table,
 )
 from autotile.api.targets import (
     merge_sizes,
@@ -28,11 +27,8 @@ from autotile.api.targets import (
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy, Problem, Value
-from autotile.core.text import (
-    Displayed,
-    device_text,
-    occupancy_text,
-)
+from autotile.core.presentation import RIGHT, Part, Result, ResultTable
+from autotile.core.text import device_text, duration_text, occupancy_text
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -48,7 +44,7 @@ _MAX_PER_BLOCK = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SpaceSummary(Displayed):
+class SpaceSummary(Result):
     """Size of a search space, and how far each rule and limit reduces it.
 
     Attributes
@@ -97,15 +93,41 @@ class SpaceSummary(Displayed):
     def _headline(self) -> str:
         return f"{self.problem} on {device_text(self.device)}: {self.valid:,} of {self.combinations:,} valid"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [(name, " ".join(map(str, values))) for name, values in self.parameters.items()]
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        return ("after", "configurations left"), [(stage, f"{count:,}") for stage, count in self.funnel()]
+    def _parts(self) -> Iterator[Part]:
+        """Yield the values of each parameter, then the configurations that each stage leaves."""
+        yield [(name, " ".join(map(str, values))) for name, values in self.parameters.items()]
+        rows = [(stage, f"{count:,}") for stage, count in self.funnel()]
+        yield ResultTable(("after", f"{RIGHT}configurations left"), rows, is_wrapped=True)
+        yield f"{self.valid:,} valid configurations, enumerated in {duration_text(self.seconds)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts, and the values of each parameter."""
+        return {
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": self.device.identity,
+            "combinations": self.combinations,
+            "valid": self.valid,
+            "rules": _stages_document(self.rules),
+            "limits": _stages_document(self.limits),
+            "parameters": {name: list(values) for name, values in self.parameters.items()},
+            "seconds": round(self.seconds, 6),
+        }
+
+
+def _stages_document(stages: Sequence[SpaceStage]) -> list[dict[str, Any]]:
+    return [
+        {"name": stage.name, "remaining": stage.remaining, **({"heuristic": True} if stage.is_heuristic else {})}
+        for stage in stages
+    ]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OccupancyResult(Displayed):
+class OccupancyResult(Result):
     """Occupancy of an SM by blocks of given resources.
 
     Attributes
@@ -165,8 +187,23 @@ class OccupancyResult(Displayed):
     def _headline(self) -> str:
         return f"{device_text(self.device)}: {occupancy_text(self.device, self.occupancy)}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        return LIMIT_HEADINGS, limit_rows(self.device, self.block, self.occupancy)
+    def _heading(self) -> str:
+        return device_text(self.device)
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield the limits, then the occupancy in one line."""
+        yield limits_table(self.device, self.block, self.occupancy)
+        yield [("occupancy", occupancy_text(self.device, self.occupancy))]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the resources and the occupancy; 2147483647 blocks stand for a limit that does not apply."""
+        return {
+            "device": self.device.identity,
+            "threads": self.block.threads,
+            "registers": self.block.registers,
+            "smem_bytes": self.block.smem_bytes,
+            **self.occupancy.to_json(),
+        }
 
 
 @checked

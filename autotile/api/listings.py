@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autotile.core.model import Problem, Trial, config_text
+from autotile.core.model import Problem, config_text
+from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
 from autotile.core.text import (
     NOTHING,
-    Displayed,
     duration_text,
+    interval_text,
+    moment_text,
     percent_text,
     plural,
     sizes_text,
     source_text,
     time_text,
 )
-from autotile.database.keys import TuningKey, key_text
+from autotile.database.keys import STUDY_HEADINGS, TuningKey, key_text, study_columns, study_document
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary
 from autotile.database.winners import StoredRule
@@ -43,13 +45,8 @@ def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
     return f"{text} (replayed)" if replayed == len(sources) else f"{text}, {replayed:,} (replayed)"
 
 
-def key_columns(key: TuningKey) -> tuple[str, str, str]:
-    """Format what identifies a study for a person: kernel, problem and device."""
-    return key.kernel, key_text(key), source_text(key.gpu_name, key.source)
-
-
 @dataclass(frozen=True, slots=True, repr=False)
-class StudyList(Displayed):
+class StudyList(Result):
     """Studies of a database, by kernel and then oldest first; ``location`` is its path or URL."""
 
     studies: tuple[StudySummary, ...]
@@ -58,16 +55,42 @@ class StudyList(Displayed):
     def _headline(self) -> str:
         return f"{counted_text((study.key for study in self.studies), 'study', 'studies')} in {self.location}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+    def _parts(self) -> Iterator[Part]:
+        if not self.studies:
+            yield f"nothing is tuned yet in {self.location}; `autotile tune` does it"
+            return
+        headings = (*STUDY_HEADINGS, f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best", "configuration", "last trial")
         rows = [
             (
-                *key_columns(study.key),
+                *study_columns(study.key),
+                f"{study.trials:,}",
+                f"{study.ok:,}",
                 time_text(study.best_time_us),
                 config_text(study.best_config) if study.best_config is not None else NOTHING,
+                moment_text(study.last_at),
             )
             for study in self.studies
         ]
-        return ("kernel", "problem", "device", "best", "configuration"), rows
+        yield ResultTable(headings, rows, ("configuration", "last trial", "device"))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return one entry for each study."""
+        return [
+            {
+                "study": study.study_id,
+                **study_document(study.key),
+                "nvrtc_version": study.key.nvrtc_version,
+                "runs": study.runs,
+                "trials": study.trials,
+                "ok": study.ok,
+                "best": {"config": dict(study.best_config), "time_us": study.best_time_us}
+                if study.best_config is not None
+                else None,
+                "created_at": study.created_at.isoformat(),
+                "last_at": study.last_at.isoformat() if study.last_at is not None else None,
+            }
+            for study in self.studies
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +111,7 @@ class TunedFamily:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FamilyList(Displayed):
+class FamilyList(Result):
     """Tuned families of a database, the newest first; ``location`` is its path or URL."""
 
     families: tuple[TunedFamily, ...]
@@ -98,21 +121,52 @@ class FamilyList(Displayed):
         keys = (family.stored.key for family in self.families)
         return f"{counted_text(keys, 'family', 'families')} in {self.location}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        rows = [
-            (
-                family.stored.key.kernel,
-                f"{family.stored.rule.family} {family.stored.key.dtype}",
-                source_text(family.stored.key.gpu_name, family.stored.key.source),
-                percent_text(family.stored.rule.mean_loss),
-            )
-            for family in self.families
-        ]
-        return ("kernel", "family", "device", "mean loss"), rows
+    def _parts(self) -> Iterator[Part]:
+        if not self.families:
+            yield f"no family is tuned yet in {self.location}; `autotile tune-family` tunes one"
+        for family in self.families:
+            stored, key = family.stored, family.stored.key
+            hot = " hot L2" if key.l2_mode == "hot" else ""
+            learned = f"{moment_text(stored.learned_at)}, from {plural(len(stored.rule.points), 'point')}"
+            in_force = _IN_FORCE[family.in_force] if stored.rule.in_force else f"no: {stored.rule.verdict}"
+            facts: Facts = [
+                ("family", f"{key.kernel} {stored.rule.family} {key.dtype}{hot}"),
+                ("device", source_text(key.gpu_name, key.source)),
+                ("loss", stored.rule.loss_text()),
+                ("learned", learned),
+                ("in force", in_force),
+            ]
+            yield facts
+            yield stored.rule.facts()
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return one entry for each family."""
+        return [_family_document(family) for family in self.families]
+
+
+_IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not known: no kernel of that name is found"}
+
+
+def _family_document(family: TunedFamily) -> dict[str, Any]:
+    stored, key = family.stored, family.stored.key
+    return {
+        "kernel": key.kernel,
+        "family": str(stored.rule.family),
+        "dtype": key.dtype,
+        "device": {"name": key.gpu_name, "source": key.source},
+        "nvrtc_version": key.nvrtc_version,
+        "l2": key.l2_mode,
+        "learned_at": stored.learned_at.isoformat(),
+        "in_force": family.in_force,
+        "judgement": judgement.to_json() if (judgement := stored.rule.judgement) is not None else None,
+        "loss": {"mean": stored.rule.mean_loss, "worst": stored.rule.worst.loss},
+        "held_out_loss": stored.rule.mean_held_out,
+        "rule": stored.rule.to_json(),
+    }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RecordingList(Displayed):
+class RecordingList(Result):
     """Installed recordings, by folder and name; a damaged one has no header."""
 
     recordings: tuple[RecordingFile, ...]
@@ -120,12 +174,42 @@ class RecordingList(Displayed):
     def _headline(self) -> str:
         return plural(len(self.recordings), "recording")
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+    def _parts(self) -> Iterator[Part]:
+        """Yield a damaged recording shows its fault."""
+        if not self.recordings:
+            yield "no recording is installed; `autotile record` makes one on a machine with a GPU"
+            return
+        headings = (*STUDY_HEADINGS, f"{RIGHT}valid", "recorded", "made", "file")
         rows = [
-            (*(key_columns(found.header.key) if found.header else ("damaged", NOTHING, NOTHING)), str(found.path))
+            (
+                found.header.key.kernel,
+                f"{sizes_text(found.header.key.sizes)} {found.header.key.dtype}",
+                found.header.key.gpu_name,
+                f"{found.header.valid_configs:,}",
+                found.header.chosen,
+                moment_text(found.header.created_at),
+                str(found.path),
+            )
+            if found.header is not None
+            else ("damaged", *[NOTHING] * 5, found.problem)
             for found in self.recordings
         ]
-        return ("kernel", "problem", "device", "file"), rows
+        yield ResultTable(headings, rows, ("file", "made", "device"))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return one entry for each recording."""
+        return [
+            {
+                **study_document(found.header.key),
+                "valid": found.header.valid_configs,
+                "recorded": found.header.chosen,
+                "created_at": found.header.created_at.isoformat(),
+                "file": str(found.path),
+            }
+            if found.header is not None
+            else {"file": str(found.path), "problem": found.problem}
+            for found in self.recordings
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +221,7 @@ class StudyTrial:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TrialList(Displayed, StudyPlots):
+class TrialList(Result, StudyPlots):
     """Trials of a kernel: the fastest first, then those without a time in the order in which they were tried.
 
     Its methods ``plot_...`` return charts of the trials of one problem; see `autotile.report.notebook.StudyPlots`.
@@ -192,15 +276,77 @@ class TrialList(Displayed, StudyPlots):
         fastest = first.stored.trial.time_us
         return f"{counted} of {first.key.kernel}" + (f", fastest {time_text(fastest)}" if fastest is not None else "")
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        trials = [(key_text(entry.key), entry.stored.trial) for entry in self.trials]
-        rows = [(p, str(t.outcome), _trial_time(t), config_text(t.config), t.reason) for p, t in trials]
-        return ("problem", "outcome", "time", "configuration", "reason"), rows
+    def _parts(self) -> Iterator[Part]:
+        """Yield with the problem of each trial if there are several."""
+        if not self.trials:
+            yield "no such trial is stored"
+            return
+        several = len({entry.stored.study_id for entry in self.trials}) > 1
+        scores = list(dict.fromkeys(name for entry in self.trials for name in entry.stored.trial.scores))
+        figures = (f"{RIGHT}time", "95 % interval, us", f"{RIGHT}registers", f"{RIGHT}occupancy")
+        own = [f"{RIGHT}{name}" for name in scores]
+        headings = ("outcome", *figures, *own, "configuration", "remark", *(["problem"] if several else []))
+        rows = [
+            (
+                *_trial_row(entry.stored, scores),
+                *([f"{key_text(entry.key)}, {source_text(entry.key.gpu_name, entry.key.source)}"] if several else []),
+            )
+            for entry in self.trials
+        ]
+        yield ResultTable(headings, rows, ("configuration", "remark", "problem"))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return one entry for each trial."""
+        return [_trial_document(entry) for entry in self.trials]
 
 
-def _trial_time(trial: Trial) -> str:
-    """Return the time of a trial, marked if it was replayed."""
-    return NOTHING if trial.time_us is None else source_text(time_text(trial.time_us), trial.source)
+def _trial_row(stored: StoredTrial, scores: Sequence[str]) -> tuple[str, ...]:
+    trial = stored.trial
+    own = trial.scores
+    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+    remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
+    if trial.source == "replayed":
+        remarks.append("replayed")
+    if trial.reason:
+        remarks.append(trial.reason.splitlines()[0])
+    return (
+        str(trial.outcome),
+        time_text(trial.time_us),
+        interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+        str(resources.registers) if resources is not None else NOTHING,
+        percent_text(occupancy.occupancy) if occupancy is not None else NOTHING,
+        *(f"{own[name]:.6g}" if name in own else NOTHING for name in scores),
+        config_text(trial.config),
+        ", ".join(remarks),
+    )
+
+
+def _trial_document(entry: StudyTrial) -> dict[str, Any]:
+    stored, trial = entry.stored, entry.stored.trial
+    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+    return {
+        "trial": stored.trial_id,
+        "study": stored.study_id,
+        "run": stored.run_id,
+        **study_document(entry.key),
+        "phase": stored.phase,
+        "rank": stored.rank,
+        "config": dict(trial.config),
+        "outcome": str(trial.outcome),
+        "stage": trial.stage,
+        "reason": trial.reason,
+        "time_us": trial.time_us,
+        "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+        "samples": len(measured.samples_us) if measured is not None else 0,
+        "registers": resources.registers if resources is not None else None,
+        "spill_bytes": resources.spill_bytes if resources is not None else None,
+        "static_smem_bytes": resources.static_smem_bytes if resources is not None else None,
+        "occupancy": occupancy.occupancy if occupancy is not None else None,
+        "limited_by": list(occupancy.limited_by) if occupancy is not None else [],
+        "seconds": dict(trial.seconds),
+        "telemetry": dict(trial.telemetry),
+        "created_at": stored.created_at.isoformat(),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +385,7 @@ class ListedMiss:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MissList(Displayed):
+class MissList(Result):
     """Misses, the costliest first, then the most frequent."""
 
     misses: tuple[ListedMiss, ...]
@@ -250,15 +396,45 @@ class MissList(Displayed):
         cost = f", which may have cost {duration_text(sum(lost))}" if lost else ""
         return f"{plural(len(self.misses), 'miss', 'misses')} with {calls}{cost}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        rows = [
-            (
-                f"{miss.problem.kernel} {sizes_text(miss.problem.sizes)} {miss.problem.dtype}",
-                miss.gpu_name,
-                miss.tier,
-                f"{miss.count:,}",
-                NOTHING if miss.lost_s is None else duration_text(miss.lost_s),
+    def _parts(self) -> Iterator[Part]:
+        if not self.misses:
+            yield "no misses are stored"
+            return
+        figures = (f"{RIGHT}calls", f"{RIGHT}a call", f"{RIGHT}may have cost")
+        rows = []
+        for miss in self.misses:
+            about = "" if miss.measured or miss.call_us is None else "about "
+            rows.append(
+                (
+                    miss.problem.kernel,
+                    f"{sizes_text(miss.problem.sizes)} {miss.problem.dtype}",
+                    miss.gpu_name,
+                    miss.tier,
+                    f"{miss.count:,}",
+                    about + time_text(miss.call_us),
+                    NOTHING if miss.lost_s is None else about + duration_text(miss.lost_s),
+                    "tuned" if miss.tuned else NOTHING,
+                    moment_text(miss.last_at),
+                )
             )
+        headings = ("kernel", "problem", "device", "served", *figures, "since", "last")
+        yield ResultTable(headings, rows, ("last", "device"))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return one entry for each problem, GPU and tier."""
+        return [
+            {
+                "kernel": miss.problem.kernel,
+                "problem": dict(miss.problem.sizes),
+                "dtype": miss.problem.dtype,
+                "device": miss.gpu_name,
+                "tier": miss.tier,
+                "count": miss.count,
+                "last_at": miss.last_at.isoformat(),
+                "call_us": miss.call_us,
+                "lost_s": miss.lost_s,
+                "measured": miss.measured,
+                "tuned": miss.tuned,
+            }
             for miss in self.misses
         ]
-        return ("problem", "device", "served", "calls", "may have cost"), rows

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotile.core.argument_types import checked
-from autotile.core.text import Displayed
+from autotile.core.presentation import Part, Result
 from autotile.errors import InputError
 from autotile.kernel.table import is_c_identifier, is_keyword
 from autotile.settings import user_path
@@ -108,7 +109,7 @@ _MAX_NAME = 64
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class NewKernel(Displayed):
+class NewKernel(Result):
     """Files of a new kernel.
 
     Attributes
@@ -127,8 +128,18 @@ class NewKernel(Displayed):
     def _headline(self) -> str:
         return f"{self.name}: {self.source}, {self.space}, {self.test}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [("source", str(self.source)), ("search space", str(self.space)), ("test", str(self.test))]
+    def _parts(self) -> Iterator[Part]:
+        """Yield the files, and the command to go on with."""
+        yield [
+            ("source", str(self.source)),
+            ("search space", str(self.space)),
+            ("test", f"{self.test}, for pytest"),
+            ("tune it", f"autotile tune {self.space} N=16777216"),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the name and the paths."""
+        return {"name": self.name, "source": str(self.source), "space": str(self.space), "test": str(self.test)}
 
 
 @checked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,10 @@ from autotile.api.targets import models_of
 from autotile.api.tuning import tune_problem
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, is_name_of
+from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
+from autotile.core.statistics import Interval
 from autotile.core.text import (
     NOTHING,
-    Displayed,
     device_text,
     duration_text,
     plural,
@@ -42,6 +43,9 @@ from autotile.tuning.result import TuneResult
 from autotile.tuning.schedule import Schedule
 
 State = Literal["tuned", "done", "failed", "left"]
+
+_MAX_SHOWN = 200
+"""Problems in the table of a plan, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,11 @@ class PlanEntry:
         return winner.time_us if winner is not None else None
 
     @property
+    def speedup(self) -> Interval | None:
+        """Time of the default over that of the winner, of a kernel; None if unknown."""
+        return self.result.speedup if isinstance(self.result, TuneResult) else None
+
+    @property
     def device_label(self) -> str:
         """Name of the GPU, marked if the times were replayed from a recording of it; a dash if it is not known."""
         if self.result is not None and self.result.device.source == "replayed":
@@ -111,7 +120,7 @@ class PlanEntry:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanResult(Displayed):
+class PlanResult(Result):
     """Outcome of a plan.
 
     Attributes
@@ -153,21 +162,33 @@ class PlanResult(Displayed):
     def _headline(self) -> str:
         return f"plan {self.name}: {self.summary}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        yield "database", self.database
+    def _heading(self) -> str:
+        return f"plan {self.name}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        return ("kernel", "problem", "dtype", "GPU", "state", "time", "took"), [
+    def _parts(self) -> Iterator[Part]:
+        """Yield what became of the first 200 problems, then facts about the plan."""
+        figures = (f"{RIGHT}time", f"{RIGHT}speed-up", f"{RIGHT}took")
+        rows = [
             (
                 entry.planned.problem.kernel,
-                sizes_text(entry.planned.problem.sizes),
-                entry.planned.problem.dtype,
-                entry.device_label,
                 entry.state,
                 entry.time_text,
+                f"{entry.speedup.value:.3f}x" if entry.speedup is not None else NOTHING,
                 duration_text(entry.seconds) if entry.seconds else NOTHING,
+                entry.planned.problem.dtype,
+                entry.device_label,
+                sizes_text(entry.planned.problem.sizes),
+                entry.reason,
             )
-            for entry in self.entries
+            for entry in self.entries[:_MAX_SHOWN]
+        ]
+        headings = ("kernel", "state", *figures, "dtype", "GPU", "problem", "reason")
+        yield ResultTable(headings, rows, ("reason", "problem", "GPU"))
+        hidden: Facts = [("shown", f"the first {_MAX_SHOWN}; --json lists all")]
+        yield [
+            ("problems", self.summary),
+            *(hidden if len(self.entries) > _MAX_SHOWN else []),
+            ("saved in", self.database),
         ]
 
     def to_json(self) -> dict[str, Any]:

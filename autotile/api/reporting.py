@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotile.api.targets import merge_sizes, named_operation, output_file
 from autotile.core.argument_types import checked
-from autotile.core.text import Displayed, bytes_text, plural
+from autotile.core.presentation import Part, Result
+from autotile.core.text import bytes_text, plural
 from autotile.database.database import location_text, open_for_reading
 from autotile.errors import InputError
 from autotile.exchange.recording import read_recording
@@ -22,7 +23,7 @@ from autotile.settings import user_path
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WrittenReport(Displayed):
+class WrittenReport(Result):
     """A report that was written.
 
     Attributes
@@ -57,8 +58,8 @@ class WrittenReport(Displayed):
         studies = plural(self.studies, "tuned problem")
         return f"{studies}, {plural(self.trials, 'trial')}, {bytes_text(self.size_bytes)}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [("title", self.title)]
+    def _parts(self) -> Iterator[Part]:
+        yield [("page", str(self.path)), ("title", self.title), ("shows", self.summary)]
 
 
 @checked

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from autotile.api.listings import (
     FamilyList,
@@ -31,7 +32,8 @@ from autotile.core.model import (
     config_key,
     config_text,
 )
-from autotile.core.text import Displayed, source_text, time_text
+from autotile.core.presentation import Facts, Part, Result
+from autotile.core.text import interval_text, occupancy_text, source_text, time_text
 from autotile.database.database import database_location, location_text, open_for_reading
 from autotile.database.keys import space_hash
 from autotile.database.learned_store import FamilyStore
@@ -44,13 +46,14 @@ from autotile.kernel.problem import Workrate
 from autotile.report.study_reading import study_without_trials
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Compared, Contender
+from autotile.serving.description import resources_document
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.tuning.missed_problems import AssessedMiss, assess_misses
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BestResult(Displayed):
+class BestResult(Result):
     """The configuration that is served for a problem, and the reason.
 
     Attributes
@@ -140,8 +143,70 @@ class BestResult(Displayed):
             return f"{served}, {time_text(self.time_us)} on {source_text(self.tuned_on, self.source)}"
         return f"{served}, {time_text(self.time_us)}" if self.measurement is not None else served
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [("reason", self.explanation)]
+    def _heading(self) -> str:
+        return f"{self.problem} on {self.device_label}"
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield the configuration with its figures, the reason, and the contenders of an operation."""
+        yield self._facts()
+        yield self.explanation
+        if self.contenders:
+            from autotile.api.explanation import contenders_table
+
+            yield contenders_table(self.contenders)
+
+    def _facts(self) -> Facts:
+        facts: Facts = [("tier", self.tier)]
+        if self.contenders:
+            facts.append(("computed by", self.kernel))
+        if self.config:
+            facts.append(("configuration", config_text(self.config)))
+        measured, resources = self.measurement, self.resources
+        if measured is not None:
+            interval = f"95 % interval {interval_text(measured.low_us, measured.high_us)}"
+            if self.tier == "exact":
+                facts.append(("time", f"{time_text(measured.time_us)} ({interval})"))
+                facts.append(("rate", self.workrate.text(measured.time_us, self.device)))
+            else:
+                where = source_text(self.tuned_on, self.source)
+                facts.append(("time there", f"{time_text(measured.time_us)} on {where} ({interval})"))
+        if (compared := self.compared) is not None and compared.serves:
+            low, high = compared.interval
+            ratio = f"{compared.ratio:.2f} times as long as the {compared.base_tier} ({low:.2f} to {high:.2f})"
+            facts.append(("expected", ratio))
+        if resources is not None and self.geometry is not None:
+            smem_bytes = resources.static_smem_bytes + self.geometry.dynamic_smem_bytes
+            facts.append(("registers", f"{resources.registers} a thread, {resources.spill_bytes} B spilled"))
+            facts.append(("shared memory", f"{smem_bytes:,} B a block"))
+        if self.occupancy is not None:
+            facts.append(("occupancy", occupancy_text(self.device, self.occupancy)))
+        return facts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that is known of the configuration."""
+        measured = self.measurement
+        return {
+            "kernel": self.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "tier": self.tier,
+            "config": dict(self.config),
+            "time_us": self.time_us,
+            "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+            "device": self.device.identity,
+            "source": self.source,
+            "tuned_on": self.tuned_on,
+            "tuned_at": self.tuned_at.isoformat() if self.tuned_at is not None else None,
+            "contenders": [contender.to_json() for contender in self.contenders],
+            "differences": [[*difference] for difference in self.differences],
+            "aged": [*self.aged],
+            "shipped": self.shipped,
+            "bundle": self.bundle or None,
+            "resources": resources_document(self.resources, self.geometry, self.occupancy),
+            "compared": self.compared.to_json() if self.compared is not None else None,
+            "unapplied": self.unapplied or None,
+            "explain": self.explanation,
+        }
 
 
 @checked

@@ -16,7 +16,8 @@ from autotile.api.tuning import checked_options
 from autotile.core.argument_types import check_value, checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, Trial, Value, config_key
-from autotile.core.text import Displayed, device_text, plural, time_text
+from autotile.core.presentation import Result
+from autotile.core.text import device_text, plural, time_text
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName
 from autotile.kernel.spec import KernelSpec
@@ -32,7 +33,7 @@ _Time = Annotated[float, Meta(ge=1e-6, le=1e15, description="a positive number o
 """Bounds as of stored times."""
 
 
-class TuningSession(Displayed):
+class TuningSession(Result):
     """A tuning session that the caller's own search drives; from `autotile.session`.
 
     Configurations are compiled, verified against the reference, measured and stored as in `autotile.tune`. `finish`

@@ -7,7 +7,7 @@ import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from autotile.api.targets import merge_sizes
 from autotile.core.argument_types import checked_except
 from autotile.core.documents import toml_text
 from autotile.core.model import Config
-from autotile.core.text import Displayed
+from autotile.core.presentation import Part, Result
 from autotile.errors import InputError
 from autotile.kernel.expressions import python_source
 from autotile.kernel.library import Inspection, Kernel, load_kernel, make_kernel
@@ -215,7 +215,7 @@ def _with_tolerance(
     return {**sections, "reference": {**sections.get("reference", {}), **keys}} if keys else sections
 
 
-class TunableKernel(Displayed):
+class TunableKernel(Result):
     """A kernel that is written in Python; from `autotile.kernel`.
 
     Every function of autotile that takes the name of a kernel takes such an object, too. A source that is a file is
@@ -376,8 +376,8 @@ class TunableKernel(Displayed):
     def _headline(self) -> str:
         return self._kernel.spec.headline
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return self._kernel.spec.facts
+    def _parts(self) -> Iterator[Part]:
+        yield [*self._kernel.spec.facts]
 
 
 @cache

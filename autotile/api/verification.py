@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +11,10 @@ from typing import Any, Literal
 from autotile.api.keywords import read_keywords
 from autotile.api.targets import check_device_index, resolve_gpu, sizes_notice
 from autotile.core.argument_types import checked
-from autotile.core.model import Config, Measurement, Problem, config_key, config_text
+from autotile.core.model import Config, Measurement, Problem, config_key, config_text, timed_config
+from autotile.core.presentation import RIGHT, Part, Result, ResultTable
 from autotile.core.statistics import Interval
-from autotile.core.text import NOTHING, Displayed, plural, source_text, time_text
+from autotile.core.text import NOTHING, plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
@@ -90,7 +91,7 @@ class VerifiedProblem:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class VerifyResult(Displayed):
+class VerifyResult(Result):
     """Verified problems, those that were tuned last first."""
 
     problems: tuple[VerifiedProblem, ...]
@@ -103,18 +104,49 @@ class VerifyResult(Displayed):
         first = self.problems[0]
         return f"{plural(len(self.problems), 'problem')} on {source_text(first.device, first.source)}: {verdicts}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+    def _parts(self) -> Iterator[Part]:
+        if not self.problems:
+            yield self._headline()
+            return
+        times = (f"{RIGHT}time then", f"{RIGHT}now", f"{RIGHT}over default")
         rows = [
             (
                 str(one.problem),
                 one.verdict,
-                source_text(time_text(one.after_measurement.time_us), one.source) if one.after_measurement else NOTHING,
+                _time(one.before_measurement, one.source),
+                _time(one.after_measurement, one.source),
+                f"{one.speedup.value:.3f}" if one.speedup is not None else NOTHING,
                 config_text(one.after) if one.after is not None else "the default",
                 one.reason,
+                "; ".join(one.aged),
             )
             for one in self.problems
         ]
-        return ("problem", "verdict", "time", "configuration", "reason"), rows
+        headings = ("problem", "verdict", *times, "configuration", "reason", "aged")
+        yield ResultTable(headings, rows, ("reason", "aged", "configuration"))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return one entry for each problem."""
+        return [
+            {
+                "kernel": one.problem.kernel,
+                "problem": dict(one.problem.sizes),
+                "dtype": one.problem.dtype,
+                "device": one.device,
+                "aged": list(one.aged),
+                "verdict": one.verdict,
+                "reason": one.reason,
+                "tied": one.tied,
+                "before": timed_config(one.before, one.before_measurement),
+                "after": timed_config(one.after, one.after_measurement) if one.after is not None else None,
+                "speedup": one.speedup.to_json() if one.speedup is not None else None,
+            }
+            for one in self.problems
+        ]
+
+
+def _time(measured: Measurement | None, source: str) -> str:
+    return source_text(time_text(measured.time_us), source) if measured is not None else NOTHING
 
 
 @checked

@@ -59,7 +59,6 @@ COMMANDS = {
     "doctor": EVERYDAY,
     "list": RESULTS,
     "trials": RESULTS,
-    "plot": RESULTS,
     "report": RESULTS,
     "misses": RESULTS,
     "watch": RESULTS,

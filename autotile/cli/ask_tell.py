@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -57,8 +58,6 @@ def serve(session: TuningSession, call: str) -> None:
     call
         Line of Python that serves the winner, for the result.
     """
-    from autotile.cli.tune import tune_document
-
     with session:  # finishes it
         try:
             _answer_all(session)
@@ -66,7 +65,7 @@ def serve(session: TuningSession, call: str) -> None:
             discard_output(sys.stdout)  # Python would write it again at exit
             notice("the program that reads the answers has ended; the result is stored")
     result = session.finish()
-    _write({"result": tune_document(result, call)})
+    _write({"result": replace(result, call=call).to_json()})
     if result.winner is None:
         raise typer.Exit(NOTHING_FOUND)
 
@@ -133,7 +132,7 @@ def _ready(session: TuningSession) -> dict[str, Any]:
         "kernel": session.problem.kernel,
         "problem": dict(session.problem.sizes),
         "dtype": session.problem.dtype,
-        "device": {"name": session.device.name, "source": session.device.source},
+        "device": session.device.identity,
         "parameters": {name: list(values) for name, values in session.parameters.items()},
         "default": dict(session.default),
         "space": {"combinations": session.combinations, "valid": session.valid},

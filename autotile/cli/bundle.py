@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from autotile.cli.arguments import ArchitectureOption, DatabaseOption, DtypeOption, JsonOption, complete_kernel
 from autotile.cli.output import examples, notice, show
-from autotile.cli.tables import RIGHT, below, facts, table
-from autotile.core.text import bytes_text, shown_text
 from autotile.errors import InputError
-
-if TYPE_CHECKING:
-    from autotile.api.exchange import WrittenBundle
 
 
 def bundle(
@@ -54,7 +47,7 @@ def bundle(
             spec = load_kernel(kernel).spec
             notice(sizes_notice(spec, spec.sizes, given))
     result = exchange.bundle(selected, output=output, architectures=architectures or (), dtype=dtype, database=database)
-    show(result, bundle_table, bundle_document, as_json=as_json)
+    show(result, as_json=as_json)
 
 
 def read_selections(words: Iterable[str]) -> list[tuple[str, dict[str, int] | None]]:
@@ -81,28 +74,6 @@ def read_selections(words: Iterable[str]) -> list[tuple[str, dict[str, int] | No
         else:
             raise InputError(f"{word!r} stands before any kernel; expected KERNEL [SIZE=N ...] ...")
     return [(kernel, read_sizes(sizes) if sizes else None) for kernel, sizes in groups]
-
-
-def bundle_document(written: WrittenBundle) -> dict[str, Any]:
-    """Return a bundle for JSON."""
-    return {
-        "file": str(written.file),
-        "digest": written.digest,
-        "bytes": written.size_bytes,
-        "kernels": [{**entry._asdict(), "architectures": list(entry.architectures)} for entry in written.kernels],
-        "notices": list(written.notices),
-    }
-
-
-def bundle_table(written: WrittenBundle) -> RenderableType:
-    """Render the file, then one line for each kernel."""
-    kernels = table("kernel", f"{RIGHT}problems", f"{RIGHT}cubins", "architectures")
-    for entry in written.kernels:
-        kernels.add_row(
-            shown_text(entry.kernel), f"{entry.problems:,}", f"{entry.cubins:,}", " ".join(entry.architectures)
-        )
-    head = facts([("bundle", f"{written.file} ({bytes_text(written.size_bytes)})"), ("digest", written.digest)])
-    return Group(head, below(kernels), *(below(Text(shown_text(notice))) for notice in written.notices))
 
 
 def register(app: typer.Typer) -> None:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
 
 from autotile.cli.arguments import DatabaseOption, DtypeOption, GpuOption, JsonOption, L2Option, SizesArgument
 from autotile.cli.output import NOTHING_FOUND, SLOWER, examples, notice, show
-from autotile.cli.tables import below, facts, title
-from autotile.core.model import Outcome, Trial, config_text
-from autotile.core.text import device_text, interval_text, time_text
-
-if TYPE_CHECKING:
-    from autotile.tuning.candidate_check import CandidateCheck
 
 
 def check(
@@ -80,37 +72,11 @@ def check(
     )
     for line in result.notices:
         notice(line)
-    show(result, check_table, lambda found: found.to_json(), as_json=as_json)
+    show(result, as_json=as_json)
     if not result.is_right:
         raise typer.Exit(NOTHING_FOUND)
     if result.verdict == "slower":
         raise typer.Exit(SLOWER)
-
-
-def check_table(result: CandidateCheck) -> RenderableType:
-    """Render the verdict, and both kernels."""
-    heading = title(f"{result.source} for {result.problem} on {device_text(result.device)}")
-    return Group(heading, below(facts(_facts(result))))
-
-
-def _facts(result: CandidateCheck) -> Iterator[tuple[str, RenderableType]]:
-    yield "verdict", result.summary
-    for label, trial in (("candidate", result.candidate), ("winner", result.winner)):
-        yield label, _timed(trial)
-    yield "winner is", "tuned for this problem" if result.tier == "exact" else f"of tier {result.tier}"
-    if result.repeats:
-        yield "verified", f"{result.repeats} times, two launches each"
-    if result.sanitized:
-        yield "sanitized", f"{', '.join(result.sanitized)} found nothing"
-
-
-def _timed(trial: Trial) -> str:
-    measured = trial.measurement
-    if measured is None:
-        reason = f", {trial.reason}" if trial.outcome is not Outcome.OK else ""
-        return f"{trial.outcome}{reason}: {config_text(trial.config)}"
-    interval = interval_text(measured.low_us, measured.high_us)
-    return f"{time_text(measured.time_us)} ({interval} us): {config_text(trial.config)}"
 
 
 def register(app: typer.Typer) -> None:

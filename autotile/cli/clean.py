@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 from typer.core import TyperCommand
 
 from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument, complete_device, read_moment
 from autotile.cli.output import examples, notice, show
-from autotile.cli.tables import RIGHT, STUDY_HEADINGS, Listing, below, study_columns, versioned_document
-from autotile.core.text import plural
 from autotile.errors import InputError
-
-if TYPE_CHECKING:
-    from autotile.api.databases import CleanResult
-    from autotile.database.retention import CleanedStudy
 
 
 class _OldName(TyperCommand):
@@ -73,42 +65,7 @@ def clean(
         dry_run=dry_run,
         database=database,
     )
-    show(result, clean_table, clean_document, as_json=as_json)
-
-
-def clean_table(result: CleanResult) -> RenderableType:
-    """Render one row per study with deleted trials, then the sum."""
-    if not result.studies:
-        return Text(f"nothing to delete in {result.location}")
-    done = "would be deleted" if result.dry_run else "deleted"
-    studies = plural(len(result.studies), "study", "studies")
-    total = f"{plural(result.deleted, 'trial')} of {studies} {done} in {result.location}"
-    headings = (*STUDY_HEADINGS, f"{RIGHT}trials", f"{RIGHT}of", "why", "left")
-    return Group(Listing(headings, [_row(study) for study in result.studies], ("device",)), below(Text(total)))
-
-
-def _row(study: CleanedStudy) -> tuple[str, ...]:
-    left = "nothing" if study.emptied else plural(study.total - study.deleted, "trial")
-    return (*study_columns(study.key), f"{study.deleted:,}", f"{study.total:,}", ", ".join(study.reasons), left)
-
-
-def clean_document(result: CleanResult) -> dict[str, Any]:
-    """Return the studies with deleted trials for JSON."""
-    return {
-        "database": result.location,
-        "dry_run": result.dry_run,
-        "trials": result.deleted,
-        "studies": [
-            {
-                **versioned_document(study.key),
-                "reasons": list(study.reasons),
-                "trials": study.deleted,
-                "of": study.total,
-                "whole": study.emptied,
-            }
-            for study in result.studies
-        ],
-    }
+    show(result, as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

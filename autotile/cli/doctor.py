@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import typer
-from rich.console import Group, RenderableType
 
 from autotile.cli.arguments import DatabaseOption, JsonOption
 from autotile.cli.output import NOTHING_FOUND, examples, show
-from autotile.cli.tables import below, table
-
-if TYPE_CHECKING:
-    from autotile.api.doctor import HealthReport
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -25,26 +18,9 @@ def doctor(*, database: DatabaseOption = None, as_json: JsonOption = False) -> N
     from autotile.api.doctor import doctor as diagnose
 
     report = diagnose(database)
-    show(report, health_table, health_document, as_json=as_json)
+    show(report, as_json=as_json)
     if not report.works:
         raise typer.Exit(NOTHING_FOUND)
-
-
-def health_table(report: HealthReport) -> RenderableType:
-    """Render one row for each check, with the remedy below the result, then the verdict."""
-    checks = table("", "looked at", "found")
-    for check in report.checks:
-        checks.add_row(check.status, check.name, check.text, style=_STYLES[check.status])
-    return Group(checks, below(report.verdict))
-
-
-def health_document(report: HealthReport) -> dict[str, Any]:
-    """Return the checks and the verdict for JSON."""
-    checks = [
-        {"name": check.name, "status": check.status, "detail": check.detail, "cure": check.remedy}
-        for check in report.checks
-    ]
-    return {"ok": report.works, "verdict": report.verdict, "checks": checks}
 
 
 def register(app: typer.Typer) -> None:

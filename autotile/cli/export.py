@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from autotile.cli.arguments import (
     ArchitectureOption,
@@ -19,13 +16,8 @@ from autotile.cli.arguments import (
     SizesArgument,
     complete_device,
 )
-from autotile.cli.output import examples, notice, show
-from autotile.cli.tables import below, facts
-from autotile.core.text import plural
+from autotile.cli.output import examples, notice, print_json, print_line, show
 from autotile.errors import InputError
-
-if TYPE_CHECKING:
-    from autotile.api.exchange import ExportedHeader, Transfer
 
 
 def export(
@@ -87,9 +79,9 @@ def export(
         database=database,
     )
     if isinstance(result, exchange.ExportedHeader):
-        show(result, header_table, header_document, as_json=as_json)
+        show(result, as_json=as_json)
     else:
-        show(result, transfer_table, transfer_document, as_json=as_json)
+        show(result, as_json=as_json)
 
 
 def _export_models(operation: str, folder: Path, dtype: str | None, database: str | None, *, as_json: bool) -> None:
@@ -97,59 +89,10 @@ def _export_models(operation: str, folder: Path, dtype: str | None, database: st
     from autotile.kernel.operation import load_operation
 
     files = export_models(load_operation(operation), folder, dtype=dtype, database=database)
-    show(files, models_table, models_document, as_json=as_json)
-
-
-def models_document(files: Sequence[Path]) -> dict[str, Any]:
-    """Return exported models for JSON."""
-    return {"action": "exported", "format": "model", "files": [str(file) for file in files]}
-
-
-def models_table(files: Sequence[Path]) -> RenderableType:
-    """Render exported models."""
-    return facts([("exported", plural(len(files), "model")), *(("file", str(file)) for file in files)])
-
-
-def transfer_document(transfer: Transfer) -> dict[str, Any]:
-    """Return a transfer of trials for JSON."""
-    return {
-        "action": transfer.action,
-        "file": str(transfer.file),
-        "format": transfer.file_format,
-        "kernel": transfer.problem.kernel,
-        "problem": dict(transfer.problem.sizes),
-        "dtype": transfer.problem.dtype,
-        "device": transfer.device,
-        "configurations": transfer.configurations,
-        **transfer.details,
-    }
-
-
-def transfer_table(transfer: Transfer) -> RenderableType:
-    """Render a transfer of trials."""
-    transferred = f"{transfer.configurations:,} configurations of {transfer.problem} on {transfer.device}"
-    details = [(label.replace("_", " "), str(value)) for label, value in transfer.details.items()]
-    return facts([(transfer.action, transferred), ("file", f"{transfer.file} ({transfer.file_format})"), *details])
-
-
-def header_document(header: ExportedHeader) -> dict[str, Any]:
-    """Return an exported C++ header for JSON."""
-    return {
-        "action": "exported",
-        "format": "c-header",
-        "file": str(header.header),
-        "namespace": header.namespace,
-        "cubins": list(header.cubins),
-        "problems": header.problems,
-        "notices": list(header.notices),
-    }
-
-
-def header_table(header: ExportedHeader) -> RenderableType:
-    """Render an exported C++ header."""
-    held = f"{plural(header.problems, 'tuned problem')}, {plural(len(header.cubins), 'cubin')} beside the header"
-    rows = [("exported", held), ("header", str(header.header)), ("namespace", header.namespace)]
-    return Group(facts(rows), *(below(Text(notice)) for notice in header.notices))
+    if as_json:
+        print_json({"action": "exported", "format": "model", "files": [str(file) for file in files]})
+    else:
+        print_line("\n".join(f"exported {file}" for file in files))
 
 
 def register(app: typer.Typer) -> None:

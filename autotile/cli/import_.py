@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption
-from autotile.cli.export import transfer_document, transfer_table
 from autotile.cli.output import examples, show
 
 
@@ -46,7 +45,7 @@ def import_(
     result = exchange.import_(
         file, given, output=output, format=file_format, dtype=dtype or "float32", database=database
     )
-    show(result, transfer_table, transfer_document, as_json=as_json)
+    show(result, as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from autotile.cli.arguments import JsonOption
 from autotile.cli.output import examples, show
-from autotile.cli.tables import facts
-
-if TYPE_CHECKING:
-    from autotile.api.new_kernel import NewKernel
 
 
 def new(
@@ -27,24 +22,7 @@ def new(
     """
     from autotile.api import new_kernel
 
-    show(new_kernel.new(name, folder), new_table, new_document, as_json=as_json)
-
-
-def new_table(made: NewKernel) -> RenderableType:
-    """Render the files, and the commands to go on with."""
-    return facts(
-        [
-            ("source", str(made.source)),
-            ("search space", str(made.space)),
-            ("test", f"{made.test}, for pytest"),
-            ("tune it", f"autotile tune {made.space} N=16777216"),
-        ]
-    )
-
-
-def new_document(made: NewKernel) -> dict[str, Any]:
-    """Return the paths for JSON."""
-    return {"name": made.name, "source": str(made.source), "space": str(made.space), "test": str(made.test)}
+    show(new_kernel.new(name, folder), as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

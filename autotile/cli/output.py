@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from textwrap import wrap
-from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
-from autotile.cli.tables import Trimmed
+from autotile.cli.tables import Trimmed, render
 from autotile.core.documents import encode_json
+from autotile.core.presentation import Result
 from autotile.core.text import plural, shown_text
 from autotile.database.paths import masked_message
 from autotile.errors import AutotileError, DataWarning, InputError
 
 if TYPE_CHECKING:
     from autotile.exchange.column_table import ColumnTable
-
-Result = TypeVar("Result")
 
 NOTHING_FOUND = 1
 BAD_INPUT = 2
@@ -60,36 +59,24 @@ def _answering() -> Iterator[None]:
         raise UnwrittenAnswerError(message) from None
 
 
-def show(
-    result: Result,
-    table: Callable[[Result], RenderableType],
-    document: Callable[[Result], Any],
-    *,
-    as_json: bool,
-) -> None:
-    """Print the result of a command: as a table, or as one JSON document.
-
-    Parameters
-    ----------
-    result
-        Return value of a function of `autotile.api`.
-    table, document
-        Functions that render it; only the one that is needed is called.
-    as_json
-        Whether to print the document.
-    """
+def show(result: Result, *, as_json: bool) -> None:
+    """Print the result of a command: its parts, or one JSON document."""
     if as_json:
-        print_json(document(result))
-    else:
-        rendered = Trimmed(table(result))
-        with _answering():
-            console(sys.stdout).print(rendered)
-            sys.stdout.flush()
+        print_json(result.to_json())
+        return
+    rendered = Trimmed(render(result))
+    with _answering():
+        console(sys.stdout).print(rendered)
+        sys.stdout.flush()
 
 
 def print_json(document: Any) -> None:
     """Print one JSON document."""
-    text = encode_json(document, indent=2)
+    print_line(encode_json(document, indent=2))
+
+
+def print_line(text: str) -> None:
+    """Print a text as the answer of a command."""
     with _answering():
         print(text, flush=True)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
 
 from autotile.cli.arguments import DatabaseOption, GpuOption, OptionalKernelArgument
-from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, show
-from autotile.cli.tables import RIGHT, Listing, below, facts, title
-from autotile.core.text import NOTHING, duration_text, plural, sizes_text
+from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, print_json, show
+from autotile.core.text import plural
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
-    from autotile.api.plans import PlanEntry, PlanResult
+    from autotile.api.plans import PlanResult
     from autotile.tuning.options import TuneOptions
     from autotile.tuning.plan import TuningPlan
 
@@ -60,11 +57,11 @@ def plan(
 def run_plan(
     planned: Path | TuningPlan,
     options: TuneOptions,
-    document: Callable[[PlanResult], Any] = methodcaller("to_json"),
+    document: Callable[[PlanResult], Any] | None = None,
     *,
     as_json: bool,
 ) -> None:
-    """Tune a plan, show what became of it, and exit with 0 only if all is tuned; ``document`` returns its JSON."""
+    """Tune a plan, show what became of it, and exit with 0 only if all is tuned; ``document`` returns other JSON."""
     from autotile.api.plans import tune_plan
     from autotile.cli.progress import TuneProgress
     from autotile.settings import absolute_path
@@ -72,39 +69,15 @@ def run_plan(
     chosen = absolute_path(planned, "a plan") if isinstance(planned, Path) else planned
     with TuneProgress(error_console(), "reading the plan") as progress:
         result = tune_plan(chosen, options, progress)
-    show(result, plan_table, document, as_json=as_json)
+    if as_json and document is not None:
+        print_json(document(result))
+    else:
+        show(result, as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
     if not result.is_complete:
         raise typer.Exit(NOTHING_FOUND)
-
-
-def plan_table(result: PlanResult) -> RenderableType:
-    """Render what became of each problem, then facts about the plan."""
-    figures = (f"{RIGHT}time", f"{RIGHT}speed-up", f"{RIGHT}took")
-    headings = ("kernel", "state", *figures, "dtype", "GPU", "problem", "reason")
-    shown = Listing(headings, [_row(entry) for entry in result.entries[:_MAX_SHOWN]], ("reason", "problem", "GPU"))
-    rows = [("problems", result.summary), ("saved in", result.database)]
-    if len(result.entries) > _MAX_SHOWN:
-        rows.insert(1, ("shown", f"the first {_MAX_SHOWN}; --json lists all"))
-    return Group(title(f"plan {result.name}"), shown, below(facts(rows)))
-
-
-def _row(entry: PlanEntry) -> tuple[str, ...]:
-    problem = entry.planned.problem
-    speedup = getattr(entry.result, "speedup", None)
-    return (
-        problem.kernel,
-        entry.state,
-        entry.time_text,
-        f"{speedup.value:.3f}x" if speedup is not None else NOTHING,
-        duration_text(entry.seconds) if entry.seconds else NOTHING,
-        problem.dtype,
-        entry.device_label,
-        sizes_text(problem.sizes),
-        entry.reason,
-    )
 
 
 def register(app: typer.Typer) -> None:

@@ -19,7 +19,6 @@ from autotile.cli.arguments import (
     WorkersOption,
     check_seed,
 )
-from autotile.cli.export import transfer_document, transfer_table
 from autotile.cli.output import CommandInterruptedError, examples, notice, show
 from autotile.cli.tune import live_progress
 from autotile.core.text import plural
@@ -88,7 +87,7 @@ def record(
     gpu_name = recorded.header.key.gpu_name
     details = {"valid": recorded.header.valid_configs, "seconds": round(recorded.seconds, 3)}
     written = Transfer("recorded", recorded.path, "recording", problem, gpu_name, recorded.configurations, details)
-    show(written, transfer_table, transfer_document, as_json=as_json)
+    show(written, as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -69,7 +69,7 @@ def report(
     written = reporting.report(
         kernel, sizes, output=output or "report.html", dtype=dtype, device=device, database=database
     )
-    show(written, table, WrittenReport.to_json, as_json=as_json)
+    show(written, as_json=as_json)
 
 
 def _check_unused(**options: str | None) -> None:

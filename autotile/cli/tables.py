@@ -1,10 +1,9 @@
-"""Tables of the command line: thin rules, aligned figures, a fall-back for narrow terminals, columns of studies."""
+"""Results on a terminal: tables with thin rules and aligned figures, and a layout for narrow terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -14,17 +13,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from autotile.core.presentation import RIGHT, Part, Result, plain_heading
 from autotile.core.text import NOTHING, shown_text
-
-if TYPE_CHECKING:
-    from autotile.core.device import DeviceProperties
-    from autotile.core.model import Config, Measurement
-    from autotile.core.statistics import Interval
-    from autotile.database.keys import TuningKey
-
-
-RIGHT = ">"
-"""Prefix of a heading whose column is aligned at the right."""
 
 COLUMN_GAP = 3
 """Characters between two columns of a table: two of padding and one of the divider."""
@@ -73,9 +63,24 @@ def table(*headings: str, wrap: bool = True) -> Table:
     return empty
 
 
-def plain_heading(heading: str) -> str:
-    """Return a heading without the prefix `RIGHT`."""
-    return heading.removeprefix(RIGHT)
+def render(result: Result) -> RenderableType:
+    """Render the heading and the parts of a result."""
+    heading, parts = result._heading(), [_rendered(part) for part in result._parts()]
+    return Group(*([title(heading)] if heading else []), *parts[:1], *map(below, parts[1:]))
+
+
+def _rendered(part: Part) -> RenderableType:
+    if isinstance(part, str):
+        return Text(shown_text(part, lines=True))
+    if isinstance(part, list):
+        return facts((label, text if isinstance(text, str) else lines(text)) for label, text in part)
+    shown: RenderableType = Listing(part.headings, part.rows, part.movable)
+    if part.is_wrapped:
+        shown = table(*part.headings)
+        for index, row in enumerate(part.rows):
+            cells = (shown_text(cell, lines=True) for cell in row)
+            shown.add_row(*cells, style=(part.styles[index] or None) if part.styles else None)
+    return Group(Text(shown_text(part.caption)), shown) if part.caption else shown
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]], *, min_label_width: int = 0) -> Table:
@@ -184,59 +189,3 @@ class Listing:
 
     def _label_width(self, moved: Sequence[int]) -> int:
         return max((len(plain_heading(self.headings[index])) for index in moved), default=0)
-
-
-STUDY_HEADINGS = ("kernel", "problem", "device")
-"""Column headings of `study_columns`."""
-
-
-def study_columns(key: TuningKey) -> tuple[str, str, str]:
-    """Format a study's kernel, problem and device, one for each of `STUDY_HEADINGS`."""
-    from autotile.api.listings import key_columns
-
-    return key_columns(key)
-
-
-def device_document(device: DeviceProperties) -> dict[str, Any]:
-    """Return a device by name, with the source of its properties."""
-    return {"name": device.name, "source": device.source}
-
-
-def study_document(key: TuningKey) -> dict[str, Any]:
-    """Return the entries of a study's key, with the device as an object."""
-    return {
-        "kernel": key.kernel,
-        "problem": dict(key.sizes),
-        "dtype": key.dtype,
-        "device": {"name": key.gpu_name, "source": key.source},
-        "source": key.source,
-        "l2": key.l2_mode,
-    }
-
-
-def versioned_document(key: TuningKey) -> dict[str, Any]:
-    """Return the entries of a study's key, with the versions of compiler and template that tell studies apart."""
-    return {
-        "kernel": key.kernel,
-        "problem": dict(key.sizes),
-        "dtype": key.dtype,
-        "device": key.gpu_name,
-        "source": key.source,
-        "nvrtc_version": key.nvrtc_version,
-        "l2": key.l2_mode,
-        "template_hash": key.template_hash,
-    }
-
-
-def ratio_document(ratio: Interval | None) -> dict[str, Any] | None:
-    """Return a ratio of times with its interval."""
-    return {"value": ratio.value, "interval": [ratio.low, ratio.high]} if ratio is not None else None
-
-
-def timed_config_document(config: Config, measurement: Measurement | None) -> dict[str, Any]:
-    """Return a configuration with its time and the 95 % interval of that, in microseconds."""
-    return {
-        "config": dict(config),
-        "time_us": measurement.time_us if measurement is not None else None,
-        "interval_us": [measurement.low_us, measurement.high_us] if measurement is not None else None,
-    }

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from autotile.cli.arguments import (
     DtypeOption,
@@ -24,15 +20,9 @@ from autotile.cli.arguments import (
     with_search_options,
 )
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, show
-from autotile.cli.tables import RIGHT, Listing, below, facts, lines, table, title
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.model import Problem
 from autotile.core.text import (
-    NOTHING,
-    device_text,
-    duration_text,
     energy_text,
-    funnel_text,
-    interval_text,
     plural,
     time_text,
 )
@@ -40,11 +30,7 @@ from autotile.errors import InputError
 
 if TYPE_CHECKING:
     from autotile.cli.progress import TuneProgress
-    from autotile.core.statistics import Interval
     from autotile.tuning.options import TuneOptions
-    from autotile.tuning.pipeline import Load
-    from autotile.tuning.result import Drift, Front, TuneResult
-    from autotile.tuning.stopping import Stopped
 
 MAX_POINTS = 1000
 """Each point of a family takes a session of seconds at least."""
@@ -235,8 +221,8 @@ def _run(
         serve(session(kernel, problem.sizes, dtype=problem.dtype, options=options), call)
         return
     with live_progress(problem) as progress:
-        result = tune_problem(kernel, problem, options, progress)
-    show(result, partial(tune_table, call=call), partial(tune_document, call=call), as_json=as_json)
+        result = replace(tune_problem(kernel, problem, options, progress), call=call)
+    show(result, as_json=as_json)
     if result.interrupted:
         stored = plural(sum(result.outcomes.values()), "trial")
         notice(f"interrupted: {stored} saved in {result.database}; the same command goes on from there")
@@ -252,164 +238,6 @@ def live_progress(problem: Problem) -> TuneProgress:
     return TuneProgress(error_console(), f"{problem}: enumerating the search space")
 
 
-def tune_document(result: TuneResult, call: str) -> dict[str, Any]:
-    """Return a result for JSON: every outcome is counted, and ``call`` is the line of Python that serves the winner."""
-    counted = {str(outcome): result.outcomes.get(outcome, 0) for outcome in Outcome}
-    return {**result.to_json(), "outcomes": counted, "call": call}
-
-
-def tune_table(result: TuneResult, call: str) -> RenderableType:
-    """Render winner and default side by side, then facts about the session and the line that serves the winner."""
-    parts: list[RenderableType] = [title(f"{result.problem} on {device_text(result.device)}")]
-    if result.winner is None:
-        parts.append(facts([(_winner_label(result), "none: no configuration ran"), *_facts(result, call)]))
-    else:
-        front = [] if result.front is None else [below(front_table(result.front, result.winner.config))]
-        parts += [_comparison(result), *front, below(facts(_facts(result, call)))]
-    return Group(*parts)
-
-
-def _winner_label(result: TuneResult) -> str:
-    return "best so far" if result.interrupted else "winner"
-
-
-def _comparison(result: TuneResult) -> Table:
-    from autotile.kernel.problem import Workrate
-
-    scores = list(result.winner.scores) if result.winner is not None else []
-    shown = table("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))
-    rate = Workrate(result.flops, result.bytes, result.problem.dtype, result.unit, result.passes)
-    for label, trial in ((_winner_label(result), result.winner), ("default", result.default)):
-        measured = trial.measurement if trial is not None else None
-        if measured is not None:
-            interval = interval_text(measured.low_us, measured.high_us)
-            own = trial.scores if trial is not None else {}
-            values = [f"{own[name]:.6g}" if name in own else NOTHING for name in scores]
-            speed = rate.text(measured.time_us, result.device)
-            shown.add_row(label, time_text(measured.time_us), interval, speed, *values)
-        else:
-            shown.add_row(label, NOTHING, NOTHING, str(trial.outcome) if trial is not None else "not run")
-    return shown
-
-
-def _facts(result: TuneResult, call: str) -> Iterator[tuple[str, RenderableType]]:
-    from autotile.core.text import occupancy_text
-
-    if result.interrupted:
-        yield "interrupted", _interruption(result)
-    if result.winner is not None:
-        yield _winner_label(result), config_text(result.winner.config)
-        if result.winner.occupancy is not None:
-            yield "occupancy", occupancy_text(result.device, result.winner.occupancy)
-    if result.default is not None:
-        yield "default", config_text(result.default.config)
-    if result.speedup is not None:
-        yield "speed-up", _speedup(result, result.speedup)
-    if result.ties:
-        yield "ties", lines(_ties(result.ties))
-    if result.tried:
-        yield "tried", lines(_tried(result.tried))
-    if result.refused:
-        yield "refused", lines(_refused(result))
-    yield from _search_facts(result)
-    if result.winner is not None:
-        yield "serve it", call
-
-
-def _search_facts(result: TuneResult) -> Iterator[tuple[str, RenderableType]]:
-    if result.insight is not None and result.winner is not None:
-        yield "matters", result.insight.sentence
-    if result.drift is not None and result.drift.spread > _MIN_DRIFT_SHOWN:
-        yield "drift", _drift(result.drift)
-    if result.learnt_from:
-        yield "learnt", f"from {'; '.join(result.learnt_from)}"
-    if result.not_learnt_from:
-        yield "not learnt", f"from {'; '.join(map(str, result.not_learnt_from))}"
-    if result.load is not None:
-        yield "busy", _load(result.load)
-    if result.gpus:
-        yield "GPUs", lines(_gpus(result))
-    yield "gates", funnel_text(result.gates, result.outcomes)
-    if result.stopped is not None and result.stopped.rule in ("until", "settled"):
-        yield "stopped", _stopped(result.stopped)
-    resumed = f", {plural(result.resumed, 'trial')} resumed" if result.resumed else ""
-    yield "took", duration_text(result.seconds) + resumed
-    yield "saved in", result.database
-
-
-def _gpus(result: TuneResult) -> list[str]:
-    """Return a line for each GPU that took part, and one for the winner on a second one."""
-    rows = [
-        f"{use.uuid}: {plural(use.trials, 'trial')}"
-        + (f", times x {use.scale:.4f}" if use.scale is not None else "")
-        + (f", given up: {use.lost}" if use.lost else "")
-        for use in result.gpus
-    ]
-    found = result.confirmation
-    if found is not None:
-        ratio = f", {found.speedup.value:.3f}x over the default" if found.speedup is not None else ""
-        rows.append(f"the winner on {found.gpu}: {time_text(found.time_us)}, {100 * found.spread:+.1f} %{ratio}")
-    return rows
-
-
-def _interruption(result: TuneResult) -> str:
-    tried = plural(sum(result.outcomes.values()), "configuration")
-    compared = "" if result.speedup is not None else ", before the best were timed side by side"
-    return f"the search was cut short after {tried}{compared}; the same command goes on from there"
-
-
-def _speedup(result: TuneResult, ratio: Interval) -> str:
-    from autotile.core.statistics import is_tie
-
-    winner, default = result.winner, result.default
-    if winner is not None and default is not None and config_key(winner.config) == config_key(default.config):
-        return "none: the default configuration is the winner"
-    known = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
-    return f"{known}: not told apart from the default" if is_tie(ratio) else known
-
-
-def _tried(tried: Sequence[Trial]) -> list[str]:
-    """Return a line for each configuration that the user named."""
-    outcomes = [
-        time_text(trial.time_us) if trial.outcome is Outcome.OK else f"{trial.outcome}, {trial.reason}"
-        for trial in tried
-    ]
-    return [f"{config_text(trial.config)}: {text}" for trial, text in zip(tried, outcomes, strict=True)]
-
-
-def _refused(result: TuneResult) -> Iterator[str]:
-    for trial in result.refused:
-        yield f"{config_text(trial.config)}: {trial.outcome} in stage {trial.stage}: {trial.reason}"
-
-
-def _stopped(stopped: Stopped) -> str:
-    gain = 100 * (stopped.expected_gain or 0.0)
-    if stopped.rule == "settled":
-        more = f"{gain:.1g} %" if gain >= _MIN_GAIN_SHOWN else f"less than {_MIN_GAIN_SHOWN:g} %"
-        return f"nothing more is expected: {more} from {stopped.more_trials} more trials; --spend uses the budget up"
-    return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
-
-
-def _drift(drift: Drift) -> str:
-    times = f"a reference kernel took {drift.least_us:.4g} to {drift.greatest_us:.4g} us ({drift.spread:.1%})"
-    if drift.spread > _MIN_FOREIGN_LOAD_DRIFT:
-        return f"{times}: something else ran on the GPU; tune again where the winner matters"
-    return f"{times} through the search; the finals are free of that"
-
-
-def _load(load: Load) -> str:
-    shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
-    return f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}"
-
-
-def _ties(ties: tuple[Config, ...]) -> Iterator[str]:
-    yield f"{plural(len(ties), 'configuration')} cannot be told apart from the winner:"
-    for config in ties[:_MAX_TIES_SHOWN]:
-        yield f"  {config_text(config)}"
-    if len(ties) > _MAX_TIES_SHOWN:
-        yield f"  and {len(ties) - _MAX_TIES_SHOWN} more, listed by --json"
-
-
 _OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
     {
         "time": time_text,
@@ -419,32 +247,6 @@ _OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
     }
 )
 """Text of a value of each of `autotile.core.objectives`."""
-
-
-def front_table(front: Front, winner: Config) -> RenderableType:
-    """Render the Pareto front of several objectives: at most ten configurations, from the fastest to the slowest."""
-    shown = _evenly_spaced(len(front.trials), _MAX_FRONT_SHOWN)
-    rows = []
-    for trial in (front.trials[index] for index in shown):
-        values = zip(front.objectives, front.values(trial), strict=True)
-        figures = (_OBJECTIVE_TEXTS[name](value) for name, value in values)
-        label = "winner" if config_key(winner) == config_key(trial.config) else ""
-        rows.append((label, *figures, config_text(trial.config)))
-    headings = ("", *(f"{RIGHT}{name}" for name in front.objectives), "configuration")
-    return Group(Text(_front_heading(front, len(rows))), Listing(headings, rows, ("configuration",)))
-
-
-def _evenly_spaced(count: int, max_shown: int) -> list[int]:
-    """Return at most so many indices below ``count``, the first and the last among them."""
-    shown = min(count, max_shown)
-    step = (count - 1) / max(1, shown - 1)
-    return sorted({round(number * step) for number in range(shown)})
-
-
-def _front_heading(front: Front, shown: int) -> str:
-    objectives = f"{', '.join(front.objectives[:-1])} and {front.objectives[-1]}"
-    heading = f"front of {objectives}: {plural(len(front.trials), 'configuration')}"
-    return heading if shown == len(front.trials) else f"{heading}, {shown} shown; --json lists all"
 
 
 def register(app: typer.Typer) -> None:

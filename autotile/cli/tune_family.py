@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autotile.cli.arguments import (
     DtypeOption,
@@ -18,16 +16,11 @@ from autotile.cli.arguments import (
     SearchArguments,
     with_search_options,
 )
-from autotile.cli.list import loss_text, rule_facts
 from autotile.cli.output import INTERRUPTED, error_console, examples, notice, show
-from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.cli.tune import MAX_CONFIGS, MAX_POINTS, is_operation
-from autotile.core.text import device_text, duration_text, percent_text, plural
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
-    from autotile.families.rule import FamilyRule
-    from autotile.tuning.family_session import FamilyResult
     from autotile.tuning.options import TuneOptions
 
 
@@ -99,50 +92,11 @@ def run_family(
     given = {"points": points, "max_configs": max_configs}
     plan = FamilyPlan(**{name: value for name, value in given.items() if value is not None})
     with TuneProgress(error_console()) as progress:
-        result = tune_loaded_family(loaded, family, dtype, options, plan=plan, observe=progress)
-    show(result, partial(family_table, call=call), partial(family_document, call=call), as_json=as_json)
+        result = replace(tune_loaded_family(loaded, family, dtype, options, plan=plan, observe=progress), call=call)
+    show(result, as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
-
-
-def family_document(result: FamilyResult, call: str) -> dict[str, Any]:
-    """Return a result for JSON; ``call`` is a line of Python that the rule serves."""
-    return {**result.to_json(), "call": call}
-
-
-def family_table(result: FamilyResult, call: str) -> RenderableType:
-    """Render the points with the loss at each, the rule, and facts about the run."""
-    head = title(f"{result.kernel} {result.family} {result.dtype} on {device_text(result.device)}")
-    if result.rule is None:
-        return Group(head, facts([("interrupted", "before there was a rule; the same command goes on from there")]))
-    run = below(facts(_facts(result, result.rule, call)))
-    return Group(head, _points_table(result.rule), below(rule_facts(result.rule)), run)
-
-
-def _points_table(rule: FamilyRule) -> Table:
-    from autotile.tuning.family_session import point_row
-
-    losses = (f"{RIGHT}{name}" for name in ("loss", "loss when left out", "loss without the rule"))
-    shown = table("point", f"{RIGHT}best", *losses, wrap=False)
-    for point in rule.points:
-        shown.add_row(*point_row(point))
-    return shown
-
-
-def _facts(result: FamilyResult, rule: FamilyRule, call: str) -> Iterator[tuple[str, str]]:
-    from autotile.tuning.family_session import in_force_text
-
-    yield "loss", loss_text(rule)
-    yield "in force", in_force_text(rule)
-    if result.default_loss is not None:
-        yield "default", f"{percent_text(result.default_loss)} mean loss of the default configuration alone"
-    yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {result.candidates} measured at every point"
-    resumed = f", {plural(result.resumed, 'point')} resumed" if result.resumed else ""
-    yield "took", duration_text(result.seconds) + resumed
-    yield "saved in", result.database
-    if rule.in_force:
-        yield "serve it", call
 
 
 def register(app: typer.Typer) -> None:

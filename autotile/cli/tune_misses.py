@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from autotile.cli.arguments import (
     with_search_options,
 )
 from autotile.cli.output import examples, notice
-from autotile.cli.tune import tune_document
 from autotile.core.text import duration_text, plural
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def misses_document(result: PlanResult, *, database: str | None) -> list[dict[st
         problem = entry.planned.problem
         if isinstance(entry.result, TuneResult):
             call = serving_call(entry.planned.asked_as, problem, dtype=problem.dtype, database=database)
-            documents.append(tune_document(entry.result, call))
+            documents.append(replace(entry.result, call=call).to_json())
         elif entry.state == "failed":
             notice(f"{problem} is left out: {entry.reason}")
     return documents

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Group, RenderableType
 
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, notice, show
-from autotile.cli.tables import RIGHT, Listing, below, facts, title
-from autotile.core.text import device_text, duration_text
 
 if TYPE_CHECKING:
-    from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
     from autotile.tuning.options import TuneOptions
 
 
@@ -36,8 +31,8 @@ def run_operation(asked_as: str, words: list[str], dtype: str | None, options: T
     asked = replace(problem, sizes=named)  # conditions are stated only if they were given
     call = serving_call(asked_as, asked, dtype=dtype, database=options.database)
     with TuneProgress(error_console()) as progress:
-        result = tune_loaded_operation(operation, problem, options, progress)
-    show(result, partial(operation_table, call=call), partial(operation_document, call=call), as_json=as_json)
+        result = replace(tune_loaded_operation(operation, problem, options, progress), call=call)
+    show(result, as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
@@ -53,59 +48,13 @@ def run_operation_family(
     from autotile.api.targets import sizes_notice
     from autotile.cli.progress import TuneProgress
     from autotile.kernel.operation import load_operation
-    from autotile.tuning.operation_result import OperationFamilyResult
 
     operation = load_operation(asked_as)
     if words:
         notice(sizes_notice(operation, operation.sizes, [word.partition("=")[0] for word in words]))
     with TuneProgress(error_console()) as progress:
         result = tune_operation_family(operation, words, dtype, options, progress)
-    show(result, family_model_table, OperationFamilyResult.to_json, as_json=as_json)
+    show(result, as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
-
-
-def family_model_table(result: OperationFamilyResult) -> RenderableType:
-    """Render how well the model of a family chooses."""
-    head = title(f"{result.operation} {result.family} {result.dtype} on {device_text(result.device)}")
-    return Group(head, facts(result.facts()))
-
-
-def operation_document(result: OperationResult, call: str) -> dict[str, Any]:
-    """Return a result for JSON; ``call`` is the line of Python that serves it."""
-    return {**result.to_json(), "call": call}
-
-
-def operation_table(result: OperationResult, call: str) -> RenderableType:
-    """Render what each kernel and library reached, then facts about the session."""
-    head = title(f"{result.problem} on {device_text(result.device)}")
-    return Group(head, _contenders(result), below(facts(_facts(result, call))))
-
-
-def _contenders(result: OperationResult) -> RenderableType:
-    right = {"time", "over the winner", "tried", "of the time"}
-    headings, rows = result._rows()
-    shown = [f"{RIGHT}{name}" if name in right else name for name in headings]
-    return Listing(shown, [tuple(row) for row in rows], ("remark", "of the time", "95 % interval, us"))
-
-
-def _facts(result: OperationResult, call: str) -> Iterator[tuple[str, str]]:
-    from autotile.tuning.operation_result import contender_text, ratio_text, tried_text
-
-    best = result.best
-    if result.interrupted:
-        yield "interrupted", "the last race was not held; the same command goes on from there"
-    if best is not None:
-        yield ("winner" if best.state == "won" else "best so far"), contender_text(best)
-        yield "rate", result.rate_text()
-    for library in result.libraries:
-        if library is not best:
-            yield library.name, ratio_text(library)
-    for text in result.notices:
-        yield "note", text
-    yield "tried", tried_text(result.contenders)
-    yield "took", duration_text(result.seconds)
-    yield "saved in", result.database
-    if result.winner is not None:
-        yield "serve it", call

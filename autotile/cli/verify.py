@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import RenderableType
-from rich.text import Text
 
 from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SelectedSizesArgument
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, examples, notice, show
-from autotile.cli.tables import RIGHT, Listing, timed_config_document
-from autotile.core.model import config_text
-from autotile.core.text import NOTHING, time_text
-
-if TYPE_CHECKING:
-    from autotile.api.verification import VerifiedProblem, VerifyResult
 
 
 def verify(
@@ -69,58 +61,12 @@ def verify(
         options=TuneOptions(sanitize=sanitize),
         announce=notice,
     )
-    show(result, verify_table, verify_document, as_json=as_json)
+    show(result, as_json=as_json)
     verdicts = {problem.verdict for problem in result.problems}
     if "interrupted" in verdicts:
         raise typer.Exit(INTERRUPTED)
     if "failed" in verdicts:
         raise typer.Exit(NOTHING_FOUND)
-
-
-def verify_table(result: VerifyResult) -> RenderableType:
-    """Render one row per problem."""
-    if not result.problems:
-        return Text("nothing to verify: all results were verified with the present driver and compiler")
-    times = (f"{RIGHT}time then", f"{RIGHT}now", f"{RIGHT}over default")
-    headings = ("problem", "verdict", *times, "configuration", "reason", "aged")
-    return Listing(headings, [_row(problem) for problem in result.problems], ("reason", "aged", "configuration"))
-
-
-def _row(verified: VerifiedProblem) -> tuple[str, ...]:
-    before, after = verified.before_measurement, verified.after_measurement
-    return (
-        str(verified.problem),
-        verified.verdict,
-        time_text(before.time_us if before is not None else None),
-        time_text(after.time_us if after is not None else None),
-        f"{verified.speedup.value:.3f}" if verified.speedup is not None else NOTHING,
-        config_text(verified.after) if verified.after is not None else "the default",
-        verified.reason,
-        "; ".join(verified.aged),
-    )
-
-
-def verify_document(result: VerifyResult) -> list[dict[str, Any]]:
-    """Return one entry per problem for JSON."""
-    return [_document(problem) for problem in result.problems]
-
-
-def _document(verified: VerifiedProblem) -> dict[str, Any]:
-    speedup = verified.speedup
-    after = timed_config_document(verified.after, verified.after_measurement) if verified.after is not None else None
-    return {
-        "kernel": verified.problem.kernel,
-        "problem": dict(verified.problem.sizes),
-        "dtype": verified.problem.dtype,
-        "device": verified.device,
-        "aged": list(verified.aged),
-        "verdict": verified.verdict,
-        "reason": verified.reason,
-        "tied": verified.tied,
-        "before": timed_config_document(verified.before, verified.before_measurement),
-        "after": after,
-        "speedup": {"ratio": speedup.value, "interval": [speedup.low, speedup.high]} if speedup is not None else None,
-    }
 
 
 def register(app: typer.Typer) -> None:

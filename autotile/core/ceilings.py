@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,8 @@ import msgspec
 
 from autotile.core.device import Capability, DeviceProperties
 from autotile.core.documents import Moment, Name, Text
-from autotile.core.text import NOTHING, Displayed, bandwidth_text, flops_text, moment_text, percent_text
+from autotile.core.presentation import RIGHT, Part, Result, ResultTable
+from autotile.core.text import NOTHING, bandwidth_text, flops_text, moment_text, percent_text
 from autotile.errors import DataError
 
 Unit = Literal["B/s", "FLOP/s", "us"]
@@ -111,7 +112,7 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DeviceCeilings(Displayed):
+class DeviceCeilings(Result):
     """Ceilings of one GPU, from one measurement.
 
     Attributes
@@ -171,31 +172,34 @@ class DeviceCeilings(Displayed):
         found = [ceiling for ceiling in self.ceilings if ceiling.name in names]
         return max(found, key=lambda ceiling: ceiling.value, default=None)
 
-    @property
-    def headline(self) -> str:
-        """The GPU, and when it was measured."""
+    def _headline(self) -> str:
         if self.source == "datasheet":
             return f"{self.gpu_name}, by its datasheet"
         return f"{self.gpu_name} ({self.gpu_uuid}), measured {moment_text(self.measured_at)}"
 
-    def _headline(self) -> str:
-        return self.headline
+    def _heading(self) -> str:
+        return self._headline()
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return [("warning", warning) for warning in self.warnings]
+    def _parts(self) -> Iterator[Part]:
+        yield self.table
+        if self.warnings:
+            yield [("warning", warning) for warning in self.warnings]
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        return CEILING_HEADINGS, [ceiling_row(ceiling) for ceiling in self.ceilings]
-
-
-CEILING_HEADINGS = ("ceiling", "value", "95 % interval", "clock", "method")
-"""Column headings of `ceiling_row`."""
-
-
-def ceiling_row(ceiling: Ceiling) -> tuple[str, ...]:
-    """Format a ceiling, one text for each of `CEILING_HEADINGS`."""
-    clock = f"{ceiling.clock_mhz:,.0f} MHz" if ceiling.clock_mhz else NOTHING
-    return ceiling.label, ceiling.text, ceiling.interval_text, clock, ceiling.method
+    @property
+    def table(self) -> ResultTable:
+        """One row for each ceiling."""
+        rows = [
+            (
+                one.label,
+                one.text,
+                one.interval_text,
+                f"{one.clock_mhz:,.0f} MHz" if one.clock_mhz else NOTHING,
+                one.method,
+            )
+            for one in self.ceilings
+        ]
+        headings = ("ceiling", f"{RIGHT}value", f"{RIGHT}95 % interval", f"{RIGHT}clock", "method")
+        return ResultTable(headings, rows, ("method",))
 
 
 def check_ceilings(measured: DeviceCeilings) -> None:

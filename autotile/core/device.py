@@ -86,6 +86,11 @@ class DeviceProperties:
         """Return all fields as JSON values."""
         return asdict(self)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name and source, as JSON values."""
+        return {"name": self.name, "source": self.source}
+
 
 EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in ("Positive", "Bytes"))
 """Names of ``device.*`` in expressions: all integer properties."""

@@ -146,6 +146,16 @@ class Occupancy:
     limits: Mapping[Name, Whole]
     """Blocks per SM allowed by each of ``threads``, ``registers``, ``shared_memory`` and ``blocks``."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        return {
+            "blocks_per_sm": self.blocks_per_sm,
+            "warps_per_sm": self.warps_per_sm,
+            "occupancy": self.occupancy,
+            "limited_by": list(self.limited_by),
+            "limits": dict(self.limits),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -160,6 +170,13 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         """Return JSON values, without the samples."""
         return {"time_us": self.time_us, "interval_us": [self.low_us, self.high_us], "l2": self.l2}
+
+
+def timed_config(config: Config, measurement: Measurement | None) -> dict[str, Any]:
+    """Return a configuration with its time and the 95 % interval of that, in microseconds, as JSON values."""
+    time_us = measurement.time_us if measurement is not None else None
+    interval_us = [measurement.low_us, measurement.high_us] if measurement is not None else None
+    return {"config": dict(config), "time_us": time_us, "interval_us": interval_us}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,10 @@ class Interval:
     def contains(self, value: float) -> bool:
         """Return whether ``value`` is in the closed interval."""
         return self.low <= value <= self.high
+
+    def to_json(self, name: str = "ratio") -> dict[str, Any]:
+        """Return the estimate under a name, and the interval."""
+        return {name: self.value, "interval": [self.low, self.high]}
 
 
 def median_interval(samples: npt.ArrayLike) -> Interval:

@@ -1,10 +1,10 @@
-"""Formatting of figures, and display of results in interactive sessions and notebooks."""
+"""Formatting of figures, names and messages."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 
@@ -148,73 +148,6 @@ def _significant(value: float) -> str:
         return f"{value:,.0f}"
     decimals = 1 if value >= 100 else 2 if value >= 10 else 3
     return f"{value:.{decimals}f}"
-
-
-class Displayed:
-    """Base class of the results of public functions.
-
-    A subclass defines a headline and, for notebooks, facts or rows; ``__repr__`` and IPython's ``_repr_html_`` are
-    derived from them. Dataclasses that derive from it need ``repr=False``.
-    """
-
-    __slots__ = ()
-
-    def _headline(self) -> str:
-        """Return one line that identifies the result; it states ``(replayed)`` if its times were not measured here."""
-        raise NotImplementedError
-
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        """Return pairs of a label and its text."""
-        return ()
-
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        """Return the column headings and the rows of a table; no headings for a result without a table."""
-        return (), ()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {shown_text(self._headline())}>"
-
-    def _repr_html_(self) -> str:
-        """Return the headline, the facts and the first rows as HTML, with every text escaped."""
-        headings, rows = self._rows()
-        return html_of(self._headline(), self._facts(), headings, rows)
-
-
-_MAX_HTML_ROWS = 100
-"""Rows that a notebook shows of a table; a study may have twenty thousand trials."""
-
-
-def html_of(
-    headline: str,
-    facts: Iterable[tuple[str, str]] = (),
-    headings: Sequence[str] = (),
-    rows: Iterable[Sequence[str]] = (),
-) -> str:
-    """Return a result as HTML for a notebook, with every text escaped.
-
-    There are no colours in it, so that it has those of the notebook's theme. Tables show 100 rows at most.
-    """
-    from html import escape  # a call without a notebook does not need it
-    from itertools import islice
-
-    def line(tag: str, cells: Iterable[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(shown_text(cell, lines=True))}</{tag}>" for cell in cells) + "</tr>"
-
-    left = iter(rows)
-    shown = [line("td", row) for row in islice(left, _MAX_HTML_ROWS)]
-    hidden = sum(1 for _ in left)
-    parts = [f"<p><b>{escape(shown_text(headline))}</b></p>"]
-    labelled = [
-        f"<tr><th>{escape(shown_text(name))}</th><td>{escape(shown_text(text, lines=True))}</td></tr>"
-        for name, text in facts
-    ]
-    if labelled:
-        parts.append(f"<table>{''.join(labelled)}</table>")
-    if headings:
-        parts.append(f"<table><thead>{line('th', headings)}</thead><tbody>{''.join(shown)}</tbody></table>")
-    if hidden:
-        parts.append(f"<p>and {plural(hidden, 'more row')}</p>")
-    return "".join(parts)
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")

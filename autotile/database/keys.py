@@ -12,7 +12,7 @@ from msgspec import Meta
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
 from autotile.core.model import L2Mode, Problem
-from autotile.core.text import sizes_text
+from autotile.core.text import sizes_text, source_text
 from autotile.cuda.nvcc import installed_nvcc
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
@@ -220,3 +220,34 @@ def _launch(step: Step) -> dict[str, Any]:
 def key_text(key: TuningKey) -> str:
     """Return sizes and dtype as text, and the L2 mode if it is not the default."""
     return f"{sizes_text(key.sizes)} {key.dtype}{' hot L2' if key.l2_mode == 'hot' else ''}"
+
+
+STUDY_HEADINGS = ("kernel", "problem", "device")
+"""Headings of the columns of `study_columns`."""
+
+
+def study_columns(key: TuningKey) -> tuple[str, str, str]:
+    """Format what identifies a study for a person: kernel, problem and device."""
+    return key.kernel, key_text(key), source_text(key.gpu_name, key.source)
+
+
+def study_document(key: TuningKey) -> dict[str, Any]:
+    """Return what identifies a study as JSON values, with the device as an object."""
+    return {
+        "kernel": key.kernel,
+        "problem": dict(key.sizes),
+        "dtype": key.dtype,
+        "device": {"name": key.gpu_name, "source": key.source},
+        "source": key.source,
+        "l2": key.l2_mode,
+    }
+
+
+def versioned_document(key: TuningKey) -> dict[str, Any]:
+    """Return what identifies a study as JSON values, with the versions of compiler and template."""
+    return {
+        **study_document(key),
+        "device": key.gpu_name,
+        "nvrtc_version": key.nvrtc_version,
+        "template_hash": key.template_hash,
+    }

@@ -36,8 +36,7 @@ from autotile.database.engine import (
 )
 from autotile.database.migrations import BEST_VIEW
 from autotile.database.paths import file_identity, has_wal
-from autotile.database.schema import METADATA
-from autotile.database.structure import (
+from autotile.database.queries import (
     SCHEMA_REVISION,
     VERSION_TABLE,
     Execute,
@@ -45,6 +44,7 @@ from autotile.database.structure import (
     foreign_object,
     unknown_revision,
 )
+from autotile.database.schema import METADATA
 from autotile.errors import DatabaseError
 
 _MIGRATIONS = Path(__file__).with_name("migrations")

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Format, Name, NonNegative, TimeUs, convert
-from autotile.core.model import Config, Resources, config_key
+from autotile.core.model import Config, Resources, config_key, config_text
+from autotile.core.text import percent_text, sizes_text
 from autotile.errors import DataError
 from autotile.families.family import Family
 from autotile.kernel.expressions import Expression
@@ -580,6 +581,20 @@ class FamilyRule:
     def lines(self) -> Iterator[str]:
         """Yield the tree as text, one line for each split and leaf."""
         yield from _lines(self.tree, "")
+
+    def facts(self) -> list[tuple[str, str | Sequence[str]]]:
+        """Return the configurations by number, and the tree, as labels and texts."""
+        return [*((f"#{i}", config_text(one.config)) for i, one in enumerate(self.configs)), ("rule", [*self.lines()])]
+
+    def loss_text(self) -> str:
+        """Return the relative losses at the points, and at points that were left out of learning, as text."""
+        worst = f"{percent_text(self.worst.loss)} ({sizes_text(self.worst.sizes)})"
+        at_points = f"{percent_text(self.mean_loss)} on average at the points, {worst} at worst"
+        losses = self.held_out_losses
+        if not losses:
+            return at_points
+        left_out = f"{percent_text(sum(losses) / len(losses))} on average and {percent_text(max(losses))} at worst"
+        return f"{at_points}; {left_out} where the point was left out of learning"
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""

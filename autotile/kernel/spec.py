@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value, config_text
-from autotile.core.text import html_of, plural
+from autotile.core.text import plural
 from autotile.errors import ConfigError, SpecError, nearest
 from autotile.kernel.argument_kind import ElementType, TensorMapArgument
 from autotile.kernel.arguments import (
@@ -1111,7 +1111,9 @@ class KernelSpec:
         return [*sizes, *values, *((rule.name, rule.expression.text) for rule in (*self.rules, *self.heuristics))]
 
     def _repr_html_(self) -> str:
-        return html_of(self.headline, self.facts)
+        from autotile.core.presentation import html_of  # a program without a notebook does not need it
+
+        return html_of(self.headline, [[*self.facts]])
 
     @property
     def shaping(self) -> tuple[str, ...]:

@@ -10,18 +10,27 @@ false alarm more likely.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from autotile.core.argument_types import checked
-from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
+from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
 from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of
-from autotile.core.text import NOTHING, Displayed, plural, source_text, time_text
+from autotile.core.text import NOTHING, percent_text, plural, source_text, time_text
 from autotile.database.database import Database, open_existing
-from autotile.database.keys import TuningKey, key_differences, key_text
+from autotile.database.keys import (
+    STUDY_HEADINGS,
+    TuningKey,
+    key_differences,
+    key_text,
+    study_columns,
+    versioned_document,
+)
 from autotile.database.studies import StoredBest, StudySummary
 
 _MIN_SAMPLES = 6
@@ -134,7 +143,7 @@ class UnmatchedStudy:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Comparison(Displayed):
+class Comparison(Result):
     """Comparison of the results of two databases.
 
     Attributes
@@ -148,6 +157,8 @@ class Comparison(Displayed):
     superseded
         Number of studies that are not compared, as there is a newer version of the kernel for the same problem and GPU
         in the same database.
+    limit
+        Relative slow-down beyond which a problem is marked, 0.05 for 5 %; None for no mark.
     """
 
     a: str
@@ -156,6 +167,7 @@ class Comparison(Displayed):
     only_a: tuple[UnmatchedStudy, ...]
     only_b: tuple[UnmatchedStudy, ...]
     superseded: int
+    limit: float | None = None
 
     @property
     def broken(self) -> tuple[UnmatchedStudy, ...]:
@@ -195,18 +207,119 @@ class Comparison(Displayed):
     def _headline(self) -> str:
         return f"A {self.a}, B {self.b}: {self.counts_text()}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        rows = [
-            (
-                one.key.kernel,
-                key_text(one.key),
-                device_pair(one),
-                *map(best_time, (one.a, one.b)),
-                change_text(one.ratio),
-            )
-            for one in self.problems
+    def _parts(self) -> Iterator[Part]:
+        """Yield what differs, one row for each compared problem, and those that one database has alone."""
+        yield self._facts()
+        if self.problems:
+            rows = [
+                (
+                    one.key.kernel,
+                    key_text(one.key),
+                    device_pair(one),
+                    best_time(one.a),
+                    best_time(one.b),
+                    change_text(one.ratio),
+                    _verdict_text(one, self.limit),
+                    _configs_text(one),
+                )
+                for one in self.problems
+            ]
+            times = (f"{RIGHT}A", f"{RIGHT}B", "B against A", "verdict", "configurations")
+            yield ResultTable((*STUDY_HEADINGS, *times), rows, ("configurations", "device"))
+        for name, only in (("A", self.only_a), ("B", self.only_b)):
+            if only:
+                columns = (f"only in {name}", *STUDY_HEADINGS[1:], f"{RIGHT}time", "remark")
+                fails = {True: "no configuration works in the other", False: NOTHING}
+                rows_of_one = [(*study_columns(one.key), best_time(one.best), fails[one.fails]) for one in only]
+                yield ResultTable(columns, rows_of_one, ("device",))
+
+    def _facts(self) -> Facts:
+        facts: Facts = [("A", self.a), ("B", self.b), ("result", self.counts_text())]
+        total = len(self.problems)
+        texts = [
+            f"{one.name}: {one.a} -> {one.b}" + ("" if count == total else f" ({count} of {plural(total, 'problem')})")
+            for one, count in self.differences
         ]
-        return ("kernel", "problem", "device", "A", "B", "B against A"), rows
+        if (clock := self.clock_ratio) is not None:
+            change = f"{percent_text(abs(clock - 1))} {'longer' if clock > 1 else 'less'}"
+            texts.append(f"clock: the reference kernel, which follows it, took {change} in B")
+        if texts:
+            facts.append(("differs", texts))
+        if self.superseded:
+            facts.append(("left out", f"{plural(self.superseded, 'study', 'studies')} of older versions"))
+        if self.problems:
+            facts.append(("intervals", "95 % for all problems together"))
+        return facts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything."""
+        limit = self.limit
+        return {
+            "a": self.a,
+            "b": self.b,
+            "limit": limit,
+            "slower_than_limit": len(self.slower_by(limit)) if limit is not None else None,
+            "problems": [_problem_document(one, limit) for one in self.problems],
+            "only_a": [_only_document(one) for one in self.only_a],
+            "only_b": [_only_document(one) for one in self.only_b],
+            "superseded": self.superseded,
+        }
+
+
+def _verdict_text(one: ComparedProblem, limit: float | None) -> str:
+    named = {"unresolved": "not told apart", "unknown": "too few samples"}
+    beyond = f" by more than {percent_text(limit)}" if limit is not None and one.is_slower_by(limit) else ""
+    return named.get(one.verdict, one.verdict) + beyond
+
+
+def _configs_text(one: ComparedProblem) -> str:
+    """Format the configurations, and how the times of the same ones changed."""
+    config = config_text(one.a.trial.config) or NOTHING
+    parts = [config if one.same_config else f"{config} -> {config_text(one.b.trial.config)}"]
+    if one.retimed is not None and not one.same_config:
+        parts.append(f"the former in both: {change_text(one.retimed)}")
+    if one.common is not None:
+        parts.append(f"all {one.common_count:,} that both measured: {change_text(one.common)}")
+    return "; ".join(parts)
+
+
+def _problem_document(one: ComparedProblem, limit: float | None) -> dict[str, Any]:
+    return {
+        **versioned_document(one.key),
+        "a": _best_document(one.a),
+        "b": _best_document(one.b),
+        "ratio": one.ratio.to_json("value") if one.ratio is not None else None,
+        "verdict": one.verdict,
+        "slower_than_limit": one.is_slower_by(limit) if limit is not None else None,
+        "same_config": one.same_config,
+        "retimed": one.retimed.to_json("value") if one.retimed is not None else None,
+        "common": one.common.to_json("value") if one.common is not None else None,
+        "common_configs": one.common_count,
+        "repeat_spread": one.repeat_spread,
+        "clock_ratio": one.clock_ratio,
+        "differences": [{"name": each.name, "a": each.a, "b": each.b} for each in one.differences],
+    }
+
+
+def _best_document(best: StoredBest) -> dict[str, Any]:
+    measurement = best.trial.measurement
+    return {
+        **timed_config(best.trial.config, measurement),
+        "samples": len(measurement.samples_us) if measurement is not None else 0,
+        "confirmed": best.confirmed,
+        "device": best.key.gpu_name,
+        "nvrtc_version": best.key.nvrtc_version,
+        "driver": best.run.driver,
+        "autotile_version": best.run.autotile_version,
+        "host": best.run.host,
+        "measured_at": best.created_at.isoformat(),
+    }
+
+
+def _only_document(one: UnmatchedStudy) -> dict[str, Any]:
+    measurement = one.best.trial.measurement if one.best is not None else None
+    config = one.best.trial.config if one.best is not None else {}
+    return {**versioned_document(one.key), **timed_config(config, measurement), "fails_in_other": one.fails}
 
 
 @checked

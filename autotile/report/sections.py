@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotile.core.documents import encode_json
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Problem, Trial, config_key, config_text
+from autotile.core.presentation import plain_heading
 from autotile.core.statistics import is_tie
 from autotile.core.text import (
     NOTHING,
@@ -411,13 +412,12 @@ def _cell(value: object) -> str | float | int | None:
 
 def ceilings_table(study: StudyData) -> Markup | None:
     """Return the ceilings that were measured on the GPU; None if none were."""
-    from autotile.core.ceilings import CEILING_HEADINGS, ceiling_row
-
     measured = study.ceilings
     if measured is None:
         return None
-    rows = [tuple(map(with_units, ceiling_row(one))) for one in measured.ceilings]
-    return tag("details", tag("summary", "The ceilings"), static_table(CEILING_HEADINGS, rows))
+    rows = [tuple(map(with_units, row)) for row in measured.table.rows]
+    headings = [plain_heading(heading) for heading in measured.table.headings]
+    return tag("details", tag("summary", "The ceilings"), static_table(headings, rows))
 
 
 def session_facts(study: StudyData) -> Markup | None:

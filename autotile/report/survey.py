@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome, Problem, Trial, Value
-from autotile.core.text import Displayed, device_text, percent_text, plural
+from autotile.core.model import Outcome, Problem, Trial, Value, config_text
+from autotile.core.presentation import RIGHT, Part, Result, ResultTable
+from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, time_text
 from autotile.exchange.column_table import ColumnTable, TypedColumn
 from autotile.report.failures import FailureGroup, FailureGroups
 from autotile.space.search_space import SearchSpace
 
 Figures = NDArray[np.float64]
+
+_SHOWN_FAILURES = 8
+"""Reasons of failures in the table, at most."""
 
 LIMITS = ("threads", "registers", "shared_memory", "blocks")
 """Limits of the occupancy, in the order of the bits of the column ``limited_by``."""
@@ -139,7 +144,7 @@ class SurveyTable:
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Survey(Displayed):
+class Survey(Result):
     """Configurations of a space as compiled, without a GPU.
 
     Attributes
@@ -172,6 +177,8 @@ class Survey(Displayed):
         Whether the user ended it before all of them were.
     notices
         Remarks for the user, one line each.
+    shown
+        Configurations in the table; 0 for none.
     """
 
     problem: Problem
@@ -188,6 +195,7 @@ class Survey(Displayed):
     seconds: float
     interrupted: bool
     notices: tuple[str, ...] = ()
+    shown: int = 12
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -325,13 +333,93 @@ class Survey(Displayed):
         end = ", interrupted" if self.interrupted else ""
         return f"{self.problem} on {device_text(self.device)}: {what} compiled, {self.is_usable.sum():,} usable{end}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        return self.facts()
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        rows = [[f"{value:,.4g}" for value in (f.least, f.median, f.greatest)] for f in self.ranges()]
-        heads = [f"{f.name}, {f.unit}" if f.unit else f.name for f in self.ranges()]
-        return ("", "least", "median", "greatest"), [(head, *row) for head, row in zip(heads, rows, strict=True)]
+    def _parts(self) -> Iterator[Part]:
+        """Yield counts, the range of each quantity, failures by reason, and some configurations."""
+        yield [*self.facts(), ("took", duration_text(self.seconds))]
+        if quantities := self.ranges():
+            headings = ("of those that compiled", *(f"{RIGHT}{name}" for name in ("least", "median", "greatest")))
+            ranges = [
+                (
+                    f"{one.name}, {one.unit}" if one.unit else one.name,
+                    *(f"{value:,.5g}" for value in (one.least, one.median, one.greatest)),
+                )
+                for one in quantities
+            ]
+            yield ResultTable(headings, ranges, is_wrapped=True)
+        if self.failures:
+            failed = [
+                (f"{group.count:,}", str(group.outcome), f"{group.reason}\n{config_text(group.examples[0])}")
+                for group in self.failures[:_SHOWN_FAILURES]
+            ]
+            if left := self.failures[_SHOWN_FAILURES:]:
+                count = sum(group.count for group in left)
+                failed.append((f"{count:,}", NOTHING, f"{plural(len(left), 'further reason')}; --json has all"))
+            yield ResultTable((f"{RIGHT}failed", "outcome", "reason, and an example"), failed, is_wrapped=True)
+        if self.shown and (indices := self.promising(self.shown)):
+            order = "least estimated time" if self.estimated_us is not None else "highest occupancy"
+            yield self._configs_table(indices, f"{plural(len(indices), 'configuration')} of the {order}:")
+
+    def _configs_table(self, indices: Sequence[int], caption: str) -> ResultTable:
+        sizes = ("registers", "spills, B", "static, B", "dynamic, B", "threads", "occupancy")
+        estimate = [f"{RIGHT}estimate"] if self.estimated_us is not None else []
+        headings = [*(f"{RIGHT}{name}" for name in sizes), "limited by", f"{RIGHT}waves", *estimate, "configuration"]
+        columns = self.columns
+        rows = [
+            [
+                f"{columns['registers'][index]:,}",
+                f"{self.spill_bytes[index]:,.0f}",
+                f"{columns['static_smem_bytes'][index]:,}",
+                f"{columns['dynamic_smem_bytes'][index]:,}",
+                f"{columns['threads'][index]:,}",
+                percent_text(self.occupancy[index]),
+                ", ".join(self.limited_by(index)).replace("_", " "),
+                f"{self.waves[index]:,.2f}",
+                *([time_text(self.estimated_us[index])] if self.estimated_us is not None else []),
+                config_text(self.config(index)),
+            ]
+            for index in indices
+        ]
+        return ResultTable(headings, rows, ("configuration", "limited by"), caption=caption)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the survey, with an entry for each configuration."""
+        columns = self.table().columns
+        names = [column.name for column in columns if not column.name.startswith("param.")]
+        values = {column.name: column.values for column in columns}
+        return {
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": self.device.identity,
+            "valid": len(self.space),
+            "planned": self.planned,
+            "compiled": len(self),
+            "usable": int(self.is_usable.sum()),
+            "distinct_code": self.distinct,
+            "interrupted": self.interrupted,
+            "seconds": round(self.seconds, 3),
+            "ranges": {
+                one.name: {"unit": one.unit, "least": one.least, "median": one.median, "greatest": one.greatest}
+                for one in self.ranges()
+            },
+            "failures": [
+                {
+                    "outcome": str(group.outcome),
+                    "stage": group.stage,
+                    "reason": group.reason,
+                    "count": group.count,
+                    "examples": [dict(config) for config in group.examples],
+                }
+                for group in self.failures
+            ],
+            "configurations": [
+                {"config": self.config(index), **{name: values[name][index] for name in names}}
+                for index in range(len(self))
+            ],
+        }
 
 
 _HEADINGS = {

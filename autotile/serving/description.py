@@ -158,7 +158,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "config": dict(kernel.config),
         "time_us": measurement.time_us if measurement else None,
         "interval_us": [measurement.low_us, measurement.high_us] if measurement else None,
-        "device": {"name": device.name, "source": device.source},
+        "device": device.identity,
         "source": kernel.source,
         "tuned_on": kernel.tuned_on,
         "tuned_at": kernel.tuned_at.isoformat() if kernel.tuned_at else None,
@@ -178,16 +178,16 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
 
 def html(kernel: BoundKernel) -> str:
     """Return the served configuration and the reason, as HTML for a notebook; nothing is compiled."""
-    from autotile.core.text import html_of
+    from autotile.core.presentation import Facts, html_of
 
-    facts: list[tuple[str, str]] = [("tier", kernel.tier)]
+    facts: Facts = [("tier", kernel.tier)]
     facts += [(name, str(value)) for name, value in kernel.config.items()]
     if kernel.config:
         geometry = kernel.geometry
         grid, block = (" x ".join(map(str, extent)) for extent in (geometry.grid, geometry.block))
         facts.append(("launch", f"{grid} blocks of {block} threads, {geometry.dynamic_smem_bytes:,} B dynamic smem"))
     facts.append(("reason", kernel.explain()))
-    return html_of(f"{kernel.kernel}: {kernel.problem} on {kernel.device.name}", facts)
+    return html_of(f"{kernel.kernel}: {kernel.problem} on {kernel.device.name}", [facts])
 
 
 def limits_figure(kernel: BoundKernel, *, dark: bool | None) -> go.Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,8 +11,9 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.presentation import Facts, Part, Result
 from autotile.core.statistics import Interval, median_interval, raced_ratio, ratio_of
-from autotile.core.text import Displayed, device_text, time_text
+from autotile.core.text import device_text, interval_text, time_text
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
@@ -36,7 +37,7 @@ _CONFIRMING = 6
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CandidateCheck(Displayed):
+class CandidateCheck(Result):
     """Judgement of a candidate.
 
     Attributes
@@ -90,15 +91,13 @@ class CandidateCheck(Displayed):
             "kernel": self.problem.kernel,
             "problem": dict(self.problem.sizes),
             "dtype": self.problem.dtype,
-            "device": {"name": self.device.name, "source": self.device.source},
+            "device": self.device.identity,
             "source": self.source,
             "verdict": self.verdict,
             "right": self.is_right,
             "candidate": {**trial_entry(self.candidate), "stage": self.candidate.stage},
             "winner": {**trial_entry(self.winner), "tier": self.tier},
-            "speedup": {"ratio": self.speedup.value, "interval": [self.speedup.low, self.speedup.high]}
-            if self.speedup is not None
-            else None,
+            "speedup": self.speedup.to_json() if self.speedup is not None else None,
             "repeats": self.repeats,
             "sanitized": list(self.sanitized),
             "notices": list(self.notices),
@@ -117,9 +116,31 @@ class CandidateCheck(Displayed):
         ratio = f"{self.speedup.value:.3f}x, 95 % interval {self.speedup.low:.3f}x to {self.speedup.high:.3f}x"
         return f"right and {_WORDS[self.verdict]} the winner: {ratio}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        for label, trial in (("candidate", self.candidate), ("winner", self.winner)):
-            yield label, f"{time_text(trial.time_us)}, {config_text(trial.config)}"
+    def _heading(self) -> str:
+        return f"{self.source} for {self.problem} on {device_text(self.device)}"
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield the verdict, and both kernels."""
+        facts: Facts = [
+            ("verdict", self.summary),
+            ("candidate", _timed(self.candidate)),
+            ("winner", _timed(self.winner)),
+        ]
+        facts.append(("winner is", "tuned for this problem" if self.tier == "exact" else f"of tier {self.tier}"))
+        if self.repeats:
+            facts.append(("verified", f"{self.repeats} times, two launches each"))
+        if self.sanitized:
+            facts.append(("sanitized", f"{', '.join(self.sanitized)} found nothing"))
+        yield facts
+
+
+def _timed(trial: Trial) -> str:
+    measured = trial.measurement
+    if measured is None:
+        reason = f", {trial.reason}" if trial.outcome is not Outcome.OK else ""
+        return f"{trial.outcome}{reason}: {config_text(trial.config)}"
+    interval = interval_text(measured.low_us, measured.high_us)
+    return f"{time_text(measured.time_us)} ({interval} us): {config_text(trial.config)}"
 
 
 _WORDS = {"faster": "faster than", "equal": "as fast as", "slower": "slower than"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
-from autotile.core.text import NOTHING, Displayed, device_text, percent_text, plural, sizes_text, time_text
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.presentation import RIGHT, Part, Result, ResultTable
+from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, sizes_text, time_text
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, space_hash
 from autotile.database.learned_store import FamilyState, FamilyStore
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FamilyResult(Displayed, Reported):
+class FamilyResult(Result, Reported):
     """Result of a family session.
 
     Attributes
@@ -67,6 +68,8 @@ class FamilyResult(Displayed, Reported):
         Location of the tuning database.
     notices
         Remarks for the user, one line each.
+    call
+        Line of Python that the rule serves; empty where it is not known.
     """
 
     kernel: str
@@ -80,6 +83,7 @@ class FamilyResult(Displayed, Reported):
     resumed: int
     database: str
     notices: tuple[str, ...] = ()
+    call: str = ""
 
     @property
     def interrupted(self) -> bool:
@@ -98,18 +102,40 @@ class FamilyResult(Displayed, Reported):
             found += "" if rule.in_force else ", not in force"
         return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}: {found}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        rule = self.rule
-        if rule is not None:
-            yield from ((f"#{number}", config_text(one.config)) for number, one in enumerate(rule.configs))
-            worst = f"{percent_text(rule.worst.loss)} at {sizes_text(rule.worst.sizes)}"
-            yield "loss at the points", f"{percent_text(rule.mean_loss)} on average, at most {worst}"
-            yield "in force", in_force_text(rule)
-        yield "database", self.database
+    def _heading(self) -> str:
+        return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}"
 
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        points = self.rule.points if self.rule is not None else ()
-        return ("point", "best", "loss", "loss when left out", "loss without the rule"), [point_row(p) for p in points]
+    def _parts(self) -> Iterator[Part]:
+        """Yield the points with the loss at each, the rule, and facts about the session."""
+        rule = self.rule
+        if rule is None:
+            yield [("interrupted", "before there was a rule; the same command goes on from there")]
+            return
+        losses = (f"{RIGHT}{name}" for name in ("loss", "loss when left out", "loss without the rule"))
+        rows = [
+            (
+                sizes_text(point.sizes),
+                time_text(point.best_us),
+                percent_text(point.loss),
+                *(NOTHING if loss is None else percent_text(loss) for loss in (point.held_out, point.without)),
+            )
+            for point in rule.points
+        ]
+        yield ResultTable(("point", f"{RIGHT}best", *losses), rows)
+        yield rule.facts()
+        yield [*self._facts(rule)]
+
+    def _facts(self, rule: FamilyRule) -> Iterator[tuple[str, str]]:
+        yield "loss", rule.loss_text()
+        yield "in force", f"{'yes' if rule.in_force else 'no'}: {rule.verdict}"
+        if self.default_loss is not None:
+            yield "default", f"{percent_text(self.default_loss)} mean loss of the default configuration alone"
+        yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {self.candidates} measured at every point"
+        resumed = f", {plural(self.resumed, 'point')} resumed" if self.resumed else ""
+        yield "took", duration_text(self.seconds) + resumed
+        yield "saved in", self.database
+        if rule.in_force and self.call:
+            yield "serve it", self.call
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune-family --json`` prints."""
@@ -119,7 +145,7 @@ class FamilyResult(Displayed, Reported):
             "kernel": self.kernel,
             "family": self.family,
             "dtype": self.dtype,
-            "device": {"name": self.device.name, "source": self.device.source},
+            "device": self.device.identity,
             "loss": {"mean": rule.mean_loss, "worst": rule.worst.loss, "worst_at": dict(rule.worst.sizes)}
             if rule is not None
             else None,
@@ -134,18 +160,8 @@ class FamilyResult(Displayed, Reported):
             "interrupted": self.interrupted,
             "database": self.database,
             "notices": list(self.notices),
+            **({"call": self.call} if self.call else {}),
         }
-
-
-def point_row(point: RulePoint) -> tuple[str, ...]:
-    """Return the cells of a point of a rule: sizes, best time and losses."""
-    others = (NOTHING if loss is None else percent_text(loss) for loss in (point.held_out, point.without))
-    return sizes_text(point.sizes), time_text(point.best_us), percent_text(point.loss), *others
-
-
-def in_force_text(rule: FamilyRule) -> str:
-    """Return whether a rule that was just learned is served, and why."""
-    return f"{'yes' if rule.in_force else 'no'}: {rule.verdict}"
 
 
 _TUNING_SHARE = 0.8

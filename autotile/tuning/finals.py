@@ -547,7 +547,7 @@ class Confirmation:
             "home": self.home,
             "time_us": self.time_us,
             "spread": round(self.spread, 5),
-            "speedup": {"ratio": ratio.value, "interval": [ratio.low, ratio.high]} if ratio is not None else None,
+            "speedup": ratio.to_json() if ratio is not None else None,
         }
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial, config_text
+from autotile.core.presentation import RIGHT, Part, Result, ResultTable
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import (
     NOTHING,
-    Displayed,
     device_text,
     duration_text,
     interval_text,
@@ -75,16 +75,14 @@ class TunedContender:
             "config": dict(self.trial.config) if self.trial is not None else None,
             "time_us": measured.time_us if measured is not None else None,
             "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
-            "ratio": {"ratio": self.ratio.value, "interval": [self.ratio.low, self.ratio.high]}
-            if self.ratio is not None
-            else None,
+            "ratio": self.ratio.to_json() if self.ratio is not None else None,
             "trials": self.trials,
             "seconds": round(self.seconds, 3),
         }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OperationResult(Displayed, Reported):
+class OperationResult(Result, Reported):
     """Result of tuning an operation for a problem.
 
     Attributes
@@ -105,6 +103,8 @@ class OperationResult(Displayed, Reported):
         Operations and bytes moved of one run, where the winner's kernel states them.
     notices
         Remarks for the user, one line each.
+    call
+        Line of Python that serves the winner; empty where it is not known.
     """
 
     problem: Problem
@@ -118,6 +118,7 @@ class OperationResult(Displayed, Reported):
     passes: int = 1
     bytes: int | None = None
     notices: tuple[str, ...] = ()
+    call: str = ""
 
     @property
     def winner(self) -> TunedContender | None:
@@ -146,17 +147,31 @@ class OperationResult(Displayed, Reported):
             return f"{where}: {'interrupted before the last race' if self.interrupted else 'nothing ran'}"
         return f"{where}: {winner.name}, {time_text(winner.time_us)}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield what each kernel and library reached, then facts about the session."""
+        figures = (f"{RIGHT}over the winner", f"{RIGHT}tried", f"{RIGHT}of the time")
+        headings = ("", f"{RIGHT}time", "95 % interval, us", *figures, "remark")
+        rows = [self.row(one) for one in self.contenders]
+        yield ResultTable(headings, rows, ("remark", "of the time", "95 % interval, us"))
+        yield [*self._facts()]
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
         best = self.best
-        if best is not None and best.trial is not None:
+        if self.interrupted:
+            yield "interrupted", "the last race was not held; the same command goes on from there"
+        if best is not None:
             yield ("winner" if best.state == "won" else "best so far"), contender_text(best)
+            yield "rate", self.rate_text()
         yield from ((one.name, ratio_text(one)) for one in self.libraries if one is not best)
+        yield from (("note", text) for text in self.notices)
+        yield "tried", tried_text(self.contenders)
         yield "took", duration_text(self.seconds)
         yield "saved in", self.database
-
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "remark")
-        return headings, [self.row(one) for one in self.contenders]
+        if self.winner is not None and self.call:
+            yield "serve it", self.call
 
     def row(self, one: TunedContender) -> tuple[str, ...]:
         """Return the cells of a contender: name, time, interval, ratio, configurations, share of the time, remark."""
@@ -187,13 +202,14 @@ class OperationResult(Displayed, Reported):
             "operation": self.problem.kernel,
             "problem": dict(self.problem.sizes),
             "dtype": self.problem.dtype,
-            "device": {"name": self.device.name, "source": self.device.source},
+            "device": self.device.identity,
             "winner": winner.to_json() if winner is not None else None,
             "contenders": [one.to_json() for one in self.contenders],
             "seconds": round(self.seconds, 3),
             "interrupted": self.interrupted,
             "database": self.database,
             "notices": list(self.notices),
+            **({"call": self.call} if self.call else {}),
         }
 
 
@@ -258,7 +274,7 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OperationFamilyResult(Displayed):
+class OperationFamilyResult(Result):
     """Result of tuning a family of an operation.
 
     Attributes
@@ -310,11 +326,14 @@ class OperationFamilyResult(Displayed):
         )
         return f"{self.operation} {self.family} {self.dtype} on {device_text(self.device)}: {found}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        yield from self.facts()
+    def _heading(self) -> str:
+        return f"{self.operation} {self.family} {self.dtype} on {device_text(self.device)}"
 
-    def facts(self) -> Iterator[tuple[str, str]]:
-        """Yield pairs of a label and its text."""
+    def _parts(self) -> Iterator[Part]:
+        """Yield how well the model chooses."""
+        yield [*self._facts()]
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
         yield "measured", f"{plural(self.pairs, 'time')} at {plural(self.problems, 'problem')}"
         if self.losses is not None:
             one = self.losses
@@ -344,7 +363,7 @@ class OperationFamilyResult(Displayed):
             "operation": self.operation,
             "family": self.family,
             "dtype": self.dtype,
-            "device": {"name": self.device.name, "source": self.device.source},
+            "device": self.device.identity,
             "problems": self.problems,
             "pairs": self.pairs,
             "candidates": self.candidates,

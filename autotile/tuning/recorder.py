@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotile.core.model import Problem, Trial
-from autotile.core.text import Displayed, plural
+from autotile.core.presentation import Result
+from autotile.core.text import plural
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
 from autotile.kernel.library import Kernel
@@ -24,7 +25,7 @@ than nine samples are taken only of short kernels."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Recorded(Displayed):
+class Recorded(Result):
     """Result of a recording session.
 
     Attributes

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import encode_json
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
-from autotile.core.statistics import Interval
-from autotile.core.text import Displayed, device_text, duration_text, funnel_text, interval_text, time_text
+from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
+from autotile.core.statistics import Interval, is_tie
+from autotile.core.text import (
+    NOTHING,
+    device_text,
+    duration_text,
+    energy_text,
+    funnel_text,
+    interval_text,
+    occupancy_text,
+    plural,
+    time_text,
+)
 from autotile.core.timeline import Timeline
 from autotile.database.paths import atomic_write
 from autotile.errors import InputError
+from autotile.kernel.problem import Workrate
 from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
 from autotile.tuning.backend import GpuUse
 from autotile.tuning.finals import Confirmation, Finals
@@ -92,6 +105,21 @@ class Front:
         assert reached is not None
         return reached
 
+    def table(self, winner: Config) -> ResultTable:
+        """Return at most ten configurations, from the fastest to the slowest."""
+        rows = []
+        for trial in (self.trials[index] for index in _evenly_spaced(len(self.trials), _MAX_FRONT_SHOWN)):
+            values = zip(self.objectives, self.values(trial), strict=True)
+            figures = (_OBJECTIVE_TEXTS[name](value) for name, value in values)
+            label = "winner" if config_key(winner) == config_key(trial.config) else ""
+            rows.append((label, *figures, config_text(trial.config)))
+        objectives = f"{', '.join(self.objectives[:-1])} and {self.objectives[-1]}"
+        caption = f"front of {objectives}: {plural(len(self.trials), 'configuration')}"
+        if len(rows) < len(self.trials):
+            caption += f", {len(rows)} shown; --json lists all"
+        headings = ("", *(f"{RIGHT}{name}" for name in self.objectives), "configuration")
+        return ResultTable(headings, rows, ("configuration",), caption=caption)
+
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
         keys = [OBJECTIVES[name] for name in self.objectives]
@@ -134,7 +162,7 @@ def trial_entry(trial: Trial) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TuneResult(Displayed, Reported, StudyPlots):
+class TuneResult(Result, Reported, StudyPlots):
     """Result of a tuning session.
 
     Its methods ``plot_...`` return charts of the study, and ``to_pandas`` its trials; see
@@ -198,6 +226,8 @@ class TuneResult(Displayed, Reported, StudyPlots):
         What each GPU did, where several shared the session.
     confirmation
         The winner on a second GPU; None where there is none, or it could not be raced there.
+    call
+        Line of Python that serves the winner; empty where it is not known.
     """
 
     problem: Problem
@@ -231,6 +261,7 @@ class TuneResult(Displayed, Reported, StudyPlots):
     insight: ParameterEffects | None = None
     gpus: tuple[GpuUse, ...] = ()
     confirmation: Confirmation | None = None
+    call: str = ""
 
     @property
     def summary(self) -> str:
@@ -246,21 +277,69 @@ class TuneResult(Displayed, Reported, StudyPlots):
     def _headline(self) -> str:
         return f"{self.problem} on {device_text(self.device)}: {self.summary}"
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        for label, trial in (("winner", self.winner), ("default", self.default)):
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield winner and default side by side, the front, and facts about the session."""
+        if self.winner is not None:
+            yield self._compared()
+            if self.front is not None:
+                yield self.front.table(self.winner.config)
+        yield self._facts()
+
+    @property
+    def _winner_label(self) -> str:
+        return "best so far" if self.interrupted else "winner"
+
+    def _compared(self) -> ResultTable:
+        scores = list(self.winner.scores) if self.winner is not None else []
+        rate = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
+        rows: list[tuple[str, ...]] = []
+        for label, trial in ((self._winner_label, self.winner), ("default", self.default)):
             measured = trial.measurement if trial is not None else None
-            if trial is not None and measured is not None:
-                yield label, config_text(trial.config)
-                yield (
-                    f"time of the {label}",
-                    f"{time_text(measured.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)",
-                )
-                yield from ((f"{name} of the {label}", f"{value:.6g}") for name, value in trial.scores.items())
-        if self.speedup is not None:
-            yield "speed-up", f"{self.speedup.value:.3f}x ({self.speedup.low:.3f}x to {self.speedup.high:.3f}x)"
-        yield "trials", funnel_text(self.gates, self.outcomes)
-        yield "took", duration_text(self.seconds)
-        yield "database", self.database
+            if trial is None or measured is None:
+                left = ["" for _ in scores]
+                rows.append((label, NOTHING, NOTHING, str(trial.outcome) if trial is not None else "not run", *left))
+                continue
+            interval, speed = interval_text(measured.low_us, measured.high_us), rate.text(measured.time_us, self.device)
+            values = [f"{trial.scores[name]:.6g}" if name in trial.scores else NOTHING for name in scores]
+            rows.append((label, time_text(measured.time_us), interval, speed, *values))
+        headings = ("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))
+        return ResultTable(headings, rows, is_wrapped=True)
+
+    def _facts(self) -> Facts:
+        winner, stopped = self.winner, self.stopped
+        is_stated = stopped is not None and stopped.rule in ("until", "settled")
+        resumed = f", {plural(self.resumed, 'trial')} resumed" if self.resumed else ""
+        facts: Facts = [
+            ("interrupted", _interruption(self) if self.interrupted else ""),
+            (self._winner_label, config_text(winner.config) if winner is not None else "none: no configuration ran"),
+            ("occupancy", occupancy_text(self.device, winner.occupancy) if winner and winner.occupancy else ""),
+            ("default", config_text(self.default.config) if self.default is not None else ""),
+            ("speed-up", _speedup(self, self.speedup) if self.speedup is not None else ""),
+            ("ties", _ties(self.ties) if self.ties else ""),
+            ("tried", _tried(self.tried)),
+            (
+                "refused",
+                [
+                    f"{config_text(one.config)}: {one.outcome} in stage {one.stage}: {one.reason}"
+                    for one in self.refused
+                ],
+            ),
+            ("matters", self.insight.sentence if self.insight is not None and winner is not None else ""),
+            ("drift", _drift(self.drift) if self.drift is not None and self.drift.spread > _MIN_DRIFT_SHOWN else ""),
+            ("learnt", f"from {'; '.join(self.learnt_from)}" if self.learnt_from else ""),
+            ("not learnt", f"from {'; '.join(map(str, self.not_learnt_from))}" if self.not_learnt_from else ""),
+            ("busy", _load(self.load) if self.load is not None else ""),
+            ("GPUs", _gpus(self) if self.gpus else ""),
+            ("gates", funnel_text(self.gates, self.outcomes)),
+            ("stopped", _stopped(stopped) if stopped is not None and is_stated else ""),
+            ("took", duration_text(self.seconds) + resumed),
+            ("saved in", self.database),
+            ("serve it", self.call if winner is not None else ""),
+        ]
+        return [(label, text) for label, text in facts if text]
 
     def study_data(self) -> StudyData:
         """Return the study with all its runs and trials, read from the database.
@@ -289,15 +368,13 @@ class TuneResult(Displayed, Reported, StudyPlots):
             "kernel": self.problem.kernel,
             "problem": dict(self.problem.sizes),
             "dtype": self.problem.dtype,
-            "device": {"name": self.device.name, "source": self.device.source},
+            "device": self.device.identity,
             "space": {"combinations": self.combinations, "valid": self.valid},
             "gates": dict(self.gates),
-            "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
+            "outcomes": {str(outcome): self.outcomes.get(outcome, 0) for outcome in Outcome},
             "winner": self._entry(self.winner),
             "default": self._entry(self.default),
-            "speedup": {"ratio": self.speedup.value, "interval": [self.speedup.low, self.speedup.high]}
-            if self.speedup is not None
-            else None,
+            "speedup": self.speedup.to_json() if self.speedup is not None else None,
             "ties": [dict(config) for config in self.ties],
             "refused": [
                 {"config": dict(t.config), "outcome": str(t.outcome), "reason": t.reason} for t in self.refused
@@ -322,6 +399,7 @@ class TuneResult(Displayed, Reported, StudyPlots):
             "interrupted": self.interrupted,
             "database": self.database,
             "notices": list(self.notices),
+            **({"call": self.call} if self.call else {}),
         }
 
     def _entry(self, trial: Trial | None) -> dict[str, Any] | None:
@@ -338,6 +416,99 @@ class TuneResult(Displayed, Reported, StudyPlots):
             "registers": trial.resources.registers if trial.resources is not None else None,
             **({"scores": trial.scores} if trial.scores else {}),
         }
+
+
+_MIN_GAIN_SHOWN = 0.001
+"""Smallest expected gain that is stated, in percent."""
+_MAX_TIES_SHOWN = 5
+_MAX_FRONT_SHOWN = 10
+_MIN_DRIFT_SHOWN = 0.02
+"""A single reading of the reference kernel varies by 1.5 % on an H200."""
+_MIN_FOREIGN_LOAD_DRIFT = 0.1
+"""Clocks alone moved the reference kernel by 2.3 % at most on an H200; matrix products of another process by 22 to
+230 %."""
+
+
+def _gpus(result: TuneResult) -> list[str]:
+    """Return a line for each GPU that took part, and one for the winner on a second one."""
+    rows = [
+        f"{use.uuid}: {plural(use.trials, 'trial')}"
+        + (f", times x {use.scale:.4f}" if use.scale is not None else "")
+        + (f", given up: {use.lost}" if use.lost else "")
+        for use in result.gpus
+    ]
+    found = result.confirmation
+    if found is not None:
+        ratio = f", {found.speedup.value:.3f}x over the default" if found.speedup is not None else ""
+        rows.append(f"the winner on {found.gpu}: {time_text(found.time_us)}, {100 * found.spread:+.1f} %{ratio}")
+    return rows
+
+
+def _interruption(result: TuneResult) -> str:
+    tried = plural(sum(result.outcomes.values()), "configuration")
+    compared = "" if result.speedup is not None else ", before the best were timed side by side"
+    return f"the search was cut short after {tried}{compared}; the same command goes on from there"
+
+
+def _speedup(result: TuneResult, ratio: Interval) -> str:
+    winner, default = result.winner, result.default
+    if winner is not None and default is not None and config_key(winner.config) == config_key(default.config):
+        return "none: the default configuration is the winner"
+    known = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
+    return f"{known}: not told apart from the default" if is_tie(ratio) else known
+
+
+def _tried(tried: Sequence[Trial]) -> list[str]:
+    """Return a line for each configuration that the user named."""
+    outcomes = [
+        time_text(trial.time_us) if trial.outcome is Outcome.OK else f"{trial.outcome}, {trial.reason}"
+        for trial in tried
+    ]
+    return [f"{config_text(trial.config)}: {text}" for trial, text in zip(tried, outcomes, strict=True)]
+
+
+def _stopped(stopped: Stopped) -> str:
+    gain = 100 * (stopped.expected_gain or 0.0)
+    if stopped.rule == "settled":
+        more = f"{gain:.1g} %" if gain >= _MIN_GAIN_SHOWN else f"less than {_MIN_GAIN_SHOWN:g} %"
+        return f"nothing more is expected: {more} from {stopped.more_trials} more trials; --spend uses the budget up"
+    return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
+
+
+def _drift(drift: Drift) -> str:
+    times = f"a reference kernel took {drift.least_us:.4g} to {drift.greatest_us:.4g} us ({drift.spread:.1%})"
+    if drift.spread > _MIN_FOREIGN_LOAD_DRIFT:
+        return f"{times}: something else ran on the GPU; tune again where the winner matters"
+    return f"{times} through the search; the finals are free of that"
+
+
+def _load(load: Load) -> str:
+    shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
+    return f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}"
+
+
+def _ties(ties: Sequence[Config]) -> list[str]:
+    shown = [f"  {config_text(config)}" for config in ties[:_MAX_TIES_SHOWN]]
+    left = [f"  and {len(ties) - _MAX_TIES_SHOWN} more, listed by --json"] if len(ties) > _MAX_TIES_SHOWN else []
+    return [f"{plural(len(ties), 'configuration')} cannot be told apart from the winner:", *shown, *left]
+
+
+_OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
+    {
+        "time": time_text,
+        "registers": lambda count: f"{count:.0f}",
+        "energy": energy_text,
+        "error": lambda share: f"{share:.2g}",
+    }
+)
+"""Text of a value of each of `autotile.core.objectives`."""
+
+
+def _evenly_spaced(count: int, max_shown: int) -> list[int]:
+    """Return at most so many indices below ``count``, the first and the last among them."""
+    shown = min(count, max_shown)
+    step = (count - 1) / max(1, shown - 1)
+    return sorted({round(number * step) for number in range(shown)})
 
 
 def write_trace(timeline: Timeline, path: Path) -> tuple[str, ...]:

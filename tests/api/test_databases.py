@@ -75,7 +75,7 @@ def test_merge(store: Callable[..., Path], tmp_path: Path) -> None:
     assert [rows.trials for _, rows in found.copied] == [2, 2]
     out = tmp_path / "out.db"
     assert repr(found) == f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>"
-    assert "<td>THREADS=256 WORK=4</td><td>10.00 us</td><td>taken</td>" in found._repr_html_()
+    assert "<td>THREADS=64 WORK=2</td><td>12.00 us</td><td>taken</td>" in found._repr_html_()
 
 
 def test_clean(store: Callable[..., Path]) -> None:

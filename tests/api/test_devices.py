@@ -28,7 +28,7 @@ def test_stored_ceilings_are_listed(tmp_path: Path) -> None:
         save_ceilings(database, CEILINGS)
     found = autotile.devices(database=path)
     assert found.ceilings == (CEILINGS,)
-    assert "DRAM, read 4,200 GB/s" in found._repr_html_()
+    assert "<td>DRAM, read</td><td>4,200 GB/s</td>" in found._repr_html_()
     with pytest.raises(DatabaseError, match="there is no database"):
         autotile.devices(database=tmp_path / "other.db")
 

@@ -37,7 +37,7 @@ class TestExport:
         assert (made.namespace, made.problems, len(made.cubins)) == ("autotile::scale", 1, 2)
         assert all((tmp_path / name).is_file() for name in made.cubins)
         assert repr(made) == f"<ExportedHeader: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
-        assert made.cubins[0] in made._repr_html_()
+        assert "2 cubins beside the header" in made._repr_html_()
 
     def test_of_a_gpu_by_a_profile(self, tuned: Path, tmp_path: Path) -> None:
         assert autotile.export(tuned, {"n": N}, output=tmp_path / "x", device="h200").configurations == 12

@@ -13,7 +13,7 @@ import pytest
 
 from autotile.api import devices, explanation, inspection, targets
 from autotile.core.device import profile_names
-from autotile.core.text import Displayed
+from autotile.core.presentation import Result
 from autotile.errors import ConfigError, InputError, ProblemError
 from autotile.settings import child_environment
 from autotile.tuning.options import TuneOptions
@@ -29,7 +29,7 @@ __device__ const char text[] = TIMES_65536(TIMES_65536("."));
 HEAVY = ("rich", "typer", "optuna", "sqlalchemy", "alembic", "kernel_tuner", "cupy")
 
 
-def results(scale_toml: Path) -> dict[str, Displayed]:
+def results(scale_toml: Path) -> dict[str, Result]:
     return {
         "space": inspection.space(scale_toml, device="h200", n=100),
         "explain": inspection.explain(scale_toml, device="h200", THREADS=64, n=1000),

@@ -17,7 +17,7 @@ from autotile.api.listings import FamilyList, TunedFamily
 from autotile.core.device import device_profile
 from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
-from autotile.core.text import Displayed
+from autotile.core.presentation import Result
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
@@ -53,7 +53,7 @@ def stored(scale_toml: Path) -> Any:
     return store
 
 
-def html(shown: Displayed) -> str:
+def html(shown: Result) -> str:
     """The HTML of a result, whose repr must be a single line."""
     assert "\n" not in repr(shown)
     return shown._repr_html_()
@@ -98,7 +98,10 @@ class TestLists:
         found = results.list(scale_toml)
         assert [study.key.sizes["n"] for study in found.studies] == [4096, 8192]
         assert repr(found) == f"<StudyList: 2 studies, 1 (replayed) in {read_settings().database}>"
-        assert "<td>NVIDIA H200 (replayed)</td><td>10.00 us</td><td>THREADS=256 WORK=4</td>" in html(found)
+        assert (
+            "<td>NVIDIA H200 (replayed)</td><td>1</td><td>1</td><td>10.00 us</td><td>THREADS=256 WORK=4</td>"
+            in html(found)
+        )
         assert results.list("scale").studies == found.studies
 
     def test_nothing_is_stored(self) -> None:
@@ -121,7 +124,10 @@ class TestLists:
         replayed = replace(rule, key=replace(rule.key, source="replayed"))
         found = FamilyList((TunedFamily(replayed, in_force=True),), "t.db")
         assert repr(found) == "<FamilyList: 1 family (replayed) in t.db>"
-        assert f"<td>{rule.rule.family} float32</td><td>NVIDIA H200 (replayed)</td>" in html(found)
+        assert (
+            f"<td>sgemm {rule.rule.family} float32</td></tr><tr><th>device</th><td>NVIDIA H200 (replayed)</td>"
+            in html(found)
+        )
 
     def test_trials(self, stored: Any, scale_toml: Path) -> None:
         stored(4096, FAST, SLOW, source="replayed", failed={"THREADS": 32, "WORK": 1})
@@ -158,7 +164,7 @@ class TestLists:
             ("gone", None, False),
         ]
         assert repr(found) == "<MissList: 2 misses with 1,005 calls, which may have cost 10 ms>"
-        assert "<td>scale n=4096 float32</td>" in html(found)
+        assert "<td>scale</td><td>n=4096 float32</td>" in html(found)
 
 
 class TestDatabase:
@@ -167,7 +173,7 @@ class TestDatabase:
         found = databases.db_check()
         assert found.whole
         assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
-        assert "<td>studies</td><td>1</td>" in html(found)
+        assert "studies 1, " in html(found)
 
     def test_path(self, tmp_path: Path) -> None:
         assert databases.db_path() == str(tmp_path / "tuning.db")

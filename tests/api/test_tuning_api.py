@@ -11,7 +11,7 @@ import pytest
 import autotile
 from autotile.api import tuning
 from autotile.core.device import device_profile
-from autotile.core.text import Displayed
+from autotile.core.presentation import Result
 from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
 from autotile.settings import read_settings
@@ -124,7 +124,7 @@ class TestFamily:
 
     def test_without_a_rule_it_was_interrupted(self, result: autotile.FamilyResult) -> None:
         assert repr(replace(result, rule=None)).endswith(": interrupted before there was a rule>")
-        assert "point" in replace(result, rule=None)._repr_html_()
+        assert "before there was a rule" in replace(result, rule=None)._repr_html_()
 
 
 class TestMisses:
@@ -172,7 +172,7 @@ class TestRecord:
         monkeypatch.setattr("autotile.tuning.recorder.record", record)
         recorded = autotile.record(scale_toml, n=N, sample=7, output=str(tmp_path / "x.npz"))
         assert (given["sample"], given["output"]) == (7, tmp_path / "x.npz")
-        assert isinstance(recorded, Displayed)
+        assert isinstance(recorded, Result)
         assert repr(recorded) == (
             f"<Recorded: scale n=1048576 float32 on NVIDIA H200: 7 configurations, {tmp_path / 'x.npz'}>"
         )

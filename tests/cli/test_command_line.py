@@ -39,7 +39,6 @@ COMMANDS = [
     "trials",
     "watch",
     "worker",
-    "plot",
     "bundle",
     "space",
     "survey",
@@ -233,7 +232,6 @@ def test_a_usage_error_says_where_the_help_is(run, words):
 
 
 REFUSED = {
-    "a kernel to plot": ["plot", "sgem_2d"],
     "a sample": ["survey", "sgemm_2d", "--sample", "3", "--csv", "-", "--json"],
     "a device to survey": ["survey", "sgemm_2d", "--device", "nosuch"],
     "a path": ["space", "nowhere.toml"],

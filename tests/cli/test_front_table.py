@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 from rich.console import Console
 
-from autotile.cli.tune import front_table
-from autotile.core.model import Measurement, Outcome, Resources, Trial
+from autotile.cli.tables import render
+from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
+from autotile.core.presentation import Part, Result
 from autotile.tuning.result import Front
 
 
@@ -21,10 +24,19 @@ def trial(number: int) -> Trial:
     )
 
 
+@dataclass(repr=False)
+class Shown(Result):
+    front: Front
+    winner: Config
+
+    def _parts(self) -> Iterator[Part]:
+        yield self.front.table(self.winner)
+
+
 def shown(count: int, *objectives: str, winner: int = 0, width: int = 120) -> list[str]:
     front = Front(("time", *objectives), tuple(trial(number) for number in range(count)))
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(front_table(front, {"BM": winner, "SWIZZLE": "row-major-in-groups"}))
+    console.print(render(Shown(front, {"BM": winner, "SWIZZLE": "row-major-in-groups"})))
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 

@@ -53,7 +53,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "list --families": ("list", "--families"),
     "list --recordings": ("list", "--recordings"),
     "trials": ("trials", "KERNEL"),
-    "plot": ("plot", "KERNEL"),
     "report": ("report", "KERNEL", "-o", "OUT/page.html"),
     "report A B": ("report", "DATABASE", "OTHER", "-o", "OUT/comparison.html"),
     "export": ("export", "KERNEL", "n=1048576", "-o", "OUT/t4.json"),

@@ -83,31 +83,6 @@ class TestWithResults:
         assert run("trials", "scale", "n=1", "--json").document == []
         assert "THREADS=32 WORK=4" in run("trials", "scale", "--outcome", "wrong_result").out
 
-    def test_plot_draws_what_is_stored(self, run):
-        answer = run("plot", "scale")
-        assert answer.code == 0
-        assert "Best so far" in answer.out
-        assert "THREADS" in answer.out
-        assert max(map(len, answer.out.splitlines())) <= 80
-        assert "\x1b" not in answer.out
-        (document,) = run("plot", "scale", "--parameter", "WORK", "--over", "seconds", "--json").document
-        assert [*document["parameters"]] == ["WORK"]
-        assert document["device"]["source"] == "replayed"
-
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["--parameter", "WORKS"], "did you mean 'WORK'?"),
-            (["n=3"], "n=3"),
-            (["--db", "/no/such.db"], "/no/such.db"),
-        ],
-    )
-    def test_what_cannot_be_plotted_is_one_line(self, run, words, said):
-        answer = run("plot", "scale", *words)
-        assert answer.code != 0
-        assert said in answer.err
-        assert answer.err.count("\n") == 1
-
     def test_trials_as_csv(self, run, tmp_path):
         answer = run("trials", "scale", "--csv", "-")
         rows = list(csv.DictReader(io.StringIO(answer.out)))

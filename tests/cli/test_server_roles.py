@@ -59,7 +59,6 @@ def test_a_reader_serves_and_writes_nothing(
         ("best", scale_toml, "n=1048576"),
         ("list",),
         ("trials", "scale"),
-        ("plot", "scale", "n=1048576"),
         ("report", "-o", tmp_path / "report.html"),
         ("misses",),
         ("db", "check"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,18 +12,13 @@ from rich.console import Console, RenderableType
 from stored_rows import CEILINGS
 
 from autotile.api.devices import DeviceList
+from autotile.api.explanation import OperationExplanation
 from autotile.api.listings import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.api.plans import PlanEntry, PlanResult
-from autotile.cli.best import contenders_table
-from autotile.cli.devices import devices_table
-from autotile.cli.list import recordings_table, studies_table
-from autotile.cli.misses import misses_table
-from autotile.cli.plan import plan_table
-from autotile.cli.tables import RIGHT, Listing, Trimmed, below, facts, table, title
-from autotile.cli.trials import trials_table
-from autotile.cli.tune_operation import operation_table
+from autotile.cli.tables import Listing, Trimmed, below, facts, render, table, title
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
+from autotile.core.presentation import RIGHT
 from autotile.core.statistics import Interval
 from autotile.database.keys import TuningKey
 from autotile.database.rows import StoredTrial
@@ -71,21 +67,17 @@ def reports() -> dict[str, RenderableType]:
     miss = ListedMiss(problem, gpu, "transferred", 7, NOON, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)
     file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
     return {
-        "studies": studies_table(StudyList((study,), "t.db")),
-        "recordings": recordings_table(
-            RecordingList((RecordingFile(file, header), RecordingFile(file, None, "it is damaged")))
-        ),
-        "trials": trials_table(TrialList((StudyTrial(key(), stored_trial(1)),))),
-        "trials of several studies": trials_table(
+        "studies": render(StudyList((study,), "t.db")),
+        "recordings": render(RecordingList((RecordingFile(file, header), RecordingFile(file, None, "it is damaged")))),
+        "trials": render(TrialList((StudyTrial(key(), stored_trial(1)),))),
+        "trials of several studies": render(
             TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2)))
         ),
-        "misses": misses_table(MissList((miss,))),
-        "plan": plan_table(plan_result()),
-        "operation": operation_table(operation_result(), "kernel = autotile.get_best_kernel(...)"),
-        "contenders": contenders_table(
-            (Contender("gemm_wgmma", CONFIG, 3057.0, source="replayed"), Contender("gemm_mma", CONFIG, 3000.0, 0.13))
-        ),
-        "devices": devices_table(DeviceList((), {name: device_profile(name) for name in profile_names()}, (CEILINGS,))),
+        "misses": render(MissList((miss,))),
+        "plan": render(plan_result()),
+        "operation": render(replace(operation_result(), call="kernel = autotile.get_best_kernel(...)")),
+        "contenders": render(operation_explanation()),
+        "devices": render(DeviceList((), {name: device_profile(name) for name in profile_names()}, (CEILINGS,))),
     }
 
 
@@ -113,6 +105,17 @@ def operation_result() -> OperationResult:
     )
     problem = Problem("matmul", SIZES, "bfloat16")
     return OperationResult(problem, device_profile("h200"), contenders, 12.0, False, "/home/someone/tuning.db")
+
+
+def operation_explanation() -> OperationExplanation:
+    contenders = (
+        Contender("gemm_wgmma", CONFIG, 3057.0, source="replayed"),
+        Contender("gemm_mma", CONFIG, 3000.0, 0.13),
+    )
+    problem, device = Problem("matmul", SIZES, "bfloat16"), device_profile("h200")
+    return OperationExplanation(
+        problem, device, "gemm_wgmma", False, "exact", CONFIG, contenders, {}, "it was measured"
+    )
 
 
 @pytest.mark.parametrize("name", ["plan", "operation"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from autotile.cli.tune import tune_document, tune_table
+from autotile.cli.tables import render
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import Interval
@@ -46,7 +46,7 @@ RESULT = TuneResult(
 
 def shown(result: TuneResult, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(tune_table(result, 'kernel = autotile.get_best_kernel("sgemm", M=4096)'))
+    console.print(render(replace(result, call='kernel = autotile.get_best_kernel("sgemm", M=4096)')))
     return console.file.getvalue()
 
 
@@ -108,7 +108,7 @@ class TestTable:
         said = shown(replace(RESULT, stopped=Stopped("until", 0.00432)))
         assert "all the candidates that lay ready were expected to gain 0.43 %, less than --until asks for" in said
         assert "stopped" not in shown(replace(RESULT, stopped=Stopped("trials", 0.00432)))
-        document = tune_document(replace(RESULT, stopped=Stopped("until", 0.00432)), "call")
+        document = replace(RESULT, stopped=Stopped("until", 0.00432)).to_json()
         assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432, "more_trials": 32}
 
     def test_an_interrupted_session_has_no_winner_yet(self):
@@ -138,5 +138,5 @@ class TestTable:
         assert "4,790 us" in shown(RESULT, width=80)
 
     def test_every_outcome_is_counted_in_the_document(self):
-        outcomes = tune_document(RESULT, "call")["outcomes"]
+        outcomes = RESULT.to_json()["outcomes"]
         assert outcomes == {**dict.fromkeys(map(str, Outcome), 0), "ok": 45, "pruned": 5}

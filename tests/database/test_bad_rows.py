@@ -22,10 +22,9 @@ import autotile
 from autotile.database.checking import _PARSERS
 from autotile.database.database import Database
 from autotile.database.migrations import versions
-from autotile.database.queries import WINNERS, read_file
+from autotile.database.queries import VIEW_DIGESTS, WINNERS, read_file, view_digest
 from autotile.database.rows import rows_of
 from autotile.database.schema import METADATA
-from autotile.database.structure import VIEW_DIGESTS, view_digest
 from autotile.errors import DatabaseError, DataError, DataWarning
 
 

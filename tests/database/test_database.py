@@ -14,9 +14,8 @@ from autotile.core.model import Outcome, Problem, Trial, config_key
 from autotile.database.checking import check_database
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.queries import WINNERS, read_file
+from autotile.database.queries import SCHEMA_REVISION, WINNERS, read_file
 from autotile.database.schema import RUNS, TRIALS
-from autotile.database.structure import SCHEMA_REVISION
 from autotile.errors import DatabaseError
 
 Maker = Callable[..., Trial]

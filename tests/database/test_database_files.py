@@ -17,7 +17,7 @@ from autotile.database.database import Database
 from autotile.database.engine import ServerLocation, parse_location
 from autotile.database.keys import TuningKey
 from autotile.database.paths import network_file_system
-from autotile.database.structure import SCHEMA_REVISION
+from autotile.database.queries import SCHEMA_REVISION
 from autotile.errors import DatabaseError
 
 

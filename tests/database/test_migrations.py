@@ -21,8 +21,8 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.learned_store import FamilyState, FamilyStore
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
+from autotile.database.queries import SCHEMA_REVISION, VERSION_TABLE, view_digest
 from autotile.database.schema import RUNS
-from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE, view_digest
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
 

@@ -13,8 +13,7 @@ from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial,
 from autotile.database import queries
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.queries import ADD_MISSES, CHECKS, WINNERS, Miss, read_file, write_file
-from autotile.database.structure import VERSION_TABLE
+from autotile.database.queries import ADD_MISSES, CHECKS, VERSION_TABLE, WINNERS, Miss, read_file, write_file
 
 
 def _fill(path: Path, key: TuningKey) -> None:

@@ -16,7 +16,7 @@ from autotile.core.model import Trial
 from autotile.database import upgrade
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE
+from autotile.database.queries import SCHEMA_REVISION, VERSION_TABLE
 from autotile.errors import DatabaseError
 
 UPGRADE = """

@@ -18,7 +18,6 @@ from mutations import altered, as_json
 from stored_rows import DEVICE, KERNEL, SIZES, make_database
 
 from autotile.api.listings import RecordingList
-from autotile.cli.list import recordings_document
 from autotile.core.documents import encode_json
 from autotile.core.model import Resources
 from autotile.database.checking import check_database
@@ -157,7 +156,7 @@ def test_recordings(folder: Path) -> None:
             extremes = (np.nan, np.inf, -1.0, 1e30) if column.dtype.kind == "f" else (0, np.iinfo(column.dtype).max)
             column.flat[random.randrange(column.size)] = random.choice(extremes)
         np.savez(one / "altered.npz", allow_pickle=False, **changed)  # type: ignore[arg-type]
-        encode_json(recordings_document(RecordingList(tuple(list_recordings([one])))))
+        encode_json(RecordingList(tuple(list_recordings([one]))).to_json())
         with suppress(RecordingError):
             recording = read_recording(one / "altered.npz")
             for row in range(len(recording)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
+from autotile.database.queries import VERSION_TABLE
 from autotile.database.schema import METADATA
-from autotile.database.structure import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],
