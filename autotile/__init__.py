@@ -5,8 +5,8 @@ The pipeline, one candidate's way::
     SearchSpace -> Config -> static limits -> source + macros -> cubin -> compiled resources, occupancy
                 -> load -> verify -> measure -> Trial -> database -> Best -> dispatch
 
-Each command of the command line is a function of this package under the command's name: ``autotile tune-family`` is
-`tune_family`, ``autotile db check`` is `db_check`, and ``autotile import`` is `import_`.
+Each command of the command line is a function of this package under the command's name: ``autotile tune`` is `tune`,
+``autotile db check`` is `db_check`, and ``autotile import`` is `import_`.
 
 Importing the package imports none of its modules; a name is imported from its module when it is first used.
 """
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from autotile.api.databases import DatabaseDiff as DatabaseDiff
     from autotile.api.databases import MergeResult as MergeResult
     from autotile.api.databases import UnmatchedWinner as UnmatchedWinner
-    from autotile.api.databases import clean as clean
     from autotile.api.databases import db_check as db_check
+    from autotile.api.databases import db_clean as db_clean
+    from autotile.api.databases import db_diff as db_diff
+    from autotile.api.databases import db_merge as db_merge
     from autotile.api.databases import db_path as db_path
-    from autotile.api.databases import diff as diff
-    from autotile.api.databases import merge as merge
     from autotile.api.devices import DeviceList as DeviceList
     from autotile.api.devices import devices as devices
     from autotile.api.devices import measure_device as measure_device
@@ -203,11 +203,11 @@ _NAMES = {
         "DatabaseDiff",
         "MergeResult",
         "UnmatchedWinner",
-        "clean",
+        "db_clean",
         "db_check",
         "db_path",
-        "diff",
-        "merge",
+        "db_diff",
+        "db_merge",
     ),
     "api.devices": (
         "DeviceList",

@@ -124,7 +124,7 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
     def merge() -> None:
         for old in folder.glob("merged.db*"):
             old.unlink()
-        autotile.merge([path], folder / "merged.db")
+        autotile.db_merge([path], folder / "merged.db")
         assert autotile.db_check(folder / "merged.db").whole
 
     def merge_into() -> None:
@@ -132,7 +132,7 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
         for old in folder.glob("target.db*"):
             old.unlink()
         shutil.copy(path, target)
-        autotile.merge([folder / "template.db"], target)
+        autotile.db_merge([folder / "template.db"], target)
 
     def export() -> None:
         for kind in ("t4", "kernel-tuner", "recording"):
@@ -156,8 +156,8 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
         "resume": resume,
         "merge": merge,
         "merge_into": merge_into,
-        "diff": lambda: autotile.diff(path, folder / "template.db"),
+        "diff": lambda: autotile.db_diff(path, folder / "template.db"),
         "export": export,
-        "clean": lambda: autotile.clean(database=path, stale=True, dry_run=True),
+        "clean": lambda: autotile.db_clean(database=path, stale=True, dry_run=True),
         "db_check": check,
     }

@@ -111,7 +111,7 @@ class DatabaseDiff(Result):
         return f"A {self.a}, B {self.b}: {counted_text(keys, 'problem', 'problems')}: {counts}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield winners with the same configuration are shown if their times differ."""
+        """Yield the counts and the differences; winners of the same configuration are shown if their times differ."""
         same = [pair for pair in self.both if pair.same_config]
         other = [pair for pair in self.both if not pair.same_config]
         counts: Facts = [
@@ -316,7 +316,7 @@ class CleanResult(Result):
 
 
 @checked
-def diff(a: str | Path, b: str | Path) -> DatabaseDiff:
+def db_diff(a: str | Path, b: str | Path) -> DatabaseDiff:
     """Compare the winners of two databases.
 
     Parameters
@@ -340,7 +340,7 @@ def diff(a: str | Path, b: str | Path) -> DatabaseDiff:
 
 
 @checked
-def merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
+def db_merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
     """Copy everything that some databases hold into one.
 
     No trial is lost or duplicated. Where databases name different winners for a study, the fastest is served from then
@@ -369,7 +369,7 @@ def merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
 
 
 @checked
-def clean(
+def db_clean(
     kernel: KernelName | None = None,
     *,
     before: datetime | None = None,
@@ -494,7 +494,8 @@ class CheckResult(Result):
             facts.append(("unfinished", f"{plural(check.unfinished_runs, 'run')}: still going, or killed"))
         facts.append(("state", [*check.problems, *map(str, check.bad_rows)] or ["whole"]))
         if check.bad_rows:
-            facts.append(("cure", f"`autotile merge NEW.db {self.location}` copies the other rows to a new database"))
+            cure = f"`autotile db merge {self.location} -o NEW.db` copies the other rows to a new database"
+            facts.append(("cure", cure))
         yield facts
 
     def to_json(self) -> dict[str, Any]:

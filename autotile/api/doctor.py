@@ -300,7 +300,7 @@ def _check_kernels(settings: Settings) -> HealthCheck:
 def _check_recordings(readable: int, gpus: int) -> HealthCheck:
     if readable:
         return HealthCheck("recordings", "ok", f"{plural(readable, 'problem')} can be tuned by replay")
-    remedy = "`autotile record` makes one on a machine with a GPU"
+    remedy = "`autotile export --format recording --measure` makes one on a machine with a GPU"
     return HealthCheck("recordings", "warn" if gpus else "fail", "none: nothing can be tuned by replay", remedy)
 
 

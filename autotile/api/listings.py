@@ -123,7 +123,7 @@ class FamilyList(Result):
 
     def _parts(self) -> Iterator[Part]:
         if not self.families:
-            yield f"no family is tuned yet in {self.location}; `autotile tune-family` tunes one"
+            yield f"no family is tuned yet in {self.location}; `autotile tune` tunes one"
         for family in self.families:
             stored, key = family.stored, family.stored.key
             hot = " hot L2" if key.l2_mode == "hot" else ""
@@ -175,9 +175,9 @@ class RecordingList(Result):
         return plural(len(self.recordings), "recording")
 
     def _parts(self) -> Iterator[Part]:
-        """Yield a damaged recording shows its fault."""
+        """Yield one row for each recording; a damaged one shows its fault."""
         if not self.recordings:
-            yield "no recording is installed; `autotile record` makes one on a machine with a GPU"
+            yield "no recording is installed; `autotile export --format recording --measure` makes one on a GPU"
             return
         headings = (*STUDY_HEADINGS, f"{RIGHT}valid", "recorded", "made", "file")
         rows = [
@@ -277,7 +277,7 @@ class TrialList(Result, StudyPlots):
         return f"{counted} of {first.key.kernel}" + (f", fastest {time_text(fastest)}" if fastest is not None else "")
 
     def _parts(self) -> Iterator[Part]:
-        """Yield with the problem of each trial if there are several."""
+        """Yield one row for each trial, with its problem if there are several."""
         if not self.trials:
             yield "no such trial is stored"
             return

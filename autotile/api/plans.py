@@ -479,7 +479,7 @@ def plan(
     else:
         found = plan_of_misses(missed_problems(kernel, session_options(None, device, database)))
     if not found.problems:
-        raise InputError("no missed problem is left to tune; `autotile misses` lists what was counted")
+        raise InputError("no missed problem is left to tune; `autotile list --misses` lists what was counted")
     if output is not None:
         write_plan(found, output)
     return found

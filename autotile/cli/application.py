@@ -39,44 +39,45 @@ from autotile.database.paths import has_password
 from autotile.errors import AutotileError, DataWarning, InputError, ProblemError, RescuedRunError
 from autotile.version import __version__
 
-EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
+EVERYDAY, RESULTS, CARE = "Everyday", "Results", "Machines and databases"
 """Panels of commands in the help."""
 
 COMMANDS = {
     "new": EVERYDAY,
     "tune": EVERYDAY,
-    "tune-family": EVERYDAY,
-    "tune-misses": EVERYDAY,
-    "plan": EVERYDAY,
     "best": EVERYDAY,
-    "space": EVERYDAY,
-    "survey": EVERYDAY,
     "explain": EVERYDAY,
-    "occupancy": EVERYDAY,
-    "devices": EVERYDAY,
-    "measure-device": EVERYDAY,
-    "worker": EVERYDAY,
-    "doctor": EVERYDAY,
+    "space": EVERYDAY,
     "list": RESULTS,
     "trials": RESULTS,
     "report": RESULTS,
-    "misses": RESULTS,
     "watch": RESULTS,
     "verify": RESULTS,
-    "check": RESULTS,
-    "record": EXCHANGE,
-    "export": EXCHANGE,
-    "import": EXCHANGE,
-    "bundle": EXCHANGE,
-    "diff": CARE,
-    "merge": CARE,
-    "clean": CARE,
-    "prune": CARE,
+    "export": RESULTS,
+    "import": RESULTS,
+    "worker": CARE,
+    "devices": CARE,
+    "doctor": CARE,
     "db": CARE,
 }
 """Panel of each command, in the order of the help."""
-_MODULES = {"measure-device": "devices", "import": "import_", "prune": "clean"}
-"""Modules of the commands that are not in one of their own name."""
+_RENAMED = {
+    "tune-family": "tune KERNEL SIZE=A..B",
+    "tune-misses": "tune --misses",
+    "plan": "export --format plan",
+    "survey": "space --compile",
+    "occupancy": "explain --threads N",
+    "measure-device": "devices --measure",
+    "misses": "list --misses",
+    "check": "verify NEW.cu --like KERNEL",
+    "record": "export --format recording --measure",
+    "bundle": "export --format bundle",
+    "diff": "db diff",
+    "merge": "db merge",
+    "clean": "db clean",
+    "plot": "report",
+}
+"""Commands of earlier versions, and those that do the same."""
 
 
 class LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
@@ -85,7 +86,7 @@ class LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
     def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
         if name not in COMMANDS:
             raise KeyError(name)
-        return registered_commands(_MODULES.get(name, name.replace("-", "_")))[name]
+        return registered_commands("import_" if name == "import" else name)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -156,7 +157,10 @@ class CommandLine(TyperGroup):
         except UnwrittenAnswerError:
             raise
         except typer.TyperException as error:
-            show_error(_usage_text(error), "UsageError", as_json=as_json)
+            text, named = _usage_text(error), next((word for word in words if not word.startswith("-")), "")
+            if named in _RENAMED and "No such command" in text:
+                text = f"there is no command {named!r}; it is `autotile {_RENAMED[named]}`"
+            show_error(text, "UsageError", as_json=as_json)
             return error.exit_code
         except AutotileError as error:
             rescued = error.rescued if isinstance(error, RescuedRunError) else ""
@@ -242,6 +246,9 @@ def lay_out_help(command: TyperCommand | TyperGroup) -> None:
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(escape(" ".join(paragraph.split())) for paragraph in paragraphs)
     command.epilog = escape(command.epilog or "").replace("\n ", "\n\b ")
+    hidden = [max(one.opts, key=len) for one in command.params if getattr(one, "hidden", False)]
+    if hidden:
+        command.epilog += "\n\n" + escape(f"Further options, which the guide describes: {', '.join(hidden)}.")
     for parameter in command.params:
         parameter.help = escape(getattr(parameter, "help", None) or "")  # type: ignore[attr-defined]
     for inner in getattr(command, "commands", {}).values():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -162,7 +163,7 @@ ArchitectureOption = Annotated[
 ]
 BundleOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Look into a file of `autotile bundle`.", show_default="the database"),
+    typer.Option(metavar="FILE", help="Look into a bundle of `autotile export`.", show_default="the database"),
 ]
 GpusOption = Annotated[
     str | None,
@@ -353,31 +354,34 @@ class SearchArguments:
         return session_options(None, device, database, {**given, "verify_problem": tuple(problems)})
 
 
-def with_search_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command the options of `SearchArguments` in place of its parameter ``search``.
+_SHOWN = frozenset(
+    ("trials", "budget", "until", "sampler", "objective", "l2", "replay", "device", "devices", "database")
+)
+"""Options of `SearchArguments` in the help of a command; it names the others, and the guide describes them."""
 
-    Parameters
-    ----------
-    without
-        Names of options that the command does not have.
-    """
-    shared = [one for one in signature(SearchArguments, eval_str=True).parameters.values() if one.name not in without]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        parameters: list[Parameter] = []
-        for parameter in signature(command, eval_str=True).parameters.values():
-            parameters += shared if parameter.name == "search" else [parameter]
+def _hidden(parameter: Parameter) -> Parameter:
+    """Return a parameter whose option is not in the help unless it is one of `_SHOWN`."""
+    option = copy(parameter.annotation.__metadata__[0])
+    option.hidden = parameter.name not in _SHOWN
+    return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, option])
 
-        @wraps(command)
-        def run(**given: Any) -> None:
-            search = SearchArguments(**{parameter.name: given.pop(parameter.name) for parameter in shared})
-            command(**given, search=search)
 
-        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
+def with_search_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `SearchArguments` in place of its parameter ``search``."""
+    shared = [_hidden(one) for one in signature(SearchArguments, eval_str=True).parameters.values()]
+    parameters: list[Parameter] = []
+    for parameter in signature(command, eval_str=True).parameters.values():
+        parameters += shared if parameter.name == "search" else [parameter]
 
-    return decorate
+    @wraps(command)
+    def run(**given: Any) -> None:
+        search = SearchArguments(**{parameter.name: given.pop(parameter.name) for parameter in shared})
+        command(**given, search=search)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 class ReplayCommand(TyperCommand):

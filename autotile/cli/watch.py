@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from autotile.cli.arguments import complete_kernel
-from autotile.cli.comparing import is_database
 from autotile.cli.output import examples, notice
+from autotile.cli.report import is_database
 
 
 def watch(

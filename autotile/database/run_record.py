@@ -335,7 +335,7 @@ class RunRecord:
             folders = " and ".join(map(str, self._rescue_folders()))
             return RescuedRunError(f"{reason}; the {trials} of this session are lost: {folders} cannot be written")
         location = self._database.location
-        command = f"autotile merge {shlex.quote(str(rescued))} -o {shlex.quote(self._database.argument)}"
+        command = f"autotile db merge {shlex.quote(str(rescued))} -o {shlex.quote(self._database.argument)}"
         first = f"move {location} away, then " if isinstance(fault, DamagedDatabaseError) else ""
         return RescuedRunError(
             f"{reason}; the {trials} of this session are kept in {rescued}{self._fastest()}; to have them in the "

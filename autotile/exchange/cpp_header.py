@@ -257,12 +257,12 @@ def _only_launch(spec: KernelSpec) -> Launch:
     if not spec.has_one_launch:
         raise InputError(
             f"{spec.name} has several steps, and a header launches one kernel only; serve it from Python, or from a "
-            "bundle (`autotile bundle`)"
+            "bundle (`autotile export --format bundle`)"
         )
     if spec.shaping:
         raise InputError(
             f"arrays or the reference of {spec.name} depend on the parameters {', '.join(spec.shaping)}, which a "
-            "header cannot tell its caller; serve it from Python, or from a bundle (`autotile bundle`)"
+            "header cannot tell its caller; serve it from Python, or from a bundle (`autotile export --format bundle`)"
         )
     for scalar in spec.scalars:
         if scalar.is_per_launch:

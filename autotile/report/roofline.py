@@ -104,7 +104,7 @@ class Bound:
 
 def roofline_of(dtype: str, device: DeviceProperties | None, measured: DeviceCeilings | None) -> Roofline:
     """Return the roofline of an element type on a device, measured where it was measured."""
-    hint = "not measured on this GPU; `autotile measure-device` measures the ceilings"
+    hint = "not measured on this GPU; `autotile devices --measure` measures the ceilings"
     if measured is None and device is None:
         return Roofline(None, (), {}, False, hint)
     if measured is not None:

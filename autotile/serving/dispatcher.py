@@ -117,7 +117,7 @@ class Dispatcher:
     database
         Path or URL of the database to use unless a call names another; None for the user's own.
     bundle
-        File of ``autotile bundle`` to serve from unless a call names another.
+        Bundle of ``autotile export`` to serve from unless a call names another.
 
     Attributes
     ----------
@@ -203,7 +203,7 @@ class Dispatcher:
         database
             Path or URL; None for the dispatcher's own.
         bundle
-            File of ``autotile bundle`` to serve from, without a compiler or a database; ``name`` is then the name of a
+            Bundle of ``autotile export`` to serve from, without a compiler or a database; ``name`` is then that of a
             kernel in the bundle.
         strict
             Raise instead of serving in any tier but ``exact``.

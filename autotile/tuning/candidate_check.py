@@ -86,7 +86,7 @@ class CandidateCheck(Result):
         return self.candidate.outcome is Outcome.OK
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that ``autotile check --json`` prints."""
+        """Return the document that ``autotile verify --json`` prints."""
         return {
             "kernel": self.problem.kernel,
             "problem": dict(self.problem.sizes),

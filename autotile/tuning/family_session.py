@@ -138,7 +138,7 @@ class FamilyResult(Result, Reported):
             yield "serve it", self.call
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that ``autotile tune-family --json`` prints."""
+        """Return the document that ``autotile tune --json`` prints."""
         rule = self.rule
         held_out = rule.held_out_losses if rule is not None else []
         return {

@@ -358,7 +358,7 @@ class OperationFamilyResult(Result):
         yield "saved in", self.database
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that ``autotile tune --family --json`` prints."""
+        """Return the document that ``autotile tune --json`` prints."""
         return {
             "operation": self.operation,
             "family": self.family,

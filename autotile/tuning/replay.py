@@ -221,7 +221,7 @@ def _check_version(recording: Recording, kernel: Kernel, problem: Problem, l2: L
     if not is_imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
         raise RecordingError(
             f"the recording of {problem} was made with another version of the kernel; "
-            "its times say nothing of this one: measure it anew with `autotile record` on a GPU"
+            "its times say nothing of this one: `autotile export --format recording --measure` makes another on a GPU"
         )
     if key.l2_mode != l2:
         raise RecordingError(

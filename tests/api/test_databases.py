@@ -48,7 +48,7 @@ def store(tmp_path: Path, scale_toml: Path) -> Callable[..., Path]:
 def test_diff(store: Callable[..., Path]) -> None:
     a, b = store("a.db", 1024, FAST, 10.0, "replayed"), store("b.db", 1024, SLOW, 12.0, "replayed")
     store("a.db", 2048, FAST, 10.0)
-    found = databases.diff(a, b)
+    found = databases.db_diff(a, b)
     (pair,) = found.both
     assert (pair.verdict, pair.same_config) == ("A is faster", False)
     assert pair.ratio is not None
@@ -62,14 +62,14 @@ def test_diff(store: Callable[..., Path]) -> None:
 def test_a_password_is_not_shown(store: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     a = store("a.db", 1024, FAST, 10.0)
     monkeypatch.setattr(databases, "open_existing", lambda place: Database.open(a))
-    found = databases.diff(a, "postgresql://me:secret@host/tuning")
+    found = databases.db_diff(a, "postgresql://me:secret@host/tuning")
     assert "secret" not in repr(found) + found.b
     assert "me:***@host" in found.b
 
 
 def test_merge(store: Callable[..., Path], tmp_path: Path) -> None:
     a, b = store("a.db", 1024, FAST, 10.0, "replayed"), store("b.db", 1024, SLOW, 12.0, "replayed")
-    found = databases.merge([a, b], tmp_path / "out.db")
+    found = databases.db_merge([a, b], tmp_path / "out.db")
     (study,) = found.studies
     assert (study.decision, study.served.config) == ("taken", FAST)
     assert [rows.trials for _, rows in found.copied] == [2, 2]
@@ -82,13 +82,13 @@ def test_clean(store: Callable[..., Path]) -> None:
     path = store("a.db", 1024, FAST, 10.0, "replayed")
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     for dry_run, done in ((True, "would be deleted"), (False, "deleted")):
-        found = databases.clean("scale", before=tomorrow, dry_run=dry_run, database=path)
+        found = databases.db_clean("scale", before=tomorrow, dry_run=dry_run, database=path)
         assert (found.deleted, found.studies[0].total, found.studies[0].emptied) == (1, 2, False)
         assert repr(found) == f"<CleanResult: 1 trial of 1 study (replayed) {done} in {path}>"
         assert "<td>1</td><td>2</td><td>old</td>" in found._repr_html_()
-    assert databases.clean(before=tomorrow, database=path).deleted == 0
+    assert databases.db_clean(before=tomorrow, database=path).deleted == 0
 
 
 def test_clean_needs_a_criterion(store: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match="pass before, keep_gpus or stale"):
-        databases.clean(database=store("a.db", 1024, FAST, 10.0))
+        databases.db_clean(database=store("a.db", 1024, FAST, 10.0))

@@ -349,7 +349,7 @@ class TestEveryFunction:
         assert kernel.tune(n=1048576, progress=False, options=options).winner is not None
         written = autotile.bundle([(kernel, {"n": 1048576})], output=tmp_path / "a.bundle", architectures=["sm_90"])
         assert "scale" in repr(written)
-        assert autotile.clean(kernel, stale=True, dry_run=True).studies == ()
+        assert autotile.db_clean(kernel, stale=True, dry_run=True).studies == ()
 
     def test_it_is_not_found_by_its_name(self):
         scale()

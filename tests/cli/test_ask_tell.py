@@ -154,8 +154,3 @@ class TestTry:
         answer = tune("--try", text)
         assert answer.code == 2
         assert message in answer.err
-
-    def test_it_is_of_one_session(self, run):
-        answer = run("tune", "scale", "--family", "--ask-tell")
-        assert answer.code == 2
-        assert "--ask-tell is of one session" in answer.err

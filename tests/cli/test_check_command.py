@@ -1,4 +1,4 @@
-"""``autotile check``: what it prints, and its exit codes."""
+"""``autotile verify``: what it prints, and its exit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answer(monkeypatch, run, scale_toml, tmp_path, device):
             return CandidateCheck(problem, device, candidate or trial(), trial(), speedup, 75, notices)
 
         monkeypatch.setattr(judging, "judge", judge)
-        found = run("check", tmp_path / "mine.cu", "n=1000", "--like", scale_toml, *words)
+        found = run("verify", tmp_path / "mine.cu", "n=1000", "--like", scale_toml, *words)
         return found, asked
 
     return command
@@ -79,12 +79,12 @@ class TestExitCodes:
 
     def test_without_a_gpu(self, run, scale_toml, tmp_path, recording, monkeypatch):
         monkeypatch.setenv("AUTOTILE_RECORDINGS", str(tmp_path))
-        found = run("check", scale_toml.with_suffix(".cu"), "--like", scale_toml)
+        found = run("verify", scale_toml.with_suffix(".cu"), "--like", scale_toml)
         assert found.code == 2
         assert "no CUDA device" in found.err or "must run on a GPU" in found.err
 
     def test_without_a_file(self, run, scale_toml):
-        found = run("check", "none.cu", "--like", scale_toml)
+        found = run("verify", "none.cu", "--like", scale_toml)
         assert found.code == 2
         assert "there is no file 'none.cu'" in found.err
 

@@ -25,37 +25,27 @@ from autotile.settings import child_environment
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
 COMMANDS = [
-    "plan",
-    "report",
-    "tune",
     "new",
-    "tune-family",
-    "tune-misses",
-    "verify",
-    "check",
+    "tune",
     "best",
-    "list",
-    "misses",
-    "trials",
-    "watch",
-    "worker",
-    "bundle",
-    "space",
-    "survey",
     "explain",
-    "occupancy",
-    "devices",
-    "measure-device",
-    "doctor",
-    "record",
+    "space",
+    "list",
+    "trials",
+    "report",
+    "watch",
+    "verify",
     "export",
     "import",
-    "diff",
-    "merge",
-    "clean",
+    "worker",
+    "devices",
+    "doctor",
     "db",
     "db check",
     "db path",
+    "db merge",
+    "db diff",
+    "db clean",
 ]
 
 
@@ -132,7 +122,7 @@ def test_help_is_shown(name):
 @pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n) for n, c in commands() if c.epilog])
 def test_examples_keep_their_lines(name, command):
     lines = help_of(*name.split(), width=80)
-    examples = [line.strip("\b ") for line in command.epilog.splitlines()]
+    examples = [line.strip("\b ") for line in command.epilog.partition("\n\n")[0].splitlines()]
     first = lines.index("Examples:")
     assert lines[first : first + len(examples)] == examples
 
@@ -140,7 +130,7 @@ def test_examples_keep_their_lines(name, command):
 def test_commands_are_in_panels():
     lines = help_of()
     panels = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
-    assert panels == ["Options", "Everyday", "Results", "Exchange", "Care"]
+    assert panels == ["Options", "Everyday", "Results", "Machines and databases"]
     assert "Commands" not in panels
     for name, command in commands():
         if name and " " not in name:
@@ -156,7 +146,16 @@ def test_options_of_tune_are_in_panels():
         "Search",
         "Measurement",
     ]
-    assert not any(word in "\n".join(lines) for word in ("--family", "--from-misses", "--points", "--max-configs"))
+    first = next(n for n, line in enumerate(lines) if line.startswith("╭─ Options"))
+    assert sum(line.startswith("--") for line in lines[first : lines.index("Examples:")]) <= 16
+    further = " ".join(lines[next(n for n, line in enumerate(lines) if line.startswith("Further options")) :])
+    assert all(option in further for option in ("--seed", "--finals", "--max-configs", "--insecure"))
+
+
+@pytest.mark.parametrize(("old", "new"), [("survey", "space --compile"), ("merge", "db merge")])
+def test_an_old_name_says_the_new_one(run, old, new):
+    answer = run(old, "sgemm_2d")
+    assert (answer.code, answer.err) == (2, f"error: there is no command '{old}'; it is `autotile {new}`\n")
 
 
 @pytest.mark.parametrize(
@@ -164,9 +163,9 @@ def test_options_of_tune_are_in_panels():
     [
         ("tune", "NAME[,...]"),
         ("tune", "[FILE.npz]"),
-        ("tune", "SIZE=N[,...]"),
-        ("bundle", "{KERNEL [SIZE=N]...}..."),
-        ("bundle", "KERNEL [SIZE=N]..."),
+        ("tune", "PARAM=VALUE[,...]"),
+        ("verify", "SIZE=N[,...]"),
+        ("export", "KERNEL [SIZE=N]..."),
     ],
 )
 def test_brackets_in_metavars_are_shown(name, shown):
@@ -211,14 +210,10 @@ USAGE_ERRORS = [
     ["db", "bogus"],
     ["db"],
     [],
-    ["occupancy"],
     ["list", "one", "two"],
     ["tune", "sgemm_2d", "--seed", "-1"],
     ["tune", "sgemm_2d", "--seed", "9" * 20],
-    ["tune-family"],
-    ["tune-family", "sgemm_2d", "--objective", "registers"],
-    ["tune-misses", "sgemm_2d", "M=4"],
-    ["record", "sgemm_2d", "--sample", "none"],
+    ["export", "--format", "recording", "--measure", "sgemm_2d", "--sample", "none"],
 ]
 
 
@@ -232,20 +227,20 @@ def test_a_usage_error_says_where_the_help_is(run, words):
 
 
 REFUSED = {
-    "a sample": ["survey", "sgemm_2d", "--sample", "3", "--csv", "-", "--json"],
-    "a device to survey": ["survey", "sgemm_2d", "--device", "nosuch"],
+    "a sample": ["space", "--compile", "sgemm_2d", "--sample", "3", "--csv", "-", "--json"],
+    "a device to survey": ["space", "--compile", "sgemm_2d", "--device", "nosuch"],
     "a path": ["space", "nowhere.toml"],
     "a folder": ["space", "."],
     "a database": ["list", "--db", "."],
     "a database to tune into": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--db", "."],
     "a GPU by a number": ["tune", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "9" * 5000],
-    "a GPU by a name": ["record", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "nosuch"],
+    "a GPU by a name": ["export", "sgemm_2d", "M=1", "--format", "recording", "--measure", "--device", "nosuch"],
     "a recording": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--replay=nothing.npz"],
     "a size": ["explain", "sgemm_2d", "M=0"],
     "a value": ["explain", "sgemm_2d", "BM=" + "9" * 20, "--device", "h200"],
     "a device": ["best", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "9"],
-    "threads": ["occupancy", "--threads", "9" * 20, "--device", "h200"],
-    "bytes": ["occupancy", "--threads", "32", "--smem", "9" * 20, "--device", "h200"],
+    "threads": ["explain", "--threads", "9" * 20, "--device", "h200"],
+    "bytes": ["explain", "--threads", "32", "--smem", "9" * 20, "--device", "h200"],
     "a cache file": ["import", "nothing.json"],
     "what to export": ["export", "sgemm_2d", "M=1", "N=1", "K=1", "-o", "x.json"],
     "an outcome": ["trials", "sgemm_2d", "--outcome", "splendid"],
@@ -260,7 +255,9 @@ def test_json_of_whatever_is_refused_is_one_document(run, words):
     assert answer.document["error"]["message"] in answer.err
 
 
-@pytest.mark.parametrize("words", [["list"], ["db", "path"], ["clean", "--older-than", "1d"], ["best", "sgemm_2d"]])
+@pytest.mark.parametrize(
+    "words", [["list"], ["db", "path"], ["db", "clean", "--older-than", "1d"], ["best", "sgemm_2d"]]
+)
 def test_an_empty_database_name_does_not_mean_the_users_own(run, words):
     answer = run(*words, "--db", "")
     assert answer.code == 2
@@ -272,10 +269,10 @@ def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("autotile.api.inspection.resolve_device", interrupted)
-    answer = run("occupancy", "--threads", "32", "--json")
+    answer = run("explain", "--threads", "32", "--json")
     assert answer.code == 130
     assert answer.document == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
-    assert run("occupancy", "--threads", "32").err == "error: interrupted\n"
+    assert run("explain", "--threads", "32").err == "error: interrupted\n"
 
 
 @pytest.mark.parametrize("words", [[], ["db"]])
@@ -304,7 +301,7 @@ class TestCrash:
                 raise error
 
             monkeypatch.setattr("autotile.api.inspection.resolve_device", fail)
-            return run("occupancy", "--threads", "32", *words)
+            return run("explain", "--threads", "32", *words)
 
         return crashed
 
@@ -317,7 +314,7 @@ class TestCrash:
         assert answer.err == f"error: unexpected {name}; please report it with the file {report}\n"
         text = report.read_text()
         assert text.startswith(f"autotile {__version__}, Python 3.")
-        assert "\ncommand: autotile occupancy --threads 32\n" in text
+        assert "\ncommand: autotile explain --threads 32\n" in text
         assert "Traceback (most recent call last)" in text
         assert "in fail" in text
         assert report.stat().st_mode & 0o777 == 0o600
@@ -370,7 +367,7 @@ class TestCrash:
 
 class TestProcesses:
     def test_python_m_is_the_same_command(self, tmp_path):
-        done = python("-m", "autotile", "occupancy", "--threads=256", "--device=g80", "--json", cwd=tmp_path)
+        done = python("-m", "autotile", "explain", "--threads=256", "--device=g80", "--json", cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout)["device"]["name"] == "GeForce 8800 GTX"
 
@@ -413,7 +410,7 @@ class TestCompletion:
         ("typed", "offered"),
         [
             ("autotile tu", "tune"),
-            ("autotile tune-", "tune-misses"),
+            ("autotile tr", "trials"),
             ("autotile tune sgemm", "sgemm_2d"),
             ("autotile tune sgemm_2d --sampler brute", "brute-force"),
             ("autotile tune sgemm_2d --sampler kernel-tuner:ge", "kernel-tuner:genetic_algorithm"),

@@ -96,7 +96,7 @@ class TestDiff:
         b.put(4096, SLOW, 10.05)
         a.put(512, SLOW, 1.0)
         b.put(256, SLOW, 1.0)
-        answer = run("diff", a.path, b.path, "--json").document
+        answer = run("db", "diff", a.path, b.path, "--json").document
         assert [entry["problem"] for entry in answer["only_a"]] == [{"n": 512}]
         assert [entry["problem"] for entry in answer["only_b"]] == [{"n": 256}]
         verdicts = {entry["problem"]["n"]: (entry["same_config"], entry["verdict"]) for entry in answer["both"]}
@@ -105,7 +105,7 @@ class TestDiff:
         assert (pair["a"]["config"], pair["b"]["time_us"]) == (FAST, 12.0)
         low, high = pair["ratio"]["interval"]
         assert 1.0 < low < pair["ratio"]["value"] == 1.2 < high
-        text = run("diff", a.path, b.path).out
+        text = run("db", "diff", a.path, b.path).out
         assert "A is faster" in text
         assert "1 problem" in text
 
@@ -113,16 +113,16 @@ class TestDiff:
         a, b = book("a.db"), book("b.db")
         a.put(1024, FAST, 10.0)
         b.put(1024, FAST, 10.0, nvrtc_version="12.0")
-        answer = run("diff", a.path, b.path, "--json").document
+        answer = run("db", "diff", a.path, b.path, "--json").document
         assert [entry["differs"] for entry in answer["only_a"] + answer["only_b"]] == [["nvrtc_version"]] * 2
-        assert "nvrtc_version" in run("diff", a.path, b.path).out
+        assert "nvrtc_version" in run("db", "diff", a.path, b.path).out
 
     def test_files_of_winners(self, book: Any, run: Any, tmp_path: Path) -> None:
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         with Database.open(a.path) as database:
             write_winners(tmp_path / "a.json", [best.winner for best in database.best()])
-        answer = run("diff", tmp_path / "a.json", a.path, "--json").document
+        answer = run("db", "diff", tmp_path / "a.json", a.path, "--json").document
         assert (answer["only_a"], answer["only_b"]) == ([], [])
         assert answer["both"][0]["same_config"]
 
@@ -130,7 +130,7 @@ class TestDiff:
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         for other in ("missing.db", "missing.json"):
-            answer = run("diff", a.path, tmp_path / other)
+            answer = run("db", "diff", a.path, tmp_path / other)
             assert answer.code == 2
             assert other in answer.err
 
@@ -141,9 +141,9 @@ class TestMerge:
         a.put(1024, FAST, 10.0, SLOW, OTHER)
         b.put(1024, FAST, 10.0, OTHER)
         b.put(2048, SLOW, 5.0)
-        assert run("merge", a.path, b.path, "-o", out.path).code == 0
+        assert run("db", "merge", a.path, b.path, "-o", out.path).code == 0
         assert out.trials() == sorted(a.trials() + b.trials())
-        assert run("merge", a.path, b.path, out.path, "-o", out.path).code == 0
+        assert run("db", "merge", a.path, b.path, out.path, "-o", out.path).code == 0
         assert out.trials() == sorted(a.trials() + b.trials())
 
     def test_into_one_of_them(self, book: Any, run: Any) -> None:
@@ -151,7 +151,7 @@ class TestMerge:
         a.put(1024, FAST, 10.0)
         b.put(2048, SLOW, 5.0)
         both = sorted(a.trials() + b.trials())
-        answer = run("merge", a.path, b.path, "-o", a.path, "--json").document
+        answer = run("db", "merge", a.path, b.path, "-o", a.path, "--json").document
         assert [entry["trials"] for entry in answer["copied"]] == [2]
         assert a.trials() == both
 
@@ -162,7 +162,7 @@ class TestMerge:
         sessions = [(a, FAST, 10.0), (b, SLOW, 12.0)]
         for side, config, time_us in sessions if faster_first else sessions[::-1]:
             side.put(1024, config, time_us)
-        answer = run("merge", a.path, b.path, "-o", out.path, "--json").document
+        answer = run("db", "merge", a.path, b.path, "-o", out.path, "--json").document
         (study,) = answer["studies"]
         assert study["decision"] == ("taken" if faster_first else "kept")
         assert (study["served"]["config"], study["other"]["config"]) == (FAST, SLOW)
@@ -172,7 +172,7 @@ class TestMerge:
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0)
         b.put(1024, SLOW, 10.1)
-        answer = run("merge", a.path, b.path, "-o", out.path)
+        answer = run("db", "merge", a.path, b.path, "-o", out.path)
         assert "unresolved" in answer.out
         assert out.served(1024) == SLOW
         assert len(out.trials()) == 4
@@ -182,10 +182,10 @@ class TestMerge:
         a.put(1024, FAST, 10.0)
         b.put(1024, SLOW, 10.1)
         for _ in range(2):
-            assert run("merge", b.path, a.path, "-o", out.path).code == 0
+            assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
             assert out.served(1024) == SLOW
         out.put(1024, OTHER, 10.05)
-        assert run("merge", b.path, a.path, "-o", out.path).code == 0
+        assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
         assert out.served(1024) == OTHER
 
     def test_a_session_of_a_clock_that_was_ahead_is_not_the_newest(self, book: Any, run: Any) -> None:
@@ -198,11 +198,11 @@ class TestMerge:
         b.put(1024, SLOW, 10.1)
         for sources in ((a, b), (b, a)):
             out.path.unlink(missing_ok=True)
-            assert run("merge", *(side.path for side in sources), "-o", out.path).code == 0
+            assert run("db", "merge", *(side.path for side in sources), "-o", out.path).code == 0
             assert out.served(1024) == SLOW
         out.put(1024, OTHER, 10.05)
         assert out.served(1024) == OTHER
-        assert run("merge", a.path, "-o", out.path).code == 0
+        assert run("db", "merge", a.path, "-o", out.path).code == 0
         assert out.served(1024) == OTHER
 
     def test_old_finals_that_were_deleted_return_as_old_ones(self, book: Any, run: Any, tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ class TestMerge:
         with Database.open(whole) as copy, copy.writing() as connection:
             connection.execute(update(TRIALS).values(created_at="2020-01-01T00:00:00.000000+00:00"))
         a.put(1024, SLOW, 10.1)
-        assert run("clean", "--db", a.path, "--older-than", "90d").code == 0
-        assert run("merge", whole, "-o", a.path).code == 0
+        assert run("db", "clean", "--db", a.path, "--older-than", "90d").code == 0
+        assert run("db", "merge", whole, "-o", a.path).code == 0
         assert a.served(1024) == SLOW
 
     def test_what_was_refused_stays_refused(self, book: Any, run: Any) -> None:
@@ -233,7 +233,7 @@ class TestMerge:
             end_run(database, session)
         for order in ((a, b), (b, a)):
             out.path.unlink(missing_ok=True)
-            assert run("merge", *(side.path for side in order), "-o", out.path).code == 0
+            assert run("db", "merge", *(side.path for side in order), "-o", out.path).code == 0
             assert out.served(1024) == SLOW
 
     def test_a_run_that_was_killed_in_one_and_has_ended_in_the_other(self, book: Any, run: Any, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ class TestMerge:
         copy.write_bytes(a.path.read_bytes())
         with Database.open(copy) as database, database.writing() as connection:
             connection.execute(update(RUNS).values(ended_at=None))
-        assert run("merge", a.path, "-o", copy).code == 0
+        assert run("db", "merge", a.path, "-o", copy).code == 0
         with Database.open(copy) as database:
             assert database.best()[0].confirmed
             assert len(database.runs(1)) == 1
@@ -254,7 +254,7 @@ class TestMerge:
         """Nothing is begun before all of them are there."""
         mine: Book = book("a.db")
         mine.put(1024, FAST, 10.0)
-        answer = run("merge", mine.path, tmp_path / "nothing.db", "-o", tmp_path / "out.db")
+        answer = run("db", "merge", mine.path, tmp_path / "nothing.db", "-o", tmp_path / "out.db")
         assert answer.code == 2
         assert "there is no database" in answer.err
         assert not (tmp_path / "out.db").exists()
@@ -263,7 +263,7 @@ class TestMerge:
         mine: Book = book("a.db")
         mine.put(1024, FAST, 10.0)
         (tmp_path / "notes.txt").write_text("notes")
-        answer = run("merge", mine.path, "-o", tmp_path / "notes.txt")
+        answer = run("db", "merge", mine.path, "-o", tmp_path / "notes.txt")
         assert answer.code == 2
         assert "is not a database, so it is left unchanged" in answer.err
         assert (tmp_path / "notes.txt").read_text() == "notes"
@@ -271,7 +271,7 @@ class TestMerge:
 
 class TestClean:
     def test_a_criterion_is_required(self, run: Any) -> None:
-        answer = run("clean")
+        answer = run("db", "clean")
         assert answer.code == 2
         assert "give --older-than, --keep-gpu or --stale" in answer.err
 
@@ -291,23 +291,23 @@ class TestClean:
 
     def test_a_dry_run_changes_nothing(self, mine: Book, run: Any) -> None:
         before = mine.trials()
-        answer = run("clean", "--older-than", "90d", "--keep-gpu", "h200", "--dry-run", "--json").document
+        answer = run("db", "clean", "--older-than", "90d", "--keep-gpu", "h200", "--dry-run", "--json").document
         assert mine.trials() == before
         assert answer["dry_run"]
         assert [(study["problem"]["n"], study["trials"], study["reasons"]) for study in answer["studies"]] == [
             (1024, 2, ["other GPU"]),
             (512, 2, ["old"]),
         ]
-        assert "would be deleted" in run("clean", "--older-than", "90d", "--dry-run").out
+        assert "would be deleted" in run("db", "clean", "--older-than", "90d", "--dry-run").out
 
     def test_old_trials_go_and_their_winner_stays(self, mine: Book, run: Any) -> None:
         count = len(mine.trials())
-        assert run("clean", "--older-than", "90d").code == 0
+        assert run("db", "clean", "--older-than", "90d").code == 0
         assert len(mine.trials()) == count - 2
         assert mine.served(512) == SLOW
 
     def test_winners_go_where_they_are_meant(self, mine: Book, run: Any) -> None:
-        assert run("clean", "--older-than", "90d", "--winners").code == 0
+        assert run("db", "clean", "--older-than", "90d", "--winners").code == 0
         assert mine.served(512) is None
         assert mine.served(1024) == FAST
         with Database.open(mine.path) as database:
@@ -315,20 +315,20 @@ class TestClean:
             assert check_database(database).ok
 
     def test_other_gpus(self, mine: Book, run: Any) -> None:
-        answer = run("clean", "--keep-gpu", "h200", "--winners", "--json").document
+        answer = run("db", "clean", "--keep-gpu", "h200", "--winners", "--json").document
         assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
         assert mine.served(1024, gpu="a100") is None
 
     def test_a_slip_in_the_name_of_a_gpu_deletes_nothing(self, mine: Book, run: Any) -> None:
         before = mine.trials()
-        answer = run("clean", "--keep-gpu", "h2000", "--winners")
+        answer = run("db", "clean", "--keep-gpu", "h2000", "--winners")
         assert answer.code == 2
         assert "nearest: h200" in answer.err
         assert "the database holds results of NVIDIA A100-SXM4-80GB, NVIDIA H200" in answer.err
         assert mine.trials() == before
 
     def test_other_versions(self, mine: Book, run: Any, scale_toml: Path) -> None:
-        answer = run("clean", scale_toml, "--stale", "--json").document
+        answer = run("db", "clean", scale_toml, "--stale", "--json").document
         assert [(study["reasons"], study["trials"], study["of"]) for study in answer["studies"]] == [
             (["other version"], 2, 3)
         ]
@@ -339,30 +339,24 @@ class TestClean:
         with Database.open(mine.path) as database:
             study = database.study(mine.key(64, "a100"), None)
             session = start_run(database, study, sampler="random")
-            assert run("clean", "--keep-gpu", "h200", "--winners").code == 0
+            assert run("db", "clean", "--keep-gpu", "h200", "--winners").code == 0
             add_trial(database, study, session, trial(SLOW, 1.0, 0.01))
             assert len(database.trials(study)) == 1
 
-    def test_the_old_name_runs_and_names_the_new_one(self, mine: Book, run: Any) -> None:
-        answer = run("prune", "--older-than", "90d", "--json")
-        assert answer.document["trials"] == 2
-        assert answer.err == "`autotile prune` is deprecated; use `autotile clean`\n"
-        assert mine.served(512) == SLOW
-
     def test_a_database_that_is_not_there(self, run: Any) -> None:
-        answer = run("clean", "--older-than", "2026-01-31")
+        answer = run("db", "clean", "--older-than", "2026-01-31")
         assert answer.code == 0
         assert "nothing to delete" in answer.out
 
     @pytest.mark.parametrize("age", ["soon", "", "90", "d", "2026-13-01"])
     def test_an_age_that_is_none(self, run: Any, age: str) -> None:
-        answer = run("clean", "--older-than", age)
+        answer = run("db", "clean", "--older-than", age)
         assert answer.code == 2
         assert "cannot be read" in answer.err
 
     def test_a_slip_in_a_date_deletes_nothing(self, mine: Book, run: Any) -> None:
         before = mine.trials()
-        answer = run("clean", "--older-than", "2062-01-31")
+        answer = run("db", "clean", "--older-than", "2062-01-31")
         assert answer.code == 2
         assert "lies in the future" in answer.err
         assert mine.trials() == before

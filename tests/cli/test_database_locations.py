@@ -62,9 +62,9 @@ def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     "words",
     [
-        ["diff", "{}", "{}"],
-        ["merge", "{}", "-o", "team.db"],
-        ["merge", "{}", "-o", "{}"],
+        ["db", "diff", "{}", "{}"],
+        ["db", "merge", "{}", "-o", "team.db"],
+        ["db", "merge", "{}", "-o", "{}"],
         ["list", "--db", "{}"],
         ["space", "{}"],
         ["db", "check", "--db", "{}"],

@@ -1,4 +1,4 @@
-"""``autotile tune-family``, its older form ``autotile tune --family``, and ``autotile list --families``, by replay."""
+"""``autotile tune`` of a range of sizes, and ``autotile list --families``, by replay."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ def tune_family(run, scale_toml, recording, monkeypatch):
     """Tune a family of the tiny kernel; one of its problems is recorded."""
     settings = replace(read_settings(), recording_folders=(Path(recording).parent,))
     monkeypatch.setattr(tuning, "read_settings", lambda: settings)
-    return lambda *words: run("tune-family", scale_toml, "n=1000..2000000", "--replay", *words)
+    return lambda *words: run("tune", scale_toml, "n=1000..2000000", "--replay", *words)
 
 
 @pytest.fixture
@@ -40,12 +40,8 @@ def helpful(scale_toml, recording):
         write_recording(Path(recording).with_name(f"{n}.npz"), header, trials)
 
 
-def test_the_option_of_tune_is_the_same_command(tune_family, run, scale_toml):
+def test_points_and_configurations_are_limited(tune_family):
     found = tune_family("--points", "1", "--max-configs", "1", "--json").document
-    words = ("--family", "--points", "1", "--max-configs", "1", "--db", "other.db", "--replay", "--json")
-    again = run("tune", scale_toml, "n=1000..2000000", *words).document
-    varying = {"seconds": None, "database": None, "call": None}
-    assert {**again, **varying} == {**found, **varying}
     assert len(found["rule"]["configs"]) == 1
 
 
@@ -117,50 +113,32 @@ class TestTuning:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--family", "n=9..1"), "the range n=9..1 is empty"),
-        (("--family", "n=many"), "n=many cannot be read"),
-        (("--family", "m=1..2"), "has no size 'm'"),
-        (("--family",), "the family needs the size n, such as n=1..4096"),
-        (("--family", "n=1..9", "--from-misses"), "exclude each other"),
-        (("n=9", "--points", "3"), "--points and --max-configs are options of `autotile tune-family`"),
-        (("n=9", "--max-configs", "3"), "--points and --max-configs are options of `autotile tune-family`"),
-        (("--family", "n=1..9", "--objective", "registers"), "a family is tuned for time"),
-        (("--family", "n=1..9", "--verify-problem", "n=7"), "a family is tuned for time"),
-        (("--family", "n=1..9", "--replay=x.npz"), "leave the file's name out"),
-        (("--family", "n=1..9", "--replay"), "is recorded of scale as it is now; recorded are: none"),
+        (("n=9..1",), "the range n=9..1 is empty"),
+        (("n=many..2",), "n=many..2 cannot be read"),
+        (("m=1..2",), "has no size 'm'"),
+        (("n=1..9", "--misses"), "--misses takes its sizes from the database"),
+        (("n=1..9", "--points", "0"), "--points"),
+        (("n=9", "--points", "3"), "--points and --max-configs are of families of sizes"),
+        (("n=9", "--max-configs", "3"), "--points and --max-configs are of families of sizes"),
+        (("n=1..9", "--objective", "registers"), "--objective is of one session"),
+        (("n=1..9", "--verify-problem", "n=7"), "--verify-problem is of one session"),
+        (("n=1..9", "--ask-tell"), "--ask-tell is of one session"),
+        (("n=1..9", "--replay=x.npz"), "leave the file's name out"),
+        (("n=1..9", "--replay"), "is recorded of scale as it is now; recorded are: none"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(run, scale_toml, words, said):
     answer = run("tune", scale_toml, *words)
-    assert answer.code == 2
+    assert (answer.code, answer.out) == (2, "")
     assert said in answer.err
     assert "Traceback" not in answer.err
 
 
 def test_a_family_needs_a_kernel(run):
-    answer = run("tune", "--family")
-    assert answer.code == 2
-    assert "no kernel is named" in answer.err
-    answer = run("tune-family")
+    answer = run("tune")
     assert answer.code == 2
     assert "KERNEL" in answer.err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("n=9..1",), "the range n=9..1 is empty"),
-        ((), "the family needs the size n, such as n=1..4096"),
-        (("n=1..9", "--points", "0"), "--points"),
-        (("n=1..9", "--replay=x.npz"), "leave the file's name out"),
-        (("n=1..9", "--from-misses"), "--from-misses"),
-    ],
-)
-def test_what_tune_family_refuses(run, scale_toml, words, said):
-    answer = run("tune-family", scale_toml, *words)
-    assert (answer.code, answer.out) == (2, "")
-    assert said in answer.err
-
-
 def test_lists_are_named_one_at_a_time(run):
-    assert "two lists" in run("list", "--families", "--recordings").err
+    assert "lists of their own" in run("list", "--families", "--recordings").err

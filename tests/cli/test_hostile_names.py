@@ -125,18 +125,18 @@ def test_a_name_stays_in_its_cpp_string(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("bundle", "matmul_tiled", "--arch", "sm_90", "-o"),
+        ("export", "--format", "bundle", "matmul_tiled", "--arch", "sm_90", "-o"),
         ("list", "--csv"),
         ("tune", "matmul_tiled", "--captured"),
         ("tune", "--plan"),
         ("tune", "matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay"),
-        ("check", "matmul_tiled", "--like"),
+        ("verify", "matmul_tiled", "--like"),
         ("report", "matmul_tiled", "-o"),
         ("report",),
         ("import", "--format", "kernel-tuner"),
         ("new", "k", "--in"),
-        ("plan", "--captured"),
-        ("plan", "-o"),
+        ("export", "--format", "plan", "--captured"),
+        ("export", "--format", "plan", "-o"),
         ("space",),
     ],
 )

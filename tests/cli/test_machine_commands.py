@@ -54,7 +54,7 @@ def test_devices_shows_measured_ceilings(run, tmp_path):
 
 @pytest.mark.usefixtures("no_gpu")
 def test_measure_device_without_a_gpu(run):
-    answer = run("measure-device", "--json")
+    answer = run("devices", "--measure", "--json")
     assert answer.code == 2
     assert "no CUDA device" in answer.document["error"]["message"]
 

@@ -1,4 +1,4 @@
-"""`autotile misses`: the time that fallbacks may have cost."""
+"""`autotile list --misses`: the time that fallbacks may have cost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def miss(n: int, tier: str, count: int, gpu: str = H200, kernel: str = "scale") 
 
 
 def row_of(run: Any, n: int) -> dict[str, Any]:
-    (row,) = [row for row in run("misses", "--json").document if row["problem"]["n"] == n]
+    (row,) = [row for row in run("list", "--misses", "--json").document if row["problem"]["n"] == n]
     return row
 
 
@@ -65,7 +65,7 @@ def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Any) -> None:
     assert row["call_us"] == pytest.approx(80.0 * 1.25)
     assert row["lost_s"] == pytest.approx(1000 * 80.0 * 0.25 * 1e-6)
     assert (row["measured"], row["tuned"], row["count"]) == (False, False, 1000)
-    assert "about 20 ms" in run("misses").out
+    assert "about 20 ms" in run("list", "--misses").out
 
 
 def test_of_the_nearest_by_leaving_out_each_tuned_problem(study: Any, run: Any) -> None:
@@ -90,7 +90,7 @@ def test_what_was_tuned_since_is_known(study: Any, run: Any) -> None:
     row = row_of(run, 1024)
     assert (row["measured"], row["tuned"]) == (True, True)
     assert row["lost_s"] == pytest.approx(50 * 2.0 * 1e-6)
-    assert "tuned" in run("misses").out
+    assert "tuned" in run("list", "--misses").out
 
 
 def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Any) -> None:
@@ -100,7 +100,7 @@ def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Any) -> N
         miss(n, tier, 3)
     miss(64, "default", 1, gpu="NVIDIA A100-SXM4-80GB")
     miss(32, "default", 1, kernel="gone")
-    assert {(row["call_us"], row["lost_s"]) for row in run("misses", "--json").document} == {(None, None)}
+    assert {(row["call_us"], row["lost_s"]) for row in run("list", "--misses", "--json").document} == {(None, None)}
 
 
 def test_the_costliest_come_first_and_are_tuned_first(study: Any, run: Any, scale_toml: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_costliest_come_first_and_are_tuned_first(study: Any, run: Any, scal
     miss(65536, "default", 10)
     miss(4096, "default", 1)
     miss(2048, "nearest", 5)
-    order = [row["problem"]["n"] for row in run("misses", "--json").document]
+    order = [row["problem"]["n"] for row in run("list", "--misses", "--json").document]
     assert order[:3] == [65536, 2048, 4096]
     options = TuneOptions(replay="auto")
     waiting = missed_problems(None, options)

@@ -36,7 +36,7 @@ class TestOfAKernel:
         assert (answer.document["problem"], answer.document["tier"]) == ({"n": 1048576}, "exact")
 
     def test_best_in_a_bundle(self, run: Callable[..., Any], tuned: Path, tmp_path: Path) -> None:
-        assert run("bundle", tuned, "-o", tmp_path / "b.bundle").code == 0
+        assert run("export", "--format", "bundle", tuned, "-o", tmp_path / "b.bundle").code == 0
         answer = run("best", "scale", "--bundle", tmp_path / "b.bundle", "--device", "h200", "--json")
         assert SAID in answer.err
         assert answer.document["problem"] == {"n": 1048576}
@@ -55,12 +55,16 @@ class TestOfAKernel:
     def test_no_line_where_all_are_given(self, run: Callable[..., Any], tuned: Path) -> None:
         assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
 
-    @pytest.mark.parametrize("command", ["record", "check", "verify"])
+    @pytest.mark.parametrize("command", ["record", "judge", "verify"])
     def test_on_a_gpu_only(self, run: Callable[..., Any], tuned: Path, command: str, tmp_path: Path) -> None:
         source = tmp_path / "new.cu"
         source.write_text(tuned.with_name("scale.cu").read_text())
-        words = {"record": [tuned, "--sample", "1"], "check": [source, "--like", tuned], "verify": [tuned]}[command]
-        answer = run(command, *words)
+        words = {
+            "record": ["export", tuned, "--format", "recording", "--sample", "1"],
+            "judge": ["verify", source, "--like", tuned],
+            "verify": ["verify", tuned],
+        }[command]
+        answer = run(*words)
         assert "needs the size" not in answer.err
 
     def test_functions(self, tuned: Path, recording: Path) -> None:
@@ -103,7 +107,7 @@ class TestPartlyGiven:
             assert {name: answer.document["problem"][name] for name in "MNK"} == {"M": 512, "N": 4096, "K": 4096}
 
     def test_a_family(self, run: Callable[..., Any]) -> None:
-        answer = run("tune-family", "sgemm_2d", "M=4095..4096", "--points", "1", "--trials", "1", "--replay")
+        answer = run("tune", "sgemm_2d", "M=4095..4096", "--points", "1", "--trials", "1", "--replay")
         assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
 
     def test_an_unknown_size_is_an_error(self, run: Callable[..., Any]) -> None:
@@ -112,6 +116,8 @@ class TestPartlyGiven:
         assert "sgemm_2d has no size 'Q'; give its sizes like M=4096 N=4096 K=4096" in answer.err
 
     def test_a_bundle(self, run: Callable[..., Any], tmp_path: Path) -> None:
-        answer = run("bundle", "sgemm_2d", "M=4096", "-o", tmp_path / "x.autotile", "--arch", "sm_90")
+        answer = run(
+            "export", "--format", "bundle", "sgemm_2d", "M=4096", "-o", tmp_path / "x.autotile", "--arch", "sm_90"
+        )
         assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
         assert "needs the size" not in answer.err

@@ -36,9 +36,9 @@ def tuned(tune: Callable[..., Any], scale_toml: Path) -> Path:
         ["best", "KERNEL", "n=1000000", "--device", "h200"],
         ["trials", "KERNEL"],
         ["list"],
-        ["diff", "tuning.db", "other.db"],
+        ["db", "diff", "tuning.db", "other.db"],
         ["report", "tuning.db", "other.db"],
-        ["merge", "tuning.db", "other.db", "-o", "merged.db"],
+        ["db", "merge", "tuning.db", "other.db", "-o", "merged.db"],
     ],
     ids=lambda words: words[0],
 )

@@ -169,7 +169,7 @@ class TestWithResults:
 
     def test_another_database(self, run, tmp_path):
         missing = tmp_path / "other.db"
-        for words in (["list"], ["misses"], ["trials", "matmul_naive"], ["db", "check"]):
+        for words in (["list"], ["list", "--misses"], ["trials", "matmul_naive"], ["db", "check"]):
             answer = run(*words, "--db", missing)
             assert (answer.code, answer.out) == (2, "")
             assert f"there is no database {missing}; check its path" in answer.err
@@ -236,7 +236,7 @@ class TestExchange:
             (["n=7", "-o", "x.json"], "tuned are: n=1048576 on NVIDIA H200"),
             (["n=1048576", "-o", "x.json", "--device", "t4"], "was not tuned on Tesla T4"),
             (["n=1048576", "-o", "x.json", "--format", "xml"], "--format"),
-            (["n=1048576"], "--output"),
+            (["n=1048576"], "no file is named to write to; add -o FILE"),
             (["n=1048576", "-o", "no/such/folder/x.json"], "cannot write"),
         ],
     )

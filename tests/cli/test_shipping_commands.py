@@ -18,7 +18,7 @@ def tuned(tune: Any) -> None:
 class TestBundle:
     def test_it_is_made_and_looked_into(self, run: Any, scale_toml: Path, tmp_path: Path) -> None:
         path = tmp_path / "app.autotile"
-        answer = run("bundle", scale_toml, "-o", path, "--json")
+        answer = run("export", "--format", "bundle", scale_toml, "-o", path, "--json")
         assert answer.code == 0
         made = answer.document
         assert (made["file"], made["bytes"]) == (str(path), path.stat().st_size)
@@ -30,7 +30,8 @@ class TestBundle:
         assert str(path) in run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path).out
 
     def test_a_person_reads_what_is_in_it(self, run: Any, scale_toml: Path, tmp_path: Path) -> None:
-        answer = run("bundle", scale_toml, "n=1048576", "-o", tmp_path / "x", "--arch", "sm_80", "--arch", "sm_90")
+        words = ("-o", tmp_path / "x", "--arch", "sm_80", "--arch", "sm_90")
+        answer = run("export", "--format", "bundle", scale_toml, "n=1048576", *words)
         assert answer.code == 0
         assert "sm_80 sm_90" in answer.out
         assert "digest" in answer.out
@@ -50,13 +51,13 @@ class TestBundle:
     def test_what_cannot_be_bundled(
         self, run: Any, scale_toml: Path, tmp_path: Path, words: tuple[str, ...], said: str
     ) -> None:
-        answer = run("bundle", scale_toml, *words, "-o", tmp_path / "x")
+        answer = run("export", "--format", "bundle", scale_toml, *words, "-o", tmp_path / "x")
         assert answer.code == 2
         assert said in answer.err
         assert not (tmp_path / "x").exists()
 
     def test_a_place_that_cannot_be_written(self, run: Any, scale_toml: Path, tmp_path: Path) -> None:
-        answer = run("bundle", scale_toml, "-o", tmp_path / "no" / "folder" / "x")
+        answer = run("export", "--format", "bundle", scale_toml, "-o", tmp_path / "no" / "folder" / "x")
         assert answer.code == 2
         assert "cannot write the bundle" in answer.err
 

@@ -16,7 +16,7 @@ class TestOccupancy:
     )
     def test_known_answers_of_tiled_matrix_multiplication(self, run, device, tile, blocks, smem_blocks):
         words = ["--threads", str(tile**2), "--smem", str(2 * 4 * tile**2), "--device", device]
-        found = run("occupancy", *words, "--json").document
+        found = run("explain", *words, "--json").document
         assert found["blocks_per_sm"] == blocks
         assert found["limited_by"] == ["threads"]
         assert found["limits"]["shared_memory"] == smem_blocks
@@ -25,12 +25,12 @@ class TestOccupancy:
 
     def test_registers_count(self, run):
         words = ["--threads", "256", "--registers", "128", "--device", "h200"]
-        found = run("occupancy", *words, "--json").document
+        found = run("explain", *words, "--json").document
         assert (found["blocks_per_sm"], found["limited_by"], found["occupancy"]) == (2, ["registers"], 0.25)
 
     def test_a_person_sees_which_limit_binds(self, run):
         words = ["--threads", "1024", "--registers", "32", "--smem", "8192", "--device", "rtx-3060"]
-        answer = run("occupancy", *words)
+        answer = run("explain", *words)
         lines = {line.split("  ")[0]: line for line in answer.out.splitlines()}
         assert "binds" in lines["threads"]
         assert "binds" not in lines["registers"]
@@ -41,22 +41,22 @@ class TestOccupancy:
         "words", [["--threads", "0"], ["--threads", "-1"], ["--threads", "32", "--smem", "-1"], []]
     )
     def test_refusals(self, run, words):
-        assert run("occupancy", *words, "--device", "h200").code == 2
+        assert run("explain", *words, "--device", "h200").code == 2
 
     def test_an_unknown_device_is_told_the_near_ones(self, run):
-        answer = run("occupancy", "--threads", "32", "--device", "rtx-3061")
+        answer = run("explain", "--threads", "32", "--device", "rtx-3061")
         assert answer.code == 2
         assert "rtx-3060" in answer.err
 
     def test_without_a_gpu_the_device_is_said(self, run, monkeypatch):
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
-        answer = run("occupancy", "--threads", "32", "--json")
+        answer = run("explain", "--threads", "32", "--json")
         assert answer.document["device"] == {"name": "NVIDIA H200", "source": "profile"}
         assert "no CUDA device here: the answer is for the NVIDIA H200" in answer.err
 
     def test_a_gpu_that_is_not_there(self, run, monkeypatch):
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 2)
-        answer = run("occupancy", "--threads", "32", "--device", "2")
+        answer = run("explain", "--threads", "32", "--device", "2")
         assert answer.code == 2
         assert "there are 0 to 1" in answer.err
 

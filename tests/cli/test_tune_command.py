@@ -108,7 +108,7 @@ class TestReplay:
 
     def test_the_winner_alone_is_listed_shown_and_exported(self, tune, run, tmp_path, scale_toml):
         tune("--trials", "12")
-        assert run("clean", "--keep-gpu", "a100").code == 0
+        assert run("db", "clean", "--keep-gpu", "a100").code == 0
         (left,) = run("trials", scale_toml, "--json").document
         (study,) = run("list", "--json").document
         assert (left["rank"], study["trials"], study["ok"]) == (1, 1, 1)
@@ -219,7 +219,7 @@ class TestRefusals:
 
     def test_recording_needs_a_gpu(self, run, scale_toml, monkeypatch):
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
-        answer = run("record", scale_toml, "n=4096", "--json")
+        answer = run("export", "--format", "recording", "--measure", scale_toml, "n=4096", "--json")
         assert answer.code == 2
         assert "no CUDA device 0 on this machine" in answer.document["error"]["message"]
 
@@ -227,7 +227,7 @@ class TestRefusals:
         header = read_recording_header(recording)
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
         monkeypatch.setattr("autotile.tuning.recorder.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
-        answer = run("record", scale_toml, "n=1048576", "--json")
+        answer = run("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
         assert answer.code == 130
         assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
 
@@ -262,10 +262,10 @@ class TestMisses:
 
     @pytest.mark.usefixtures("missed")
     def test_what_was_asked_for_is_tuned(self, run, recording):
-        rows = run("misses", "--json").document
+        rows = run("list", "--misses", "--json").document
         assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
-        assert "NVIDIA H200" in run("misses").out
-        answer = run("tune-misses", f"--replay={recording}", "--json")
+        assert "NVIDIA H200" in run("list", "--misses").out
+        answer = run("tune", "--misses", f"--replay={recording}", "--json")
         assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
         assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
         assert "n=2048 float32 is left out" in answer.err
@@ -273,7 +273,7 @@ class TestMisses:
 
     @pytest.mark.usefixtures("missed")
     def test_the_option_of_tune_is_the_same_command(self, run, recording):
-        answer = run("tune", "scale", "--from-misses", f"--replay={recording}")
+        answer = run("tune", "scale", "--misses", f"--replay={recording}")
         assert "1048576 float32: 2 calls not served exactly" in answer.err
         assert "2 problems: 1 tuned, 1 failed" in answer.out
         assert answer.code == 1
@@ -281,7 +281,7 @@ class TestMisses:
     @pytest.mark.usefixtures("missed")
     def test_what_is_tuned_since_is_not_tuned_again(self, run, tune, recording):
         tune()
-        answer = run("tune-misses", "scale", f"--replay={recording}")
+        answer = run("tune", "--misses", "scale", f"--replay={recording}")
         assert "1048576 float32: 2 calls" not in answer.err
         assert "1 problem: 1 failed" in answer.out  # the other one
 
@@ -290,30 +290,30 @@ class TestMisses:
         with Database.open(read_settings().database) as database:
             database.record_miss(Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
             database.record_miss(Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
-        by_kernel = {row["kernel"]: list(row["problem"]) for row in run("misses", "--json").document}
+        by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
         assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
-        assert "M=512 N=256 K=128 float32" in run("misses").out
+        assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
 
     @pytest.mark.usefixtures("missed")
     def test_misses_of_one_kernel(self, run, scale_toml):
-        assert len(run("misses", scale_toml, "--json").document) == 2
-        assert run("misses", "sgemm_2d", "--json").document == []
-        assert run("misses", "nosuch").code == 2
+        assert len(run("list", "--misses", scale_toml, "--json").document) == 2
+        assert run("list", "--misses", "sgemm_2d", "--json").document == []
+        assert run("list", "--misses", "nosuch").code == 2
 
     @pytest.mark.usefixtures("missed")
     def test_looking_is_not_counted(self, run):
         run("best", "scale", "n=4096", "--device", "h200")
         run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
-        assert 4096 not in [row["problem"]["n"] for row in run("misses", "--json").document]
+        assert 4096 not in [row["problem"]["n"] for row in run("list", "--misses", "--json").document]
 
     def test_no_misses(self, run):
-        assert run("tune-misses", "--json").document == []
-        assert "no missed problem is left to tune" in run("tune", "--from-misses").err
-        assert run("misses", "--json").document == []
-        assert "no misses are stored" in run("misses").out
+        assert run("tune", "--misses", "--json").document == []
+        assert "no missed problem is left to tune" in run("tune", "--misses").err
+        assert run("list", "--misses", "--json").document == []
+        assert "no misses are stored" in run("list", "--misses").out
 
     def test_sizes_are_not_given(self, run):
-        assert run("tune", "scale", "n=4", "--from-misses").code == 2
+        assert run("tune", "scale", "n=4", "--misses").code == 2
         assert run("list", "--families", "--recordings").code == 2
 
 
@@ -341,16 +341,16 @@ class TestDevice:
         ("device", "index"), [("0", 0), ("1", 1), ("a100", 1), ("NVIDIA A100-SXM4-80GB", 1), ("H100", 0)]
     )
     def test_an_index_or_a_name(self, run, scale_toml, used, device, index):
-        for command in ("tune", "record"):
-            answer = run(command, scale_toml, SIZES, "--device", device)
+        for command in (["tune"], ["export", "--format", "recording", "--measure"]):
+            answer = run(*command, scale_toml, SIZES, "--device", device)
             assert "no GPU at all" in answer.err
         assert used == [index, index]
 
-    @pytest.mark.parametrize("command", ["tune", "tune-family", "record"])
+    @pytest.mark.parametrize("command", ["tune", "export --format recording --measure"])
     @pytest.mark.parametrize("device", ["h200", "2", "-1", "", "9" * 5000])
     @pytest.mark.usefixtures("used")
     def test_any_other_is_refused(self, run, scale_toml, command, device):
-        answer = run(command, scale_toml, SIZES, "--device", device)
+        answer = run(*command.split(), scale_toml, SIZES, "--device", device)
         assert (answer.code, answer.out) == (2, "")
         assert "CUDA device" in answer.err
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 from stored_runs import add_trial, end_run, start_run
 
-from autotile.cli.comparing import are_databases, read_percentage, report_comparison
+from autotile.cli.report import are_databases, read_percentage, report_comparison
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import median_interval

@@ -145,7 +145,7 @@ def test_another_kernel(bench: Any) -> None:
 @pytest.mark.parametrize("changed", ["template_hash", "space_hash"])
 def test_another_version_of_the_kernel(bench: Any, choose: Callable[..., Backend], changed: str) -> None:
     recording = bench.record(**{changed: "0" * 64})
-    with pytest.raises(RecordingError, match=r"another version of the kernel.*autotile record"):
+    with pytest.raises(RecordingError, match=r"another version of the kernel.*autotile export"):
         choose(replay=recording)
 
 

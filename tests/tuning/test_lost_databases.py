@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from autotile.api.databases import merge
+from autotile.api.databases import db_merge as merge
 from autotile.core.model import config_key
 from autotile.database import engine, run_record
 from autotile.database.checking import check_database
@@ -205,7 +205,7 @@ class TestRescueFile:
         with pytest.raises(RescuedRunError) as raised:
             bench.tune(recording, Loss(unlink_with_log, 5))
         location = read_settings().database
-        assert f"autotile merge {raised.value.rescued} -o {location}" in str(raised.value)
+        assert f"autotile db merge {raised.value.rescued} -o {location}" in str(raised.value)
         merge([raised.value.rescued], location)
         assert bench.tune(recording).resumed == len(searched(raised.value.rescued))
 

@@ -14,7 +14,7 @@ import pytest
 from postgresql_server import PostgresqlServer
 from processes import PATIENCE_S, count_configs
 
-from autotile.api.databases import merge
+from autotile.api.databases import db_merge as merge
 from autotile.core.model import config_key
 from autotile.database import claims, engine
 from autotile.errors import AutotileError
@@ -110,7 +110,7 @@ def test_a_server_that_stays_away_ends_the_session_which_is_resumed_later(
             postgresql.stop()
 
     try:
-        with pytest.raises(AutotileError, match=r"kept in .*rescued.*autotile merge") as caught:
+        with pytest.raises(AutotileError, match=r"kept in .*rescued.*autotile db merge") as caught:
             bench.tune(recording, stop_after_three, sampler="brute-force")
     finally:
         postgresql.stop()
