@@ -140,7 +140,7 @@ DURATION = re.compile(r"\d[\d.]* (?:ms|s|min \d+ s)\b")
 
 def only_inspects(command: str) -> bool:
     """Return whether a command neither tunes nor reads a database, so that it answers the same at once."""
-    return shlex.split(command)[1] in ("space", "explain", "occupancy")
+    return shlex.split(command)[1] in ("space", "explain")
 
 
 def kernel_version() -> str:
