@@ -23,7 +23,8 @@ from autotile.exchange.recording import read_recording
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("guide", "from-kernel-tuner", "scaling")))
+DOCS = ("guide", "tuning", "serving", "distributed", "database", "reports", "python", "from-kernel-tuner", "scaling")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in DOCS))
 BLOCK = re.compile(r"(<!-- figures: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 KERNEL_TUNER = "Kernel Tuner 1.5"
 

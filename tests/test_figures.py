@@ -18,6 +18,17 @@ import figures  # noqa: E402
 MEASURED = re.compile(r"(?<![\w=.])\d[\d,.]*(?: to \d[\d,.]*)? (?:us|ms|TFLOP/s|TB/s|GB/s|MB|%|times|min \d+ s)(?!\w)")
 """What a measured figure looks like in prose: a number with a unit."""
 
+_GUIDE = {
+    "95 %",  # the level of an interval
+    "10 %",  # who takes part in a last race
+    "1 %",  # options, and the share of the time that counting misses may take
+    "12 %",  # an example of a sentence that `tune` prints
+    "22 us",  # an example of a sentence of `explain`
+    "2200 us",
+    "50 ms",  # a timeout
+    "20 ms",  # the limit of a race at the first call
+    "100 %",
+}
 STATED = {
     "README.md": {
         "95 %",  # the level of an interval
@@ -25,16 +36,9 @@ STATED = {
     },
     "docs/from-kernel-tuner.md": set(),
     "docs/scaling.md": set(),
-    "docs/guide.md": {
-        "95 %",  # the level of an interval
-        "10 %",  # who takes part in a last race
-        "1 %",  # options, and the share of the time that counting misses may take
-        "12 %",  # an example of a sentence that `tune` prints
-        "22 us",  # an example of a sentence of `explain`
-        "2200 us",
-        "50 ms",  # a timeout
-        "20 ms",  # the limit of a race at the first call
-        "100 %",
+    **{
+        f"docs/{name}.md": _GUIDE
+        for name in ("guide", "tuning", "serving", "distributed", "database", "reports", "python")
     },
 }
 """Figures that are definitions, settings or properties, not measurements."""

@@ -22,7 +22,7 @@ from autotile.database.database import Database
 from autotile.errors import DatabaseError
 from autotile.settings import worker_environment
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+PAGE = Path(__file__).parents[2] / "docs" / "database.md"
 ROLES = ("autotile_owner", "autotile_tuner", "autotile_reader")
 
 
@@ -30,7 +30,7 @@ ROLES = ("autotile_owner", "autotile_tuner", "autotile_reader")
 def roles(postgresql: PostgresqlServer) -> Iterator[PostgresqlServer]:
     """The server with the roles that the guide's SQL creates, in a database of its own."""
     postgresql.execute("CREATE DATABASE team")
-    (block,) = re.findall(r"```sql\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (block,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
     statements = re.sub(r"--.*", "", block).replace("'...'", f"'{postgresql.password}'").split(";")
     postgresql.execute(*filter(str.strip, statements), database="team")
     yield postgresql
