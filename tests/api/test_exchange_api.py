@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import autotile
+from autotile.api.exchange import ExportedHeader
 
 N = 1048576
 
@@ -33,7 +34,7 @@ class TestExport:
 
     def test_a_header(self, tuned: Path, tmp_path: Path) -> None:
         made = autotile.export(tuned, output=str(tmp_path / "scale.hpp"), format="c-header")
-        assert isinstance(made, autotile.ExportedHeader)
+        assert isinstance(made, ExportedHeader)
         assert (made.namespace, made.problems, len(made.cubins)) == ("autotile::scale", 1, 2)
         assert all((tmp_path / name).is_file() for name in made.cubins)
         assert repr(made) == f"<ExportedHeader: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import autotile
-from autotile.api.surveying import survey
+from autotile.api.surveying import SurveyProgress, survey
 from autotile.errors import InputError
 
 
@@ -77,7 +77,7 @@ class TestSurvey:
         assert (found.columns["warps_per_sm"] <= found.device.max_warps_per_sm).all()
 
     def test_the_first_sigint_ends_it_with_what_there_is(self, scale_toml):
-        def stop(state: autotile.SurveyProgress) -> None:
+        def stop(state: SurveyProgress) -> None:
             if state.done:
                 os.kill(os.getpid(), signal.SIGINT)
 

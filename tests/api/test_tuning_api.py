@@ -11,10 +11,14 @@ import pytest
 import autotile
 from autotile.api import tuning
 from autotile.core.device import device_profile
+from autotile.core.model import Problem
 from autotile.core.presentation import Result
 from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
+from autotile.families.rule import FamilyRule
 from autotile.settings import read_settings
+from autotile.tuning.family_session import FamilyResult
+from autotile.tuning.recorder import Recorded
 
 N = 1048576
 
@@ -100,18 +104,18 @@ class TestTune:
 
 class TestFamily:
     @pytest.fixture
-    def result(self, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> autotile.FamilyResult:
+    def result(self, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> FamilyResult:
         settings = replace(read_settings(), recording_folders=(recording.parent,))
         monkeypatch.setattr(tuning, "read_settings", lambda: settings)
         options = autotile.TuneOptions(replay="auto")
         plan = autotile.FamilyPlan(points=1)
         return autotile.tune_family(scale_toml, n=range(1000, 2000001), plan=plan, options=options)
 
-    def test_a_rule_of_one_point_is_not_in_force(self, result: autotile.FamilyResult, scale_toml: Path) -> None:
+    def test_a_rule_of_one_point_is_not_in_force(self, result: FamilyResult, scale_toml: Path) -> None:
         assert autotile.get_best_kernel(scale_toml, n=4097, device="h200").tier != "family"
-        assert isinstance(result.rule, autotile.FamilyRule)
+        assert isinstance(result.rule, FamilyRule)
 
-    def test_its_repr_is_one_line(self, result: autotile.FamilyResult) -> None:
+    def test_its_repr_is_one_line(self, result: FamilyResult) -> None:
         assert result.rule is not None
         count = len(result.rule.configs)
         assert repr(result) == (
@@ -122,7 +126,7 @@ class TestFamily:
         assert "<tr><th>#0</th><td>THREADS=256 WORK=4</td></tr>" in page
         assert "<td>n=1048576</td><td>4.406 us</td><td>0.0 %</td><td>-</td>" in page
 
-    def test_without_a_rule_it_was_interrupted(self, result: autotile.FamilyResult) -> None:
+    def test_without_a_rule_it_was_interrupted(self, result: FamilyResult) -> None:
         assert repr(replace(result, rule=None)).endswith(": interrupted before there was a rule>")
         assert "before there was a rule" in replace(result, rule=None)._repr_html_()
 
@@ -133,7 +137,7 @@ class TestMisses:
         monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
         with Database.open(read_settings().database) as database:
             for n, times in ((N, 2), (2048, 1)):
-                database.record_miss(autotile.Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
+                database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
 
     @pytest.mark.usefixtures("missed")
     def test_each_is_tuned_and_failures_are_kept(self, options: autotile.TuneOptions) -> None:
@@ -164,9 +168,9 @@ class TestRecord:
         header = read_recording_header(recording)
         given: dict[str, Any] = {}
 
-        def record(*_: object, **named: Any) -> autotile.Recorded:
+        def record(*_: object, **named: Any) -> Recorded:
             given.update(named)
-            return autotile.Recorded(named["output"], header, 7, 1.0)
+            return Recorded(named["output"], header, 7, 1.0)
 
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
         monkeypatch.setattr("autotile.tuning.recorder.record", record)

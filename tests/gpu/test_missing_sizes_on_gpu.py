@@ -9,6 +9,7 @@ import pytest
 
 import autotile
 from autotile.core.model import config_key
+from autotile.tuning.operation_result import OperationResult
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +36,7 @@ def test_every_function_takes_the_sizes_of_the_file(scale_toml: Path, tmp_path: 
 
 def test_the_page_of_a_race_names_what_won_and_the_library(tmp_path: Path) -> None:
     result = autotile.tune("matmul", M=512, N=512, K=512, dtype="bfloat16", trials=8, finals=2, progress=False)
-    assert isinstance(result, autotile.OperationResult)
+    assert isinstance(result, OperationResult)
     winner, page = result.winner, tmp_path / "r.html"
     assert winner is not None
     autotile.report("matmul", output=page)

@@ -14,6 +14,7 @@ from autotile.database.database import Database
 from autotile.database.learned_store import read_models
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.settings import read_settings
+from autotile.tuning.family_session import FamilyResult
 from autotile.tuning.options import FamilyPlan, TuneOptions
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +64,7 @@ def tune_without_finals(hasty: Path, folder: Path) -> None:
 def tune_family(hasty: Path, folder: Path) -> None:
     options, plan = TuneOptions(trials=16), FamilyPlan(points=3)
     result = autotile.tune_family(hasty, {"n": f"4096..{N}"}, options=options, plan=plan, progress=False)
-    assert isinstance(result, autotile.FamilyResult)
+    assert isinstance(result, FamilyResult)
     assert result.rule is not None
     assert all(one.config["HASTY"] == 0 for one in result.rule.configs)
 

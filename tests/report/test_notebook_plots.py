@@ -12,8 +12,9 @@ import pytest
 from report_studies import SCRIPT, Session, store_session
 
 import autotile
-from autotile.core.device import device_profile
-from autotile.core.model import Outcome
+from autotile.api.listings import TrialList
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import Outcome, Problem
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.library import load_kernel
 from autotile.report.notebook import StudyPlots, newest_study
@@ -48,13 +49,13 @@ class TestStudy:
 
     def test_a_result_reads_its_study_from_the_database(self, path: Path) -> None:
         device = device_profile("h200")
-        study = newest_study(str(path), autotile.Problem("sgemm_2d", SIZES, "float32"), live(device))
+        study = newest_study(str(path), Problem("sgemm_2d", SIZES, "float32"), live(device))
         assert len(study.trials) == 60
         with pytest.raises(InputError, match="no trials of"):
-            newest_study(str(path), autotile.Problem("sgemm_2d", {**SIZES, "M": 1}, "float32"), live(device))
+            newest_study(str(path), Problem("sgemm_2d", {**SIZES, "M": 1}, "float32"), live(device))
 
     def test_a_masked_password_is_not_tried(self) -> None:
-        problem = autotile.Problem("sgemm_2d", SIZES, "float32")
+        problem = Problem("sgemm_2d", SIZES, "float32")
         with pytest.raises(InputError, match="password"):
             newest_study("postgresql://me:***@host/db", problem, device_profile("h200"))
 
@@ -81,13 +82,13 @@ class TestStudy:
     def study(path: Path) -> StudyPlots:
         class Result(StudyPlots):
             def study_data(self) -> Any:
-                problem = autotile.Problem("sgemm_2d", SIZES, "float32")
+                problem = Problem("sgemm_2d", SIZES, "float32")
                 return newest_study(str(path), problem, live(device_profile("h200")))
 
         return Result()
 
 
-def live(device: autotile.DeviceProperties) -> autotile.DeviceProperties:
+def live(device: DeviceProperties) -> DeviceProperties:
     from dataclasses import replace
 
     return replace(device, source="cuda")
@@ -111,7 +112,7 @@ class TestTrials:
 
     def test_they_are_drawn_without_their_runs(self, trials: Any) -> None:
         """The trials alone, as of several databases, give the same points as those of a study."""
-        alone = autotile.TrialList(trials.trials)
+        alone = TrialList(trials.trials)
         timed = [entry.stored.trial for entry in alone.trials if entry.stored.phase == "search"]
         timed = [trial for trial in timed if trial.outcome.has_time]
         boxes, fastest = alone.plot_time_by_parameter("BN").data
@@ -136,7 +137,7 @@ class TestTrials:
 
     def test_trials_of_several_problems_are_refused(self) -> None:
         with pytest.raises(InputError, match="one problem"):
-            autotile.TrialList(()).plot_finals()
+            TrialList(()).plot_finals()
 
 
 class TestSpaces:
@@ -182,7 +183,7 @@ class TestHtml:
         assert "&lt;script&gt;" in shown
 
     def test_a_long_table_is_cut(self, trials: Any) -> None:
-        many = autotile.TrialList(trials.trials * 4)
+        many = TrialList(trials.trials * 4)
         shown = many._repr_html_()
         assert shown.count("<tr>") == 101
         assert f"and {len(many.trials) - 100} more rows" in shown

@@ -13,6 +13,7 @@ import pytest
 from stored_runs import add_trial, end_run, start_run
 
 import autotile
+from autotile.api.explanation import OperationExplanation
 from autotile.api.operation_tuning import export_models
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Trial
@@ -329,7 +330,7 @@ class TestExplain:
         model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0)]
         default_dispatcher.clear()
         found = autotile.explain("matmul", SIZES, dtype="float32", device="h200")
-        assert isinstance(found, autotile.OperationExplanation)
+        assert isinstance(found, OperationExplanation)
         assert (found.served, found.tier, found.is_library) == ("sgemm_ws", "model", False)
         assert [one.kernel for one in found.contenders] == ["sgemm_ws", "cublas"]
         assert "sgemm_ws, model" in repr(found)
