@@ -14,9 +14,11 @@ import re
 import stat
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
@@ -126,6 +128,29 @@ def encode_json(value: Any, *, indent: int | str | None = None, compact: bool = 
         return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
     except ValueError:
         return json.dumps(_finite(value), indent=indent, separators=separators, allow_nan=False)
+
+
+def to_document(value: Any) -> Any:
+    """Return the JSON values of a value, whatever is nested in it.
+
+    An object with a method ``to_json`` is what that returns, another dataclass is an object of its fields; an enum is
+    its value, a mapping an object, another collection a list, a date ISO 8601, a path text, a NumPy scalar a number.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if hasattr(value, "to_json"):
+        return to_document(value.to_json())
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(name): to_document(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | Set):
+        return [to_document(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if is_dataclass(value):
+        return {field.name: to_document(getattr(value, field.name)) for field in fields(value)}
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def canonical_json(value: Any) -> str:

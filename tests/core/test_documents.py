@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from declared import documents_of
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +20,9 @@ from hypothesis import strategies as st
 from mutations import altered, as_json
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import NotJson, canonical_json, convert, decode_json, encode_json, json_cell
+from autotile.core.documents import NotJson, canonical_json, convert, decode_json, encode_json, json_cell, to_document
+from autotile.core.model import LaunchGeometry, Outcome
+from autotile.core.statistics import Interval
 from autotile.cuda.compiler import CompileJob
 from autotile.database.keys import TuningKey
 from autotile.database.learned_store import FamilyState
@@ -134,3 +140,26 @@ def test_a_cell_that_is_not_json_matches_no_schema(cell: Any) -> None:
 def test_parts_of_a_family_are_in_order() -> None:
     with pytest.raises(DataError, match="M: expected parts in ascending order"):
         Family.from_json({"M": [[2, 1]]})
+
+
+def test_a_document_holds_the_values_of_what_is_nested() -> None:
+    interval = Interval(1.0, 0.5, 2.0)
+    nested = {
+        "outcome": Outcome.OK,
+        "ties": (MappingProxyType({"BM": 1}),),
+        "ratio": interval,
+        "path": Path("a"),
+        3: None,
+    }
+    expected = {"outcome": "ok", "ties": [{"BM": 1}], "ratio": interval.to_json(), "path": "a", "3": None}
+    assert to_document(nested) == expected
+    assert to_document(LaunchGeometry((1, 2, 3), (32, 1, 1), 0)) == {
+        "grid": [1, 2, 3],
+        "block": [32, 1, 1],
+        "dynamic_smem_bytes": 0,
+    }
+    assert to_document([np.float64(0.5), np.int64(2), datetime(2026, 1, 2, tzinfo=UTC)]) == [
+        0.5,
+        2,
+        "2026-01-02T00:00:00+00:00",
+    ]
