@@ -19,7 +19,7 @@ def documents_of(schema: Any) -> st.SearchStrategy[Any]:
     return _values(inspect.type_info(schema), 0)
 
 
-def _values(kind: inspect.Type, depth: int) -> st.SearchStrategy[Any]:  # noqa: PLR0911, PLR0912 - one case a type
+def _values(kind: inspect.Type, depth: int) -> st.SearchStrategy[Any]:
     below = depth + 1
     match kind:
         case inspect.Metadata():

@@ -133,7 +133,7 @@ def _parsed(text: str) -> ast.expr:
         raise InputError(f"the expression {text!r} is not Python: {error}") from None
 
 
-def _value(tree: ast.expr, values: Mapping[str, Any], text: str) -> Any:  # noqa: PLR0911, PLR0912 - a case a node
+def _value(tree: ast.expr, values: Mapping[str, Any], text: str) -> Any:
     def value(part: ast.expr) -> Any:
         return _value(part, values, text)
 
