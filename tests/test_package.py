@@ -1,6 +1,7 @@
 """The package as its users and its packagers see it."""
 
 import ast
+import importlib
 import importlib.util
 import os
 import re
@@ -234,3 +235,22 @@ def test_a_missing_dependency_is_told_in_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: autotile needs the package typer")
     assert len(done.stderr.splitlines()) == 1
+
+
+@CHECKOUT
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests"])
+def test_every_name_that_is_imported_from_the_package_exists(folder: str) -> None:
+    """In functions, too, and in scripts that only run on a GPU."""
+    missing = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "autotile":
+                for name in {alias.name for alias in node.names}:
+                    try:
+                        found = hasattr(importlib.import_module(node.module or ""), name)
+                        found = found or importlib.util.find_spec(f"{node.module}.{name}") is not None
+                    except ImportError:
+                        found = False
+                    if not found:
+                        missing.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{name}")
+    assert missing == []
