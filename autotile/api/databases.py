@@ -12,9 +12,8 @@ from typing import Any
 from autotile.api.listings import counted_text
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, config_key, config_text, timed_config
-from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
 from autotile.core.statistics import Interval, is_tie
-from autotile.core.text import NOTHING, interval_text, plural, time_text
+from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, interval_text, plural, time_text
 from autotile.database.checking import DatabaseCheck, check_database
 from autotile.database.database import (
     Database,

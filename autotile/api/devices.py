@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from autotile.api.targets import local_gpus, resolve_gpu, resolve_gpus, simulate
 from autotile.core.argument_types import checked
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile, profile_names
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
-from autotile.core.text import bandwidth_text, bytes_text, flops_text, plural
+from autotile.core.text import RIGHT, Part, Result, ResultTable, bandwidth_text, bytes_text, flops_text, plural
 from autotile.cuda.driver import device_count, has_driver
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location, open_for_reading
@@ -50,7 +49,7 @@ class DeviceList(Result):
             yield "no CUDA device on this machine; `autotile doctor` says why"
         yield _device_table("profile", self.profiles)
         for measured in self.ceilings:
-            yield replace(measured.table, caption=measured._headline())
+            yield measured.table._replace(caption=measured._headline())
 
     def to_json(self) -> dict[str, Any]:
         """Return every property of every device, and every ceiling."""

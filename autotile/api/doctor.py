@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotile.core.argument_types import checked
-from autotile.core.presentation import Part, Result, ResultTable
-from autotile.core.text import bytes_text, device_text, plural
+from autotile.core.text import Part, Result, ResultTable, bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device

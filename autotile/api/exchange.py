@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.model import Problem
-from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
-from autotile.core.text import bytes_text, plural, sizes_text, source_text
+from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary

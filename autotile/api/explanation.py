@@ -7,9 +7,21 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import to_document
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
-from autotile.core.text import NOTHING, bytes_text, device_text, occupancy_text, percent_text, source_text, time_text
+from autotile.core.text import (
+    NOTHING,
+    RIGHT,
+    Part,
+    Result,
+    ResultTable,
+    bytes_text,
+    device_text,
+    occupancy_text,
+    percent_text,
+    source_text,
+    time_text,
+)
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.argument_kind import TensorMap, Workspace
@@ -223,7 +235,7 @@ class Explanation(Result):
             "tensor_maps": [asdict(tensor_map) for tensor_map in data.tensor_maps] if data is not None else None,
             "resources": _resources_document(self.resources) if self.resources is not None else None,
             "not_compiled": self.not_compiled,
-            "occupancy": {**self.occupancy.to_json(), "compiled": compiled} if self.occupancy is not None else None,
+            "occupancy": {**to_document(self.occupancy), "compiled": compiled} if self.occupancy is not None else None,
         }
 
     def _steps_document(self) -> dict[str, Any]:
@@ -240,7 +252,7 @@ class Explanation(Result):
                     "entry": step.entry,
                     **_geometry_document(step.geometry),
                     "resources": _resources_document(step.resources),
-                    "occupancy": step.occupancy.to_json(),
+                    "occupancy": to_document(step.occupancy),
                 }
                 for step in self.steps
             ],

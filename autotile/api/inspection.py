@@ -26,9 +26,9 @@ from autotile.api.targets import (
 )
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import to_document
 from autotile.core.model import Occupancy, Problem, Value
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
-from autotile.core.text import device_text, duration_text, occupancy_text
+from autotile.core.text import RIGHT, Part, Result, ResultTable, device_text, duration_text, occupancy_text
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -202,7 +202,7 @@ class OccupancyResult(Result):
             "threads": self.block.threads,
             "registers": self.block.registers,
             "smem_bytes": self.block.smem_bytes,
-            **self.occupancy.to_json(),
+            **to_document(self.occupancy),
         }
 
 

@@ -8,9 +8,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.model import Problem, config_text
-from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
 from autotile.core.text import (
     NOTHING,
+    RIGHT,
+    Facts,
+    Part,
+    Result,
+    ResultTable,
     duration_text,
     interval_text,
     moment_text,

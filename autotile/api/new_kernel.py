@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.argument_types import checked
-from autotile.core.presentation import Part, Result
+from autotile.core.text import Part, Result
 from autotile.errors import InputError
 from autotile.kernel.table import is_c_identifier, is_keyword
 from autotile.settings import user_path

@@ -13,8 +13,7 @@ from autotile.api.progress import observing
 from autotile.api.targets import check_gpu, forget_served, served_so_far, sizes_notice
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
-from autotile.core.model import Config, Problem
-from autotile.core.objectives import split_objectives
+from autotile.core.model import Config, Problem, split_objectives
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation

@@ -15,10 +15,14 @@ from autotile.api.targets import models_of
 from autotile.api.tuning import tune_problem
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, is_name_of
-from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
 from autotile.core.statistics import Interval
 from autotile.core.text import (
     NOTHING,
+    RIGHT,
+    Facts,
+    Part,
+    Result,
+    ResultTable,
     device_text,
     duration_text,
     plural,

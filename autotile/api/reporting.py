@@ -9,8 +9,7 @@ from typing import Any
 
 from autotile.api.targets import merge_sizes, named_operation, output_file
 from autotile.core.argument_types import checked
-from autotile.core.presentation import Part, Result
-from autotile.core.text import bytes_text, plural
+from autotile.core.text import Part, Result, bytes_text, plural
 from autotile.database.database import location_text, open_for_reading
 from autotile.errors import InputError
 from autotile.exchange.recording import read_recording

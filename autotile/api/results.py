@@ -32,8 +32,7 @@ from autotile.core.model import (
     config_key,
     config_text,
 )
-from autotile.core.presentation import Facts, Part, Result
-from autotile.core.text import interval_text, occupancy_text, source_text, time_text
+from autotile.core.text import Facts, Part, Result, interval_text, occupancy_text, source_text, time_text
 from autotile.database.database import database_location, location_text, open_for_reading
 from autotile.database.keys import space_hash
 from autotile.database.learned_store import FamilyStore

@@ -16,8 +16,7 @@ from autotile.api.tuning import checked_options
 from autotile.core.argument_types import check_value, checked
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, Trial, Value, config_key
-from autotile.core.presentation import Result
-from autotile.core.text import device_text, plural, time_text
+from autotile.core.text import Result, device_text, plural, time_text
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName
 from autotile.kernel.spec import KernelSpec

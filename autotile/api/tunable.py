@@ -20,7 +20,7 @@ from autotile.api.targets import merge_sizes
 from autotile.core.argument_types import checked_except
 from autotile.core.documents import toml_text
 from autotile.core.model import Config
-from autotile.core.presentation import Part, Result
+from autotile.core.text import Part, Result
 from autotile.errors import InputError
 from autotile.kernel.expressions import python_source
 from autotile.kernel.library import Inspection, Kernel, load_kernel, make_kernel

@@ -21,8 +21,7 @@ from autotile.api.targets import (
 )
 from autotile.core.argument_types import checked
 from autotile.core.documents import encode_json
-from autotile.core.model import Problem
-from autotile.core.objectives import TIME, split_objectives
+from autotile.core.model import TIME, Problem, split_objectives
 from autotile.database.engine import parse_location
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel

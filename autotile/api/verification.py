@@ -12,9 +12,8 @@ from autotile.api.keywords import read_keywords
 from autotile.api.targets import check_device_index, resolve_gpu, sizes_notice
 from autotile.core.argument_types import checked
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text, timed_config
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
 from autotile.core.statistics import Interval
-from autotile.core.text import NOTHING, plural, source_text, time_text
+from autotile.core.text import NOTHING, RIGHT, Part, Result, ResultTable, plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location

@@ -8,7 +8,7 @@ import typer
 
 from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument
 from autotile.cli.output import examples, show
-from autotile.core.presentation import Result
+from autotile.core.text import Result
 from autotile.errors import InputError
 
 

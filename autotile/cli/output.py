@@ -15,8 +15,7 @@ from rich.text import Text
 
 from autotile.cli.tables import Trimmed, render
 from autotile.core.documents import encode_json
-from autotile.core.presentation import Result
-from autotile.core.text import plural, shown_text
+from autotile.core.text import Result, plural, shown_text
 from autotile.database.paths import masked_message
 from autotile.errors import AutotileError, DataWarning, InputError
 

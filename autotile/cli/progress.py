@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotile.api.progress import best_text, count_text, left_text, plain_line, trial_count, trial_target
-from autotile.core.pace import Pace
 from autotile.core.text import device_text, duration_text, funnel_text, plural, shown_text, source_text, time_text
+from autotile.core.timeline import Pace
 from autotile.tuning.progress_state import Place, Progress
 
 if TYPE_CHECKING:

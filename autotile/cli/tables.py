@@ -13,8 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from autotile.core.presentation import RIGHT, Part, Result, plain_heading
-from autotile.core.text import NOTHING, shown_text
+from autotile.core.text import NOTHING, RIGHT, Part, Result, plain_heading, shown_text
 
 COLUMN_GAP = 3
 """Characters between two columns of a table: two of padding and one of the divider."""

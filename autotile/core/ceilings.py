@@ -11,8 +11,17 @@ import msgspec
 
 from autotile.core.device import Capability, DeviceProperties
 from autotile.core.documents import Moment, Name, Text
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
-from autotile.core.text import NOTHING, bandwidth_text, flops_text, moment_text, percent_text
+from autotile.core.text import (
+    NOTHING,
+    RIGHT,
+    Part,
+    Result,
+    ResultTable,
+    bandwidth_text,
+    flops_text,
+    moment_text,
+    percent_text,
+)
 from autotile.errors import DataError
 
 Unit = Literal["B/s", "FLOP/s", "us"]

@@ -1,15 +1,23 @@
-"""Element types, and the tolerance of results that are computed in them."""
+"""Element types, the tolerance of results that are computed in them, and arrays in ``.npy`` files."""
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import re
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from autotile.core.documents import open_regular
+from autotile.errors import DataError
 
 Array = NDArray[Any]
 
@@ -275,3 +283,102 @@ def output_tolerance(output: Dtype, inputs: Iterable[Dtype], reduction: int) -> 
     accumulator = min(single, widest)
     rounding = output.unit_roundoff if output.unit_roundoff > accumulator else 0.0
     return 2.0 * rounding + _SAFETY * accumulator * math.sqrt(max(reduction, 1))
+
+
+_NPY_MAGIC = b"\x93NUMPY"
+_NPY_LENGTHS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
+"""Format of the header's length by version of the file."""
+_MAX_HEADER_BYTES = 10_000
+_MAX_AXES = 32
+_MAX_ARRAY_BYTES = 2**62
+
+_ENTRY = rb"'(descr|fortran_order|shape)' *: *('[^']*'|True|False|\([0-9L, ]*\))"
+_HEADER = rb" *\{ *(?:" + _ENTRY + rb" *(?:, *|(?=\}))){3}\} *\n?"
+_EXTENT = rb"(?:0|[1-9][0-9]{0,18})L? *"
+_SHAPE = rb"\( *(?:(?:" + _EXTENT + rb", *)+(?:" + _EXTENT + rb")?)?\)"
+_NUMBERS = r"[<>=|]?(?:b1|[iu][1248]|f[1248]|c8|c16|V[12])"
+"""Plain numbers; ``V1``, ``V2`` and ``f1`` are types of ml_dtypes, such as bfloat16, written without their names."""
+_EXPECTED_NPY = "expected an array of numbers that numpy.save has written"
+
+
+def _read_npy_header(stream: BinaryIO, size_bytes: int) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
+    """Read type, shape, order and position of the elements of an array, from the start of a file of ``size_bytes``.
+
+    `numpy.load` evaluates a header as a Python literal, and allocates what it declares. Here it has to match a grammar,
+    and the declared array the bytes that are there, before anything else is done. The format is described at
+    https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+    """
+    start = stream.read(len(_NPY_MAGIC) + 2)
+    if start.startswith(b"PK"):
+        raise DataError("it is an archive of several arrays; expected one array, written with numpy.save")
+    if len(start) < len(_NPY_MAGIC) + 2 or not start.startswith(_NPY_MAGIC):
+        raise DataError(f"it does not start like a .npy file; {_EXPECTED_NPY}")
+    version = (start[-2], start[-1])
+    if version not in _NPY_LENGTHS:
+        raise DataError(f"it has version {version[0]}.{version[1]} of the .npy format, expected 1.0, 2.0 or 3.0")
+    prefix = stream.read(struct.calcsize(_NPY_LENGTHS[version]))
+    is_whole = len(prefix) == struct.calcsize(_NPY_LENGTHS[version])
+    length = struct.unpack(_NPY_LENGTHS[version], prefix)[0] if is_whole else -1
+    if not 0 <= length <= _MAX_HEADER_BYTES:
+        raise DataError(f"its header has a length of {length:,} bytes, expected at most {_MAX_HEADER_BYTES:,}")
+    text = stream.read(length)
+    if len(text) < length:
+        raise DataError("it ends within its header")
+    entries = dict(re.findall(_ENTRY, text)) if re.fullmatch(_HEADER, text) else {}
+    descr, fortran_order, extents = (entries.get(name, b"") for name in (b"descr", b"fortran_order", b"shape"))
+    is_order = fortran_order in (b"True", b"False")
+    if not (descr.startswith(b"'") and is_order and re.fullmatch(_SHAPE, extents)):
+        raise DataError(f"its header is malformed; {_EXPECTED_NPY}")
+    name = descr[1:-1].decode("ascii", errors="replace")
+    if re.fullmatch(_NUMBERS, name) is None:
+        raise DataError(f"its elements are of type {name!r:.60}; {_EXPECTED_NPY}")
+    dtype, shape = np.dtype(name.replace("f1", "V1")), tuple(map(int, re.findall(rb"[0-9]+", extents)))
+    if len(shape) > _MAX_AXES or math.prod(max(extent, 1) for extent in shape) * dtype.itemsize > _MAX_ARRAY_BYTES:
+        raise DataError(f"it declares an array of {len(shape)} axes, which is too large; {_EXPECTED_NPY}")
+    offset = len(start) + len(prefix) + length
+    declared = offset + math.prod(shape) * dtype.itemsize
+    if declared != size_bytes:
+        raise DataError(f"it has {size_bytes:,} bytes, expected {declared:,} for {dtype} {shape}")
+    return dtype, shape, "F" if fortran_order == b"True" else "C", offset
+
+
+def parse_npy(data: bytes) -> Array:
+    """Return the array of a whole ``.npy`` file, read-only.
+
+    Raises
+    ------
+    DataError
+        The header is malformed, or of another type than numbers, or the file has another size than it declares.
+    """
+    dtype, shape, order, offset = _read_npy_header(io.BytesIO(data), len(data))
+    count = math.prod(shape)
+    if not count:
+        return np.empty(shape, dtype)
+    return np.frombuffer(data, dtype, count, offset).reshape(shape, order=order)
+
+
+def map_npy(path: Path) -> Array:
+    """Map the array of a ``.npy`` file to memory, read-only.
+
+    Raises
+    ------
+    DataError
+        As for `parse_npy`; or the file cannot be opened, or is not a regular file.
+    """
+    try:
+        with open_regular(path) as stream:
+            dtype, shape, order, offset = _read_npy_header(stream, os.fstat(stream.fileno()).st_size)
+            if not math.prod(shape):
+                return np.empty(shape, dtype)
+            return np.memmap(stream, dtype, "r", offset, shape, order)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(error.strerror or str(error)) from None
+    except ValueError as error:  # a path with a null character
+        raise DataError(str(error)) from None
+
+
+def load_npy(path: Path) -> Array:
+    """Return a copy of the array of a ``.npy`` file; errors as for `map_npy`."""
+    return np.array(map_npy(path))

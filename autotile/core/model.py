@@ -1,11 +1,12 @@
-"""Values that the stages of the pipeline exchange: small frozen dataclasses."""
+"""Values that the stages of the pipeline exchange, small frozen dataclasses; objectives and their Pareto front."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotile.core.documents import (
     Bytes,
@@ -19,6 +20,11 @@ from autotile.core.documents import (
     Whole,
     canonical_json,
 )
+from autotile.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 Value = Whole | bool | Finite | Name
 Config = Mapping[Name, Value]
@@ -146,16 +152,6 @@ class Occupancy:
     limits: Mapping[Name, Whole]
     """Blocks per SM allowed by each of ``threads``, ``registers``, ``shared_memory`` and ``blocks``."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return {
-            "blocks_per_sm": self.blocks_per_sm,
-            "warps_per_sm": self.warps_per_sm,
-            "occupancy": self.occupancy,
-            "limited_by": list(self.limited_by),
-            "limits": dict(self.limits),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -229,3 +225,109 @@ class Trial:
         own = {name: value for name, value in self.telemetry.items() if name == OBJECTIVE or name.startswith(METRIC)}
         ordered = sorted(own.items(), key=lambda item: item[0] != OBJECTIVE)
         return {name.removeprefix(METRIC): float(value) for name, value in ordered}
+
+
+TIME, REGISTERS, ENERGY, ERROR = "time", "registers", "energy", "error"
+
+OBJECTIVES: Mapping[str, str] = MappingProxyType(
+    {TIME: "time_us", REGISTERS: "registers", ENERGY: "energy_mj", ERROR: "max_error"}
+)
+"""JSON names of the objectives: time in microseconds, registers per thread, energy in millijoules per run, and maximum
+error of an output element, relative to the larger of its expected magnitude and the output's RMS."""
+
+
+def split_objectives(names: Iterable[str], metrics: Iterable[str] = ()) -> tuple[tuple[str, ...], str | None]:
+    """Return the named objectives, see `normalize_objectives`, and the expression among them, None if there is none.
+
+    Parameters
+    ----------
+    names
+        Names of objectives, separated by commas too, or an expression of `autotile.kernel.spec`.
+    metrics
+        Names of metrics, each of which is an expression.
+
+    Raises
+    ------
+    InputError
+        There is no such objective, or an expression is not the only one.
+    """
+    given = [name.strip() for name in names]
+    known = {*metrics}
+    expressions = [text for text in given if text in known or not text.replace(",", "").replace(" ", "").isalpha()]
+    if expressions and len(given) - given.count(TIME) > 1:
+        raise InputError(
+            f"the objective {expressions[0]!r} is an expression, which must be the only one; leave others out"
+        )
+    if expressions:
+        return (TIME,), expressions[0]
+    return normalize_objectives(name for text in given for name in text.split(",")), None
+
+
+def normalize_objectives(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the named objectives without duplicates, with time first, which is always included.
+
+    Raises
+    ------
+    InputError
+        There is no such objective.
+    """
+    requested = [name.strip() for name in names]
+    for name in requested:
+        if name not in OBJECTIVES:
+            known = ", ".join(OBJECTIVES)
+            raise InputError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)} (known: {known})")
+    return tuple(dict.fromkeys([TIME, *requested]))
+
+
+def objective_values(trial: Trial, objectives: Sequence[str]) -> tuple[float, ...] | None:
+    """Return the values of a trial for the objectives; None if it did not run or has no value for one of them."""
+    if not trial.outcome.has_time:
+        return None
+    values: list[float] = []
+    for name in objectives:
+        if name == TIME:
+            value = trial.cost
+        elif name == REGISTERS:
+            value = trial.resources.registers if trial.resources is not None else None
+        else:
+            found = trial.telemetry.get(OBJECTIVES[name])
+            value = float(found) if found is not None else None
+        if value is None:
+            return None
+        values.append(value)
+    return tuple(values)
+
+
+def non_dominated(points: ArrayLike) -> NDArray[np.bool_]:
+    """Return the points that no other point dominates, that is, equals or betters in all and betters in one objective.
+
+    Equal points are either all included or all excluded. With two objectives, the cost is that of a sort; with more,
+    each retained point is compared with all remaining points once.
+
+    Parameters
+    ----------
+    points
+        Finite values to minimize, shape (points, objectives).
+
+    Returns
+    -------
+    numpy.ndarray
+        bool, shape (points,).
+    """
+    import numpy as np  # the help of the command line needs none
+
+    values = np.asarray(points, dtype=np.float64)
+    if not len(values):
+        return np.zeros(0, dtype=np.bool_)
+    ascending, inverse = np.unique(values, axis=0, return_inverse=True)
+    if values.shape[1] == 2:
+        # All previous points are no worse in the first objective.
+        kept = np.append(True, ascending[1:, 1] < np.minimum.accumulate(ascending[:, 1])[:-1])
+    else:
+        # A dominating point comes first, so the first remaining point is kept.
+        kept = np.zeros(len(ascending), dtype=np.bool_)
+        remaining = np.arange(len(ascending))
+        while len(remaining):
+            kept[remaining[0]] = True
+            remaining = remaining[(ascending[remaining] < ascending[remaining[0]]).any(axis=1)]
+    return kept[inverse.ravel()]

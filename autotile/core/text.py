@@ -1,12 +1,16 @@
-"""Formatting of figures, names and messages."""
+"""Results of public functions as headline, facts and tables, and the formatting of figures, names and messages in them.
+
+A result states its parts once; ``repr``, notebooks and the command line render the same ones.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy, Outcome
@@ -194,3 +198,110 @@ def _word(word: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
+
+
+RIGHT = ">"
+"""Prefix of a heading whose column is aligned at the right."""
+
+
+def plain_heading(heading: str) -> str:
+    """Return a heading without the prefix `RIGHT`."""
+    return heading.removeprefix(RIGHT)
+
+
+class ResultTable(NamedTuple):
+    """Table of a result.
+
+    Attributes
+    ----------
+    headings
+        Heading of each column; the prefix `RIGHT` aligns the column at the right.
+    rows
+        Texts of the columns of each row.
+    movable
+        Headings of the columns that move first, in this order, to lines of their own under each row where the terminal
+        is too narrow for all of them. The other columns follow from the right; the first one never moves.
+    is_wrapped
+        Whether texts that are too long are wrapped within their columns instead.
+    styles
+        Style of each row on a terminal, such as ``"bold red"``; empty for none.
+    caption
+        Line above the table; empty for none.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    movable: Sequence[str] = ()
+    is_wrapped: bool = False
+    styles: Sequence[str] = ()
+    caption: str = ""
+
+
+Facts = list[tuple[str, str | Sequence[str]]]
+"""Labels with their texts; a text of several lines is a sequence of them."""
+Part = str | Facts | ResultTable
+"""A paragraph, facts or a table."""
+
+
+class Result:
+    """Base class of the results of public functions.
+
+    A subclass states its headline, its title and its parts; dataclasses that derive from it need ``repr=False``.
+    """
+
+    __slots__ = ()
+
+    def _headline(self) -> str:
+        """Return one line with what was found; it states ``(replayed)`` if its times were not measured here."""
+        raise NotImplementedError
+
+    def _heading(self) -> str:
+        """Return the line above the parts on a terminal; empty for none."""
+        return ""
+
+    def _parts(self) -> Iterable[Part]:
+        """Return the paragraphs, facts and tables of the result."""
+        return ()
+
+    def to_json(self) -> Any:
+        """Return JSON values: the document that the command line prints with ``--json``."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {shown_text(self._headline())}>"
+
+    def _repr_html_(self) -> str:
+        return html_of(self._headline(), self._parts())
+
+
+_MAX_HTML_ROWS = 100
+"""Rows that a notebook shows of a table; a study may have twenty thousand trials."""
+
+
+def html_of(headline: str, parts: Iterable[Part]) -> str:
+    """Return a result as HTML for a notebook, with every text escaped and at most 100 rows of each table.
+
+    There are no colours in it, so that it has those of the notebook's theme.
+    """
+    from html import escape  # a program without a notebook does not need it
+
+    def tagged(tag: str, text: str) -> str:
+        return f"<{tag}>{escape(shown_text(text, lines=True))}</{tag}>"
+
+    found = [f"<p>{tagged('b', headline)}</p>"]
+    for part in parts:
+        if isinstance(part, str):
+            found.append(tagged("p", part))
+        elif isinstance(part, ResultTable):
+            head = "".join(tagged("th", plain_heading(heading)) for heading in part.headings)
+            rows = ("".join(tagged("td", text) for text in row) for row in part.rows[:_MAX_HTML_ROWS])
+            body = "".join(f"<tr>{row}</tr>" for row in rows)
+            hidden = len(part.rows) - _MAX_HTML_ROWS
+            found += [tagged("p", part.caption)] if part.caption else []
+            found.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+            found += [tagged("p", f"and {plural(hidden, 'more row')}")] if hidden > 0 else []
+        else:
+            facts = ((label, text if isinstance(text, str) else "\n".join(text)) for label, text in part)
+            lines = "".join(f"<tr>{tagged('th', label)}{tagged('td', text)}</tr>" for label, text in facts)
+            found.append(f"<table>{lines}</table>")
+    return "".join(found)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.dtypes import DTYPES, Dtype
-from autotile.core.npy_files import map_npy
+from autotile.core.dtypes import DTYPES, Dtype, map_npy
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import constant_copies, copy_constants

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.documents import NotRegularError, open_regular
-from autotile.core.npy_files import parse_npy
+from autotile.core.dtypes import parse_npy
 from autotile.database.paths import atomic_write
 from autotile.errors import RecordingError
 

@@ -82,7 +82,7 @@ class InputFile:
         return np.ascontiguousarray(array[tuple(slice(extent) for extent in shape)])
 
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
-        from autotile.core.npy_files import map_npy
+        from autotile.core.dtypes import map_npy
 
         self._status()
         try:

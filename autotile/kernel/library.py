@@ -61,7 +61,7 @@ class Inspection(NamedTuple):
             A content cannot be read.
         """
         try:
-            from autotile.core.npy_files import load_npy
+            from autotile.core.dtypes import load_npy
 
             contents = {name: load_npy(folder / f"{name}.npy") for name in self.buffers}
         except DataError as error:

@@ -1111,7 +1111,7 @@ class KernelSpec:
         return [*sizes, *values, *((rule.name, rule.expression.text) for rule in (*self.rules, *self.heuristics))]
 
     def _repr_html_(self) -> str:
-        from autotile.core.presentation import html_of  # a program without a notebook does not need it
+        from autotile.core.text import html_of  # a program without a notebook does not need it
 
         return html_of(self.headline, [[*self.facts]])
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.documents import toml_text
+from autotile.core.dtypes import load_npy
 from autotile.core.model import Config, Outcome, config_text
-from autotile.core.npy_files import load_npy
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import OUTPUT_DIGEST, Outcome, Trial
-from autotile.core.objectives import non_dominated
+from autotile.core.model import OUTPUT_DIGEST, Outcome, Trial, non_dominated
 from autotile.kernel_tuner.observation import Observation
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
 from autotile.kernel_tuner.util import (

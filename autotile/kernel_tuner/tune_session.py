@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
-from autotile.core.objectives import ENERGY, TIME
+from autotile.core.model import ENERGY, TIME, Config, Measurement, Outcome, Problem, Trial
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError

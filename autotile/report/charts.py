@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from autotile.core.model import Outcome, Trial, config_key, config_text
-from autotile.core.objectives import ENERGY, ERROR, REGISTERS, TIME
+from autotile.core.model import ENERGY, ERROR, REGISTERS, TIME, Outcome, Trial, config_key, config_text
 from autotile.core.text import NOTHING, interval_text, plural, source_text
 from autotile.report.failures import FailureGroup
 from autotile.report.roofline import Roof, Roofline

@@ -19,9 +19,19 @@ from typing import Any
 
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
-from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
 from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of
-from autotile.core.text import NOTHING, percent_text, plural, source_text, time_text
+from autotile.core.text import (
+    NOTHING,
+    RIGHT,
+    Facts,
+    Part,
+    Result,
+    ResultTable,
+    percent_text,
+    plural,
+    source_text,
+    time_text,
+)
 from autotile.database.database import Database, open_existing
 from autotile.database.keys import (
     STUDY_HEADINGS,

@@ -23,8 +23,8 @@ from sqlalchemy import Connection, func, select
 
 from autotile.core.documents import Moment, Whole, convert, encode_json
 from autotile.core.model import Trial, config_text
-from autotile.core.pace import MIN_PACE_STEPS, Pace
 from autotile.core.text import duration_text, outcomes_text, sizes_text, source_text, time_text
+from autotile.core.timeline import MIN_PACE_STEPS, Pace
 from autotile.database.database import Database, location_text
 from autotile.database.rows import parsed_rows
 from autotile.database.schema import RUNS, STUDIES, TRIALS

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from autotile.core.documents import encode_json
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Problem, Trial, config_key, config_text
-from autotile.core.presentation import plain_heading
 from autotile.core.statistics import is_tie
 from autotile.core.text import (
     NOTHING,
@@ -18,6 +17,7 @@ from autotile.core.text import (
     interval_text,
     moment_text,
     percent_text,
+    plain_heading,
     plural,
     source_text,
     time_text,

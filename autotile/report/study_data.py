@@ -14,8 +14,18 @@ from autotile.core.ceilings import ARITHMETIC, DeviceCeilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Finite, Name, NonNegative, Text
 from autotile.core.forks import cached_property
-from autotile.core.model import OBJECTIVE, SAME_CODE, Config, Outcome, Problem, Trial, config_key
-from autotile.core.objectives import TIME, non_dominated, objective_values
+from autotile.core.model import (
+    OBJECTIVE,
+    SAME_CODE,
+    TIME,
+    Config,
+    Outcome,
+    Problem,
+    Trial,
+    config_key,
+    non_dominated,
+    objective_values,
+)
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.rows import StoredTrial

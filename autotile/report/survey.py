@@ -13,8 +13,18 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial, Value, config_text
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
-from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, time_text
+from autotile.core.text import (
+    NOTHING,
+    RIGHT,
+    Part,
+    Result,
+    ResultTable,
+    device_text,
+    duration_text,
+    percent_text,
+    plural,
+    time_text,
+)
 from autotile.exchange.column_table import ColumnTable, TypedColumn
 from autotile.report.failures import FailureGroup, FailureGroups
 from autotile.space.search_space import SearchSpace

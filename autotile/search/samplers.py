@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from autotile.core.objectives import TIME
+from autotile.core.model import TIME
 from autotile.errors import InputError, nearest
 
 if TYPE_CHECKING:

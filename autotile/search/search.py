@@ -10,8 +10,7 @@ import optuna
 from numpy.typing import ArrayLike, NDArray
 from optuna.trial import TrialState
 
-from autotile.core.model import Config, Trial
-from autotile.core.objectives import TIME
+from autotile.core.model import TIME, Config, Trial
 from autotile.errors import ConfigError
 from autotile.search.row_sampler import RankingSampler
 from autotile.search.samplers import check_sampler, make_sampler, resolve_sampler, sampler_entry
@@ -55,7 +54,7 @@ class Search:
         Number of proposals that the caller makes before it tells the result of the oldest. With it, a search that is
         rebuilt from stored trials continues as the original would have: each proposal knows the same results.
     objectives
-        Names of the objectives to minimise, of `autotile.core.objectives`; trials that ran have a value of each.
+        Names of the objectives to minimise, of `autotile.core.model`; trials that ran have a value of each.
     sources
         Trials of other studies, used by samplers that transfer.
     estimate

@@ -17,8 +17,7 @@ from scipy.special import ndtri
 from sqlalchemy import URL, NullPool
 from sqlalchemy.exc import DatabaseError
 
-from autotile.core.model import Trial, Value
-from autotile.core.objectives import OBJECTIVES, TIME, objective_values
+from autotile.core.model import OBJECTIVES, TIME, Trial, Value, objective_values
 from autotile.errors import InputError
 from autotile.kernel.spec import Parameter
 
@@ -66,7 +65,7 @@ class Objective:
     Parameters
     ----------
     names
-        Objectives to minimise, of `autotile.core.objectives`, each in its own unit.
+        Objectives to minimise, of `autotile.core.model`, each in its own unit.
     """
 
     def __init__(self, names: Sequence[str] = (TIME,)) -> None:

@@ -178,7 +178,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
 
 def html(kernel: BoundKernel) -> str:
     """Return the served configuration and the reason, as HTML for a notebook; nothing is compiled."""
-    from autotile.core.presentation import Facts, html_of
+    from autotile.core.text import Facts, html_of
 
     facts: Facts = [("tier", kernel.tier)]
     facts += [(name, str(value)) for name, value in kernel.config.items()]

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import GPU_SCALE, STEP_TIME, Measurement, Problem
-from autotile.core.objectives import ENERGY
+from autotile.core.model import ENERGY, GPU_SCALE, STEP_TIME, Measurement, Problem
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import check_signatures
 from autotile.cuda.driver import device_count, device_uuid, has_driver, live_device

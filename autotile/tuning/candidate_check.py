@@ -11,9 +11,8 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
-from autotile.core.presentation import Facts, Part, Result
 from autotile.core.statistics import Interval, median_interval, raced_ratio, ratio_of
-from autotile.core.text import device_text, interval_text, time_text
+from autotile.core.text import Facts, Part, Result, device_text, interval_text, time_text
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory

@@ -13,8 +13,19 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
-from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, sizes_text, time_text
+from autotile.core.text import (
+    NOTHING,
+    RIGHT,
+    Part,
+    Result,
+    ResultTable,
+    device_text,
+    duration_text,
+    percent_text,
+    plural,
+    sizes_text,
+    time_text,
+)
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, space_hash
 from autotile.database.learned_store import FamilyState, FamilyStore

@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial, config_text
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import (
     NOTHING,
+    RIGHT,
+    Part,
+    Result,
+    ResultTable,
     device_text,
     duration_text,
     interval_text,

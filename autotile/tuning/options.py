@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from autotile.core.argument_types import check_value
 from autotile.core.documents import storable
-from autotile.core.model import Config, L2Mode
-from autotile.core.objectives import TIME
+from autotile.core.model import TIME, Config, L2Mode
 from autotile.errors import InputError
 from autotile.search.samplers import is_exhaustive
 
@@ -62,7 +61,7 @@ class TuneOptions:
         Whether to go on to the limit of trials or time when the model expects nothing worth having from further trials,
         where the search ends otherwise.
     objectives
-        Objectives to minimise, of `autotile.core.objectives`. Time is always one of them, and decides the winner. An
+        Objectives to minimise, of `autotile.core.model`. Time is always one of them, and decides the winner. An
         expression of `autotile.kernel.spec` takes the place of the time; it must be the only one.
     objective, maximize
         That expression, set from ``objectives`` when the session begins, and whether it is maximised.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial
-from autotile.core.pace import MIN_PACE_STEPS, STEADY_STEPS, Pace
+from autotile.core.timeline import MIN_PACE_STEPS, STEADY_STEPS, Pace
 from autotile.kernel.problem import Workrate
 from autotile.tuning.finals import race_rounds
 from autotile.tuning.options import TuneOptions

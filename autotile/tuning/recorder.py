@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotile.core.model import Problem, Trial
-from autotile.core.presentation import Result
-from autotile.core.text import plural
+from autotile.core.text import Result, plural
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
 from autotile.kernel.library import Kernel

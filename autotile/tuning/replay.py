@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import GPU_SCALE, L2Mode, Outcome, Problem
-from autotile.core.objectives import ENERGY, ERROR
+from autotile.core.model import ENERGY, ERROR, GPU_SCALE, L2Mode, Outcome, Problem
 from autotile.core.statistics import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, RecordingError, WorkerError

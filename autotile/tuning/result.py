@@ -10,12 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import encode_json
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
-from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
-from autotile.core.presentation import RIGHT, Facts, Part, Result, ResultTable
+from autotile.core.model import (
+    OBJECTIVES,
+    Config,
+    Outcome,
+    Problem,
+    Trial,
+    config_key,
+    config_text,
+    non_dominated,
+    objective_values,
+)
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import (
     NOTHING,
+    RIGHT,
+    Facts,
+    Part,
+    Result,
+    ResultTable,
     device_text,
     duration_text,
     energy_text,
@@ -501,7 +514,7 @@ _OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
         "error": lambda share: f"{share:.2g}",
     }
 )
-"""Text of a value of each of `autotile.core.objectives`."""
+"""Text of a value of each of `autotile.core.model`."""
 
 
 def _evenly_spaced(count: int, max_shown: int) -> list[int]:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
-from autotile.core.objectives import TIME, objective_values
+from autotile.core.model import TIME, Config, Outcome, Problem, Trial, config_key, objective_values
 from autotile.database.keys import TuningKey
 from autotile.database.winners import UNVERIFIED_SAMPLER
 from autotile.kernel.library import Kernel

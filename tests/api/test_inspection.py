@@ -13,7 +13,7 @@ import pytest
 
 from autotile.api import devices, explanation, inspection, targets
 from autotile.core.device import profile_names
-from autotile.core.presentation import Result
+from autotile.core.text import Result
 from autotile.errors import ConfigError, InputError, ProblemError
 from autotile.settings import child_environment
 from autotile.tuning.options import TuneOptions

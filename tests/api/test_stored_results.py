@@ -17,7 +17,7 @@ from autotile.api.listings import FamilyList, TunedFamily
 from autotile.core.device import device_profile
 from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
-from autotile.core.presentation import Result
+from autotile.core.text import Result
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of

@@ -12,7 +12,7 @@ import autotile
 from autotile.api import tuning
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
-from autotile.core.presentation import Result
+from autotile.core.text import Result
 from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
 from autotile.families.rule import FamilyRule

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autotile.cli.tables import render
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
-from autotile.core.presentation import Part, Result
+from autotile.core.text import Part, Result
 from autotile.tuning.result import Front
 
 

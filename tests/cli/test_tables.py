@@ -18,8 +18,8 @@ from autotile.api.plans import PlanEntry, PlanResult
 from autotile.cli.tables import Listing, Trimmed, below, facts, render, table, title
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
-from autotile.core.presentation import RIGHT
 from autotile.core.statistics import Interval
+from autotile.core.text import RIGHT
 from autotile.database.keys import TuningKey
 from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary

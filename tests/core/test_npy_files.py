@@ -14,8 +14,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from autotile.core.dtypes import DTYPES
-from autotile.core.npy_files import load_npy, map_npy, parse_npy
+from autotile.core.dtypes import DTYPES, load_npy, map_npy, parse_npy
 from autotile.errors import AutotileError, DataError, InputError
 from autotile.exchange.recording import list_recordings, read_recording
 from autotile.kernel.input_files import InputFile

@@ -2,8 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from autotile.core.model import Measurement, Outcome, Resources, Trial
-from autotile.core.objectives import OBJECTIVES, normalize_objectives, objective_values
+from autotile.core.model import (
+    OBJECTIVES,
+    Measurement,
+    Outcome,
+    Resources,
+    Trial,
+    normalize_objectives,
+    objective_values,
+)
 from autotile.errors import InputError
 
 TRIAL = Trial(

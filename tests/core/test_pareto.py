@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotile.core.objectives import non_dominated
+from autotile.core.model import non_dominated
 
 POINTS = st.integers(1, 4).flatmap(
     lambda width: st.lists(st.lists(st.integers(0, 5), min_size=width, max_size=width), min_size=1, max_size=40)

@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from autotile.core.presentation import RIGHT, Part, Result, ResultTable
+from autotile.core.text import RIGHT, Part, Result, ResultTable
 
 
 class Bare(Result):

@@ -11,8 +11,7 @@ from gpu_calls import evaluate
 
 import autotile
 from autotile.core.dtypes import DTYPES, output_tolerance
-from autotile.core.model import Outcome
-from autotile.core.objectives import OBJECTIVES
+from autotile.core.model import OBJECTIVES, Outcome
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device

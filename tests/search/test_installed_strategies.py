@@ -17,8 +17,7 @@ import optuna
 import pytest
 from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
 
-from autotile.core.model import Config, Trial
-from autotile.core.objectives import TIME
+from autotile.core.model import TIME, Config, Trial
 from autotile.errors import InputError, WorkerError
 from autotile.kernel.spec import Parameter
 from autotile.search import installed_strategies as strategies

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rows import tile_space
 
-from autotile.core.objectives import TIME
+from autotile.core.model import TIME
 from autotile.errors import InputError
 from autotile.search import samplers
 from autotile.search.row_sampler import RankingSampler

@@ -11,8 +11,7 @@ import optuna
 import pytest
 from rows import broken, make_space, ok, tile_space, tile_time_us
 
-from autotile.core.model import Config, Outcome, Resources, Trial
-from autotile.core.objectives import non_dominated, objective_values
+from autotile.core.model import Config, Outcome, Resources, Trial, non_dominated, objective_values
 from autotile.errors import InputError
 from autotile.search.samplers import SAMPLERS, check_sampler
 from autotile.search.search import Search

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from autotile.core.device import device_profile
-from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, config_key
-from autotile.core.objectives import non_dominated, objective_values
+from autotile.core.model import (
+    Measurement,
+    Outcome,
+    Problem,
+    Resources,
+    Trial,
+    config_key,
+    non_dominated,
+    objective_values,
+)
 from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
 from autotile.kernel.library import Kernel

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
-from autotile.core.objectives import split_objectives
+from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, split_objectives
 from autotile.database.database import Database
 from autotile.errors import InputError, SpecError
 from autotile.kernel.spec import KernelSpec

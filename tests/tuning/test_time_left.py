@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.core.model import Measurement, Outcome, Trial
-from autotile.core.pace import Pace
+from autotile.core.timeline import Pace
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import TimeLeft
 
