@@ -29,7 +29,7 @@ from instant_compilers import InstantCompilers
 
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.database.database import Database
-from autotile.database.run_record import RunRecord
+from autotile.database.runs import RunRecord
 from autotile.exchange.recording import Recording, find_recording, read_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem

@@ -34,12 +34,12 @@ from sqlalchemy import select, text
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
+from autotile.database.care import Criteria, clean_database
 from autotile.database.database import Database
+from autotile.database.engine import RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
-from autotile.database.queries import CHANGES, CHECKS
-from autotile.database.retention import Criteria, clean_database
-from autotile.database.run_record import RunRecord
-from autotile.database.schema import RUNS, STUDIES, TRIALS
+from autotile.database.runs import RunRecord
+from autotile.database.winners import CHANGES, CHECKS
 
 # the server is part of the tests; replace this script's folder, which comes first in the path
 sys.path[0] = str(Path(__file__).parents[1] / "tests")

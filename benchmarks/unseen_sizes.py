@@ -38,7 +38,7 @@ from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.learned_store import FamilyStore
+from autotile.database.learned import FamilyStore
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.exchange.shipped import write_rules

@@ -11,11 +11,9 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.core.statistics import median_interval, paired_ratio, widen_by_session_spread
-from autotile.database.database import Database
+from autotile.database.database import Database, ensure_study, insert_run, insert_trials, trial_row
+from autotile.database.engine import RUNS
 from autotile.database.keys import TuningKey
-from autotile.database.rows import insert_trials, trial_row
-from autotile.database.schema import RUNS
-from autotile.database.studies import ensure_study, insert_run
 from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel, load_kernel

@@ -17,8 +17,7 @@ from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome,
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.learned_store import FamilyState, FamilyStore, save_ceilings, save_model
-from autotile.database.misses import study_times
+from autotile.database.learned import FamilyState, FamilyStore, save_ceilings, save_model, study_times
 from autotile.errors import InputError
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotile.core.model import Trial
-from autotile.database.database import Database
-from autotile.database.rows import Phase, insert_trials, trial_row
-from autotile.database.schema import TRIALS, now_text
-from autotile.database.studies import finish_run, insert_run
+from autotile.database.database import Database, Phase, finish_run, insert_run, insert_trials, trial_row
+from autotile.database.engine import TRIALS, now_text
 
 
 def start_run(database: Database, study_id: int, **fields: Any) -> int:

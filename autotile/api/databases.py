@@ -14,20 +14,30 @@ from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, config_key, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, interval_text, plural, time_text
-from autotile.database.checking import DatabaseCheck, check_database
+from autotile.database.care import (
+    CleanedStudy,
+    CopiedRows,
+    Criteria,
+    DatabaseCheck,
+    MergedStudy,
+    check_database,
+    clean_database,
+    current_versions,
+    merge_databases,
+    ratio_of_sessions,
+    stored_gpu_names,
+)
 from autotile.database.database import (
     Database,
     database_location,
     location_text,
     open_existing,
     open_for_reading,
+    rows_of_kernel,
 )
 from autotile.database.engine import DamagedDatabaseError, parse_location
 from autotile.database.keys import STUDY_HEADINGS, key_differences, study_columns, versioned_document
-from autotile.database.merging import CopiedRows, MergedStudy, merge_databases, ratio_of_sessions
 from autotile.database.paths import looks_like_url
-from autotile.database.retention import CleanedStudy, Criteria, clean_database, current_versions, stored_gpu_names
-from autotile.database.studies import rows_of_kernel
 from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.exchange.shipped import read_winners

@@ -15,7 +15,7 @@ from autotile.core.text import RIGHT, Part, Result, ResultTable, bandwidth_text,
 from autotile.cuda.driver import device_count, has_driver
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location, open_for_reading
-from autotile.database.learned_store import read_ceilings, save_ceilings
+from autotile.database.learned import read_ceilings, save_ceilings
 from autotile.errors import InputError, ToolchainError
 from autotile.settings import available_cores, read_settings
 

@@ -13,9 +13,7 @@ from autotile.api.targets import merge_sizes, open_problem, output_file, resolve
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.model import Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
-from autotile.database.database import Database, open_for_reading
-from autotile.database.rows import StoredTrial
-from autotile.database.studies import StudySummary
+from autotile.database.database import Database, StoredTrial, StudySummary, open_for_reading
 from autotile.errors import InputError
 from autotile.exchange.bundle import BundledKernel, write_bundle
 from autotile.exchange.cpp_header import namespace_of

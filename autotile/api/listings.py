@@ -24,9 +24,8 @@ from autotile.core.text import (
     source_text,
     time_text,
 )
+from autotile.database.database import StoredTrial, StudySummary
 from autotile.database.keys import STUDY_HEADINGS, TuningKey, key_text, study_columns, study_document
-from autotile.database.rows import StoredTrial
-from autotile.database.studies import StudySummary
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingFile

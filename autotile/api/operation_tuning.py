@@ -145,7 +145,7 @@ def export_models(
         The database holds no such model, or a file cannot be written.
     """
     from autotile.database.database import open_for_reading
-    from autotile.database.learned_store import read_models
+    from autotile.database.learned import read_models
     from autotile.exchange.shipped import write_models
 
     opened = open_for_reading(database)

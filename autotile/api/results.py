@@ -33,10 +33,9 @@ from autotile.core.model import (
     config_text,
 )
 from autotile.core.text import Facts, Part, Result, interval_text, occupancy_text, source_text, time_text
-from autotile.database.database import database_location, location_text, open_for_reading
+from autotile.database.database import StudySummary, database_location, location_text, open_for_reading, rows_of_kernel
 from autotile.database.keys import space_hash
-from autotile.database.learned_store import FamilyStore
-from autotile.database.studies import StudySummary, rows_of_kernel
+from autotile.database.learned import FamilyStore
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings

@@ -18,7 +18,7 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
 from autotile.database.keys import key_of
-from autotile.database.queries import CHECKS
+from autotile.database.winners import CHECKS
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem

@@ -2,67 +2,725 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from sqlalchemy import Connection, Engine, text
+import msgspec
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Connection,
+    Engine,
+    Label,
+    ScalarSelect,
+    Select,
+    Table,
+    and_,
+    case,
+    func,
+    literal_column,
+    select,
+    text,
+    update,
+)
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import Count, Moment, Name, NonNegative, TimeUs, Whole, convert, json_text, storable
 from autotile.core.forks import fork_guard
-from autotile.core.model import Problem, Trial, config_key
+from autotile.core.model import (
+    Config,
+    LaunchGeometry,
+    Measurement,
+    Occupancy,
+    Outcome,
+    Problem,
+    Resources,
+    Trial,
+    config_key,
+)
 from autotile.database.engine import (
+    BEST,
     LOCK_TIMEOUT_S,
+    RUNS,
+    STUDIES,
+    TRIALS,
+    UPGRADE_TIMEOUT_S,
     WRITE_OPTIONS,
     DamagedDatabaseError,
     Location,
     ServerLocation,
+    check_integrity,
+    ensure_schema,
+    insert_for,
+    is_current,
+    now_text,
     open_connections,
     parse_location,
+    schema_revision,
     server_engine,
+    set_aside,
     sqlite_engine,
     translated_errors,
 )
 from autotile.database.keys import TuningKey
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
-from autotile.database.queries import ADD_MISSES, MISSES, WINNER, WINNERS, Miss, Query, StoredMiss, Value
-from autotile.database.rows import (
-    LOCATION_OPTION,
-    Phase,
-    StoredTrial,
-    bad_row,
-    insert_trials,
-    read_trials,
-    standing_trials,
-    trial_row,
-    warn_of,
+from autotile.database.winners import (
+    ADD_MISSES,
+    MEASUREMENT_COLUMNS,
+    RESOURCE_COLUMNS,
+    STORED_MISSES,
+    UNVERIFIED_SAMPLER,
+    WINNER,
+    WINNERS,
+    Miss,
+    Query,
+    Row,
+    StoredMiss,
+    Value,
+    Winner,
+    part_of,
 )
-from autotile.database.schema import now_text
-from autotile.database.studies import (
-    StoredBest,
-    StoredRun,
-    StudySummary,
-    ensure_study,
-    find_study,
-    finish_run,
-    insert_run,
-    list_studies,
-    read_best,
-    read_runs,
-)
-from autotile.database.upgrade import (
-    UPGRADE_TIMEOUT_S,
-    check_integrity,
-    ensure_schema,
-    is_current,
-    schema_revision,
-    set_aside,
-)
-from autotile.database.winners import Winner
-from autotile.errors import DatabaseError, DataError
+from autotile.errors import DatabaseError, DataError, DataWarning
+from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.settings import read_settings
+from autotile.version import __version__
+
+LOCATION_OPTION = "autotile_location"
+"""Execution option of a connection that holds the location of the database, for warnings."""
+
+_NAMED_ROWS = 3
+"""Rows that a warning names; `autotile db check` names all."""
+_MAX_FAULT = 200
+_PARTS = re.compile(r"\A(?:(?:key|problem|trial|geometry|resources|occupancy|measurement)\.)+")
+"""Parts of the objects that a row becomes, which are no columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that does not match the schema of its table.
+
+    Attributes
+    ----------
+    table, row_id
+        Table and id.
+    field
+        Column, with the path of a value inside it; empty for the whole row.
+    fault
+        What was found, and what was expected.
+    """
+
+    table: str
+    row_id: int
+    field: str
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.row_id}: {f'{self.field}: ' if self.field else ''}{self.fault}"
+
+
+class BadRowError(DataError):
+    """Row that does not match the schema of its table."""
+
+    def __init__(self, row: BadRow) -> None:
+        super().__init__(row.fault, field=row.field)
+        self.row = row
+
+
+def parse_row(table: str, row_id: int, value: Any, schema: type[Value]) -> Value:
+    """Parse what a row holds.
+
+    Parameters
+    ----------
+    value
+        The row, or an object made of its columns.
+
+    Raises
+    ------
+    BadRowError
+        It does not match the schema.
+    """
+    try:
+        return convert(value, schema)
+    except DataError as error:
+        raise bad_row(table, row_id, error) from None
+
+
+def bad_row(table: str, row_id: int, error: DataError) -> BadRowError:
+    """Return the error for a row whose content does not match a schema."""
+    column = _PARTS.sub("", error.field) if table != "families" else error.field
+    return BadRowError(BadRow(table, row_id, column, error.fault[:_MAX_FAULT]))
+
+
+def parsed_rows(
+    connection: Connection, query: Select[Any], parse: Callable[[Row], Value], bad: list[BadRow] | None = None
+) -> list[Value]:
+    """Run a query and parse its rows; skip those that do not match, with a `DataWarning`.
+
+    Parameters
+    ----------
+    parse
+        Function that returns what a row holds, or raises a `BadRowError`.
+    bad
+        List to which rows that do not match are added, instead of a warning.
+    """
+    found: list[Value] = []
+    refused: list[BadRow] = [] if bad is None else bad
+    for row in rows_of(connection, query):
+        try:
+            found.append(parse(row))
+        except BadRowError as error:
+            refused.append(error.row)
+    if bad is None:
+        warn_of(connection, refused)
+    return found
+
+
+def rows_of(connection: Connection, query: Select[Any]) -> Iterator[Row]:
+    """Run a query, and yield its rows as dictionaries with plain strings as keys, which a schema needs."""
+    result = connection.execute(query)
+    names = [str(name) for name in result.keys()]  # noqa: SIM118 - it is no dictionary
+    for row in result:
+        yield dict(zip(names, row, strict=True))
+
+
+_named: set[tuple[str, BadRow]] = set()
+"""Rows that this process has named, with the location of their database."""
+
+
+def warn_of(connection: Connection, rows: Sequence[BadRow]) -> None:
+    """Warn of rows that are skipped, unless this process has done so already."""
+    location = connection.get_execution_options().get(LOCATION_OPTION, "the database")
+    new = [row for row in dict.fromkeys(rows) if (location, row) not in _named]
+    if not new:
+        return
+    _named.update((location, row) for row in new)
+    listed = "; ".join(map(str, new[:_NAMED_ROWS]))
+    more = f"; and {len(new) - _NAMED_ROWS:,} more" if len(new) > _NAMED_ROWS else ""
+    warnings.warn(
+        f"{location}: skipped {len(new):,} unusable {'row' if len(new) == 1 else 'rows'}: {listed}{more}; "
+        "`autotile db check` lists all",
+        DataWarning,
+        stacklevel=2,
+    )
+
+
+Phase = Literal["search", "final"]
+
+_OCCUPANCY_COLUMNS = tuple(field.name for field in fields(Occupancy))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrial:
+    """A trial with its position in the database and the time at which it was recorded."""
+
+    trial_id: Whole
+    study_id: Whole
+    run_id: Whole
+    phase: Phase
+    rank: Count | None
+    """Rank in the run's finals, 1 for the winner; None for trials of the search."""
+    created_at: Moment
+    trial: Trial
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether finals have rejected the configuration, which the trials before it cannot win with any more."""
+        return self.phase == "final" and self.trial.outcome is not Outcome.OK
+
+
+def trial_row(trial: Trial) -> dict[str, Any]:
+    """Return the columns of the table ``trials`` that the trial itself determines."""
+    return {
+        "config_key": config_key(trial.config),
+        "config": dict(trial.config),
+        "outcome": str(trial.outcome),
+        "stage": trial.stage,
+        "reason": storable(trial.reason),
+        "cubin_hash": trial.cubin_hash,
+        "telemetry": {name: value for name, value in trial.telemetry.items() if _is_storable(value)},
+        "seconds": dict(trial.seconds),
+        "source": trial.source,
+        "gpu": trial.gpu,
+        **_geometry_columns(trial.geometry),
+        **_resource_columns(trial.resources),
+        **_occupancy_columns(trial.occupancy),
+        **_measurement_columns(trial.measurement),
+    }
+
+
+class _Figures(msgspec.Struct):
+    """Telemetry that other modules calculate with."""
+
+    energy_mj: NonNegative | None = None
+    max_error: NonNegative | None = None
+    reference_us: NonNegative | None = None
+    repeats: NonNegative | None = None
+
+
+class _TrialRow(msgspec.Struct):
+    telemetry: _Figures
+
+
+def stored_trial(row: Row) -> StoredTrial:
+    """Invert `trial_row`, for a complete row of the table.
+
+    Raises
+    ------
+    BadRowError
+        It does not match the schema.
+    """
+    columns = {**row, "samples_us": row["samples_us"] if row["samples_us"] is not None else ()}
+    parts = {
+        "resources": part_of(row, RESOURCE_COLUMNS),
+        "measurement": columns if part_of(row, ("samples_us", *MEASUREMENT_COLUMNS)) else None,
+        "geometry": part_of(row, ("grid", "block", "dynamic_smem_bytes")),
+        "occupancy": part_of(row, _OCCUPANCY_COLUMNS),
+    }
+    value = {**columns, "trial_id": row["id"], "trial": {**columns, **parts}}
+    found = parse_row("trials", row["id"], value, StoredTrial)
+    parse_row("trials", row["id"], row, _TrialRow)
+    if row["config_key"] != config_key(found.trial.config):
+        raise bad_row("trials", row["id"], DataError("it is not that of the configuration", field="config_key"))
+    return found
+
+
+_COLUMNS = [column.name for column in TRIALS.c if not column.primary_key]
+_JSON_COLUMNS = [column.name for column in TRIALS.c if isinstance(column.type, JSON)]
+_INSERT = f"INSERT INTO trials ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
+_PARAMETER = re.compile(r"(?<!:):(\w+)")
+
+
+def run_text(
+    connection: Connection, statement: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> Sequence[tuple[Any, ...]]:
+    """Run a statement with values by their names, ``:name``; return its rows, none of one without ``RETURNING``.
+
+    A session commits several short transactions for each batch of trials. SQLAlchemy's statements would take several
+    times as long as the database itself.
+    """
+    is_server = connection.dialect.name == "postgresql"
+    result = connection.exec_driver_sql(_server_text(statement) if is_server else statement, values)
+    return [tuple(row) for row in result] if result.returns_rows else ()
+
+
+@cache
+def _server_text(statement: str) -> str:
+    """Return a statement with the parameters of PostgreSQL's driver, ``%(name)s``."""
+    return _PARAMETER.sub(r"%(\1)s", statement)
+
+
+def insert_trials(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert trials, given by all of their columns but the id."""
+    if rows:
+        encoded = (
+            {name: None if row[name] is None else json_text(row[name]) for name in _JSON_COLUMNS} for row in rows
+        )
+        run_text(connection, _INSERT, [{**row, **cells} for row, cells in zip(rows, encoded, strict=True)])
+
+
+def read_trials(connection: Connection, study_id: int, run_id: int | None, phase: Phase | None) -> list[StoredTrial]:
+    """Return the trials of a study, optionally of one run or one phase, oldest first."""
+    query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.id)
+    if run_id is not None:
+        query = query.where(TRIALS.c.run_id == run_id)
+    if phase is not None:
+        query = query.where(TRIALS.c.phase == phase)
+    return parsed_rows(connection, query, stored_trial)
+
+
+def standing_trials(stored: Iterable[StoredTrial]) -> list[StoredTrial]:
+    """Return one trial of each configuration, the one to show, in the order in which they were first tried.
+
+    A study has several rows of a configuration that was in the finals, was tried by several sessions or was measured
+    anew. The newest finals stand, as they compare the times in turn, unless the configuration was tried again since
+    then and either of both failed.
+
+    Parameters
+    ----------
+    stored
+        Trials of one study, oldest first.
+    """
+    found: dict[str, StoredTrial] = {}
+    for one in stored:
+        key = config_key(one.trial.config)
+        before = found.get(key)
+        is_kept = before is not None and before.phase == "final" and one.phase == "search"
+        if not (is_kept and before is not None and before.trial.outcome is one.trial.outcome is Outcome.OK):
+            found[key] = one
+    return list(found.values())
+
+
+def _is_storable(value: object) -> bool:
+    """Return whether JSON has a value: it has no infinity and no NaN."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _geometry_columns(geometry: LaunchGeometry | None) -> dict[str, Any]:
+    return {
+        "grid": list(geometry.grid) if geometry else None,
+        "block": list(geometry.block) if geometry else None,
+        "dynamic_smem_bytes": geometry.dynamic_smem_bytes if geometry else None,
+    }
+
+
+def _resource_columns(resources: Resources | None) -> dict[str, Any]:
+    return {name: getattr(resources, name) if resources else None for name in RESOURCE_COLUMNS}
+
+
+def _occupancy_columns(occupancy: Occupancy | None) -> dict[str, Any]:
+    return {
+        "blocks_per_sm": occupancy.blocks_per_sm if occupancy else None,
+        "warps_per_sm": occupancy.warps_per_sm if occupancy else None,
+        "occupancy": occupancy.occupancy if occupancy else None,
+        "limited_by": list(occupancy.limited_by) if occupancy else None,
+        "limits": dict(occupancy.limits) if occupancy else None,
+    }
+
+
+def _measurement_columns(measurement: Measurement | None) -> dict[str, Any]:
+    return {
+        "time_us": measurement.time_us if measurement else None,
+        "low_us": measurement.low_us if measurement else None,
+        "high_us": measurement.high_us if measurement else None,
+        "samples_us": list(measurement.samples_us) if measurement else None,
+        "l2": measurement.l2 if measurement else None,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StudySummary:
+    """One study in a listing."""
+
+    study_id: int
+    key: TuningKey
+    device: DeviceProperties | None
+    created_at: datetime
+    runs: int
+    trials: int
+    """Configurations that were tried, each counted once."""
+    ok: int
+    """Number of configurations that were verified and measured, and refused neither by finals nor since then."""
+    last_at: datetime | None
+    """Time at which the newest trial was recorded."""
+    best_config: Config | None
+    best_time_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run: a tuning session, an import, a merge or a verification."""
+
+    run_id: Whole
+    study_id: Whole
+    started_at: Moment
+    ended_at: Moment | None
+    """None during the run, and permanently if it was killed."""
+    sampler: Name
+    seed: Whole | None
+    settings: Mapping[str, Any]
+    driver: Name
+    host: Name
+    autotile_version: Name
+    gates: Mapping[str, Any]
+    """Number of configurations that passed each gate."""
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStudy:
+    """One study: its key, and the device that it was started on."""
+
+    study_id: Whole
+    key: TuningKey
+    device: DeviceProperties | None
+    """None if an imported result does not state it."""
+    created_at: Moment
+
+
+def find_study(connection: Connection, key: TuningKey) -> int | None:
+    """Return the id of the study of a key, or None."""
+    return connection.execute(select(STUDIES.c.id).where(STUDIES.c.digest == key.digest)).scalar_one_or_none()
+
+
+def ensure_study(connection: Connection, key: TuningKey, device: DeviceProperties | None) -> int:
+    """Return the id of the study of a key, created if it does not exist."""
+    values = key.to_json() | {
+        "digest": key.digest,
+        "device": device.to_json() if device else None,
+        "created_at": now_text(),
+    }
+    connection.execute(insert_for(connection, STUDIES).on_conflict_do_nothing(index_elements=["digest"]), values)
+    return int(connection.execute(select(STUDIES.c.id).where(STUDIES.c.digest == key.digest)).scalar_one())
+
+
+def insert_run(connection: Connection, values: Mapping[str, Any]) -> int:
+    """Start a run and return its id."""
+    row = {"started_at": now_text(), "autotile_version": __version__, "summary": {}, **values}
+    return int(connection.execute(RUNS.insert().returning(RUNS.c.id), row).scalar_one())
+
+
+def finish_run(connection: Connection, run_id: int, summary: Mapping[str, Any]) -> bool:
+    """Mark a run as finished; return False if there is no such run."""
+    change = update(RUNS).where(RUNS.c.id == run_id).values(ended_at=now_text(), summary=dict(summary))
+    return connection.execute(change).rowcount == 1
+
+
+def read_runs(connection: Connection, study_id: int) -> list[StoredRun]:
+    """Return the runs of a study, oldest first."""
+    return parsed_rows(connection, select(RUNS).where(RUNS.c.study_id == study_id).order_by(RUNS.c.id), stored_run)
+
+
+def stored_run(row: Row) -> StoredRun:
+    """Return the run in a row of the table; a `BadRowError` if it does not match the schema."""
+    return parse_row("runs", row["id"], {**row, "run_id": row["id"]}, StoredRun)
+
+
+def stored_study(row: Row) -> StoredStudy:
+    """Return the study in a row of the table; a `BadRowError` if it does not match the schema."""
+    found = parse_row("studies", row["id"], {**row, "study_id": row["id"], "key": row}, StoredStudy)
+    if row["digest"] != found.key.digest:
+        raise bad_row("studies", row["id"], DataError("it is not that of the key", field="digest"))
+    return found
+
+
+def list_studies(connection: Connection, kernel: str | None) -> list[StudySummary]:
+    """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
+    query = select(STUDIES, *_study_counts()).order_by(STUDIES.c.kernel, STUDIES.c.id)
+    if kernel is not None:
+        query = query.where(STUDIES.c.kernel == kernel)
+    winners = _best_times(connection, kernel)
+    return parsed_rows(connection, query, lambda row: _summary(row, winners.get(row["id"])))
+
+
+def _study_counts() -> Iterator[Label[Any]]:
+    """Yield the numbers of runs and of configurations of a study, and the time of its newest trial.
+
+    A configuration is ok if its newest trial is, as in `rows.standing_trials`. A run tries no configuration twice. So
+    the trials of a study with one run are counted in the indexes, if its finals refused none: to compare
+    configurations, each row of the table would have to be read.
+    """
+
+    def count(*conditions: ColumnElement[bool]) -> ScalarSelect[int]:
+        return select(func.count()).where(TRIALS.c.study_id == STUDIES.c.id, *conditions).scalar_subquery()
+
+    searched = count(TRIALS.c.phase == literal_column("'search'"))
+    is_final = TRIALS.c.phase == literal_column("'final'")
+    # the concatenation keeps SQLite from the index of times, in which finals are not apart from the others
+    final_outcome = TRIALS.c.outcome.concat("")
+    own = TRIALS.alias()
+    last_ids = select(func.max(own.c.id)).where(own.c.study_id == STUDIES.c.id).correlate(STUDIES)
+    last_ids = last_ids.group_by(own.c.config_key)
+    runs = select(func.count()).where(RUNS.c.study_id == STUDIES.c.id).scalar_subquery()
+    newest = select(func.max(TRIALS.c.id)).where(TRIALS.c.run_id == RUNS.c.id).scalar_subquery()
+    last = select(func.max(newest)).where(RUNS.c.study_id == STUDIES.c.id).correlate(STUDIES).scalar_subquery()
+    is_simple = and_(runs == 1, searched > 0, count(is_final, final_outcome != "ok") == 0)
+    configurations = select(func.count(TRIALS.c.config_key.distinct())).where(TRIALS.c.study_id == STUDIES.c.id)
+    yield runs.label("runs")
+    yield case((is_simple, searched), else_=configurations.scalar_subquery()).label("trials")
+    ok = count(TRIALS.c.outcome == "ok") - count(is_final, final_outcome == "ok")
+    yield case((is_simple, ok), else_=count(TRIALS.c.outcome == "ok", TRIALS.c.id.in_(last_ids))).label("ok")
+    yield select(TRIALS.c.created_at).where(TRIALS.c.id == last).scalar_subquery().label("last_at")
+
+
+class _BestTime(msgspec.Struct):
+    config: Config
+    time_us: TimeUs
+
+
+def _best_times(connection: Connection, kernel: str | None) -> dict[int, _BestTime]:
+    """Return configuration and time of the best trial of each study, by the id of the study."""
+    query = select(BEST.c.study_id, TRIALS.c.config, TRIALS.c.time_us).join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
+    if kernel is not None:
+        query = query.join(STUDIES, STUDIES.c.id == BEST.c.study_id).where(STUDIES.c.kernel == kernel)
+    rows = connection.execute(query).all()
+    try:
+        return {study: convert({"config": config, "time_us": time}, _BestTime) for study, config, time in rows}
+    except DataError:  # `read_best` names the bad rows, and takes the next best
+        found = {best.study_id: best.trial for best in read_best(connection, kernel)}
+        return {study: _BestTime(one.config, one.time_us) for study, one in found.items() if one.time_us is not None}
+
+
+def _summary(row: Row, best: _BestTime | None) -> StudySummary:
+    study = stored_study(row)
+    try:
+        last_at = convert(row["last_at"], datetime) if row["last_at"] is not None else None
+    except DataError:  # of a trial that does not match its schema
+        last_at = None
+    return StudySummary(
+        study_id=study.study_id,
+        key=study.key,
+        device=study.device,
+        created_at=study.created_at,
+        runs=row["runs"],
+        trials=row["trials"],
+        ok=row["ok"],
+        last_at=last_at,
+        best_config=best.config if best is not None else None,
+        best_time_us=best.time_us if best is not None else None,
+    )
+
+
+CONTEST = "contest"
+"""Sampler of the runs that hold a race of the kernels of an operation with its libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBest:
+    """The best result of a study, with its trial and run."""
+
+    study_id: int
+    winner: Winner
+    trial: Trial
+    confirmed: bool
+    """Whether it won the finals of a finished run; otherwise it is only the fastest configuration of a search."""
+    run: StoredRun
+
+    @property
+    def key(self) -> TuningKey:
+        """The study's key."""
+        return self.winner.key
+
+    @property
+    def device(self) -> DeviceProperties | None:
+        """The winner's device."""
+        return self.winner.device
+
+    @property
+    def created_at(self) -> datetime:
+        """Time at which the trial was recorded."""
+        return self.winner.tuned_at
+
+
+def best_query(*selected: ColumnElement[Any] | Table) -> Select[Any]:
+    """Return the query of columns of the best trial of each study, its study and its run, newest first.
+
+    The newest is the one that was recorded last; dates depend on the clocks of the machines.
+    """
+    return (
+        select(*selected)
+        .select_from(STUDIES)
+        .join(BEST, STUDIES.c.id == BEST.c.study_id)
+        .join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
+        .join(RUNS, RUNS.c.id == TRIALS.c.run_id)
+        .order_by(TRIALS.c.id.desc())
+    )
+
+
+def read_best(
+    connection: Connection,
+    kernel: str | None = None,
+    *,
+    dtype: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    gpu_name: str | None = None,
+    study_id: int | None = None,
+) -> list[StoredBest]:
+    """Return the best result of each matching study, newest first."""
+    filters = (
+        (STUDIES.c.kernel, kernel),
+        (STUDIES.c.dtype, dtype),
+        (STUDIES.c.gpu_name, gpu_name),
+        (STUDIES.c.id, study_id),
+    )
+    query = _BEST_ROWS.where(*(column == value for column, value in filters if value is not None))
+    bad: list[BadRow] = []
+    found = [best for row in connection.execute(query).all() if (best := _best(connection, row, bad))]
+    warn_of(connection, bad)
+    return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
+
+
+_BEST_ROWS = best_query(STUDIES, TRIALS, RUNS)  # a statement of so many columns takes longer to build than to run
+
+
+def _best(connection: Connection, row: Sequence[Any], bad: list[BadRow]) -> StoredBest | None:
+    """Return the best result in a row of `_BEST_ROWS`, or the next best of its study if the row cannot be used.
+
+    It cannot if it is damaged, or of a run of `UNVERIFIED_SAMPLER`.
+    """
+    study_row, trial_row, run_row = _rows_of_tables(row, (STUDIES, TRIALS, RUNS))
+    try:
+        study = stored_study(study_row)
+    except BadRowError as error:
+        bad.append(error.row)
+        return None
+    try:
+        run = stored_run(run_row)
+        if run.sampler != UNVERIFIED_SAMPLER:
+            return _stored_best(study, stored_trial(trial_row), run)
+    except BadRowError as error:
+        bad.append(error.row)
+    return _next_best(connection, study, bad)
+
+
+def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRow]) -> StoredBest | None:
+    """Return the best result of a study among the rows that can be used, by the order of the view ``best``."""
+    trials_query = select(TRIALS).where(TRIALS.c.study_id == study.study_id).order_by(TRIALS.c.id)
+    runs_query = select(RUNS).where(RUNS.c.study_id == study.study_id)
+    trials = parsed_rows(connection, trials_query, stored_trial, bad)
+    runs = {run.run_id: run for run in parsed_rows(connection, runs_query, stored_run, bad)}
+    refused = {config_key(one.trial.config): one.trial_id for one in trials if one.is_refusal}
+    usable = [
+        one
+        for one in trials
+        if one.trial.outcome is Outcome.OK
+        and one.trial.measurement is not None
+        and one.run_id in runs
+        and refused.get(config_key(one.trial.config), 0) < one.trial_id
+    ]
+    finals = [one for one in usable if one.phase == "final" and one.rank == 1 and runs[one.run_id].ended_at is not None]
+    verified = [one for one in usable if runs[one.run_id].sampler != UNVERIFIED_SAMPLER]
+    best = finals[-1] if finals else min(verified, key=lambda one: (one.trial.cost, one.trial_id), default=None)
+    return _stored_best(study, best, runs[best.run_id]) if best is not None else None
+
+
+def _stored_best(study: StoredStudy, stored: StoredTrial, run: StoredRun) -> StoredBest:
+    trial, device = stored.trial, study.device
+    if device is not None and run.driver:  # a study may outlive the driver that it was started with
+        device = replace(device, driver=run.driver)
+    measurement = replace(trial.measurement, samples_us=()) if trial.measurement is not None else None
+    winner = Winner(study.key, device, trial.config, trial.resources, measurement, stored.created_at)
+    return StoredBest(study.study_id, winner, trial, stored.phase == "final", run)
+
+
+def _rows_of_tables(row: Sequence[Any], tables: Sequence[Table]) -> Iterator[dict[str, Any]]:
+    """Split a row of all columns of several tables."""
+    start = 0
+    for table in tables:
+        names = [str(name) for name in table.c.keys()]  # noqa: SIM118 - plain strings, which a schema needs
+        yield dict(zip(names, row[start : start + len(names)], strict=True))
+        start += len(names)
+
+
+def rows_of_kernel(read: Callable[[str | None], Sequence[Value]], kernel: KernelName | None) -> Sequence[Value]:
+    """Return the rows of a kernel, even if the kernel's files have been deleted since.
+
+    Parameters
+    ----------
+    read
+        Query by the kernel's name; None selects all kernels.
+    kernel
+        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
+
+    Raises
+    ------
+    InputError
+        The query finds nothing under this name, and there is no such kernel either.
+    """
+    if kernel is None:
+        return read(None)
+    if held := held_kernel(kernel):
+        return read(held.name)
+    return read(str(kernel)) or read(load_kernel(kernel).name)
+
 
 _MAX_RETRIES = 5
 """Retries of opening a damaged file, which other processes may be replacing at the same time."""
@@ -400,7 +1058,7 @@ class Database:
 
     def misses(self, kernel: str | None = None) -> list[StoredMiss]:
         """Return the requested problems that were not served exactly, most frequent first."""
-        return self.read(MISSES, kernel=kernel)
+        return self.read(STORED_MISSES, kernel=kernel)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -3,31 +3,62 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import math
 import os
 import re
 import socket
 import sqlite3
+import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, quote_plus, unquote
 
-from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy import (
+    JSON,
+    URL,
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    QueuePool,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    column,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    table,
+    text,
+)
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.schema import CreateTable
 
 from autotile.core.documents import json_cell, json_text
 from autotile.core.forks import fork_guard
+from autotile.database.migrations import BEST_VIEW
 from autotile.database.paths import (
     EXAMPLE_CREDENTIALS,
     MASK,
+    file_identity,
     has_wal,
     is_disk_full,
     looks_like_url,
@@ -35,8 +66,214 @@ from autotile.database.paths import (
     network_file_system,
     unparsed_text,
 )
+from autotile.database.winners import (
+    SCHEMA_REVISION,
+    VERSION_TABLE,
+    Execute,
+    differing_table,
+    foreign_object,
+    unknown_revision,
+)
 from autotile.errors import DatabaseError, InputError
 from autotile.settings import expand_path
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
+
+
+def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """Return an insert with ``ON CONFLICT``, which SQLite and PostgreSQL share, in the connection's dialect."""
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table)
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert(table)
+
+
+def now_text() -> str:
+    """Return the current time (UTC) as it is stored: text whose order is that of time in every database."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+METADATA = MetaData()
+
+
+def _json(name: str, *, nullable: bool = False) -> Column[object]:
+    return Column(name, JSON(none_as_null=True), nullable=nullable)
+
+
+STUDIES = Table(
+    "studies",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("kernel", Text, nullable=False),
+    Column("template_hash", Text, nullable=False),
+    Column("space_hash", Text, nullable=False),
+    _json("options"),
+    Column("dtype", Text, nullable=False),
+    _json("sizes"),
+    Column("gpu_name", Text, nullable=False),
+    Column("compute_capability", Text, nullable=False),
+    Column("sm_count", Integer, nullable=False),
+    Column("smem_per_block_optin_bytes", Integer, nullable=False),
+    Column("nvrtc_version", Text, nullable=False),
+    Column("l2_mode", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    _json("device", nullable=True),
+    Column("created_at", Text, nullable=False),
+    Index("studies_by_kernel", "kernel"),
+)
+"""One row for each `TuningKey`, with the device's properties (null if an imported result does not state them)."""
+
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
+    Column("started_at", Text, nullable=False),
+    Column("ended_at", Text),
+    Column("sampler", Text, nullable=False),
+    Column("seed", BigInteger),
+    _json("settings"),
+    Column("driver", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("autotile_version", Text, nullable=False),
+    _json("gates"),
+    _json("summary"),
+    Index("runs_by_study", "study_id"),
+)
+"""One row for each run; ``ended_at`` is null during the run, and stays null if it was killed."""
+
+TRIALS = Table(
+    "trials",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
+    Column("run_id", Integer, ForeignKey("runs.id"), nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("rank", Integer),
+    Column("config_key", Text, nullable=False),
+    _json("config"),
+    Column("outcome", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    _json("grid", nullable=True),
+    _json("block", nullable=True),
+    Column("dynamic_smem_bytes", Integer),
+    Column("registers", Integer),
+    Column("spill_store_bytes", Integer),
+    Column("spill_load_bytes", Integer),
+    Column("stack_bytes", Integer),
+    Column("static_smem_bytes", Integer),
+    Column("blocks_per_sm", Integer),
+    Column("warps_per_sm", Integer),
+    Column("occupancy", Float(53)),
+    _json("limited_by", nullable=True),
+    _json("limits", nullable=True),
+    Column("time_us", Float(53)),
+    Column("low_us", Float(53)),
+    Column("high_us", Float(53)),
+    _json("samples_us", nullable=True),
+    Column("l2", Text),
+    Column("cubin_hash", Text, nullable=False),
+    _json("telemetry"),
+    _json("seconds"),
+    Column("source", Text, nullable=False),
+    Column("gpu", Text, nullable=False, server_default=""),
+    Column("created_at", Text, nullable=False),
+    Index("trials_by_time", "study_id", "outcome", "time_us"),
+    Index("trials_by_rank", "study_id", "phase", "rank"),
+    Index("trials_of_run", "run_id", "id"),
+    Index(
+        "trials_of_finals",
+        "study_id",
+        "id",
+        sqlite_where=text("phase = 'final'"),
+        postgresql_where=text("phase = 'final'"),
+    ),
+)
+"""One row for each trial. ``config`` keeps the order of the parameters; ``config_key`` is canonical, for look-ups."""
+
+CLAIMS = Table(
+    "claims",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", Integer, nullable=False),
+    Column("config_key", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("expires_at", Float(53), nullable=False),
+    UniqueConstraint("study_id", "config_key", name="one_claim_a_configuration"),
+)
+"""One row for each configuration that a session is trying; ``expires_at`` is in seconds since 1970. After that another
+session may try it."""
+
+MISSES = Table(
+    "misses",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("kernel", Text, nullable=False),
+    Column("sizes", Text, nullable=False),
+    Column("dtype", Text, nullable=False),
+    Column("gpu_name", Text, nullable=False),
+    Column("tier", Text, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("last_at", Text, nullable=False),
+    UniqueConstraint("kernel", "sizes", "dtype", "gpu_name", "tier", name="one_row_a_miss"),
+)
+"""Requested problems that could not be served exactly; ``sizes`` is canonical JSON."""
+
+FAMILIES = Table(
+    "families",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("kernel", Text, nullable=False),
+    Column("dtype", Text, nullable=False),
+    _json("key"),
+    _json("device"),
+    _json("family"),
+    _json("progress", nullable=True),
+    _json("rule", nullable=True),
+    Column("learned_at", Text),
+    Index("families_by_kernel", "kernel"),
+)
+"""One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
+tuning is unfinished, ``rule`` is null before the first rule is learned."""
+
+MODELS = Table(
+    "models",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("operation", Text, nullable=False),
+    Column("dtype", Text, nullable=False),
+    Column("gpu_name", Text, nullable=False),
+    _json("device"),
+    _json("model"),
+    Column("learned_at", Text, nullable=False),
+    UniqueConstraint("operation", "dtype", "gpu_name", name="one_model_a_gpu"),
+)
+"""One row for each operation, element type and GPU: its newest model of time."""
+
+CEILINGS = Table(
+    "ceilings",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("gpu_uuid", Text, nullable=False, unique=True),
+    Column("gpu_name", Text, nullable=False),
+    Column("compute_capability", Text, nullable=False),
+    Column("driver", Text, nullable=False),
+    Column("measured_at", Text, nullable=False),
+    _json("ceilings"),
+    _json("warnings"),
+)
+"""One row for each GPU: the newest measurement of its ceilings."""
+
+BEST = table("best", column("study_id"), column("trial_id"))
+"""View of the best result of each study; its other columns are for people who open the database by hand."""
+
 
 LOCK_TIMEOUT_S = 30.0
 """Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond.
@@ -619,3 +856,258 @@ def _text(data: bytes) -> str | bytes:
         return data.decode()
     except UnicodeDecodeError:
         return data
+
+
+_MIGRATIONS = Path(__file__).with_name("migrations")
+
+_MAX_CHECKED_BYTES = 64 * 2**20
+"""Files up to this size are checked when they are opened for writing, which takes about 1 ms per MiB."""
+
+UPGRADE_TIMEOUT_S = 600.0
+"""Timeout of an upgrade by a command, in seconds."""
+
+_LOCK_KEY = 0x6175746F74696C65
+"""Key of the PostgreSQL advisory lock that is held while migrating: "autotile" in ASCII."""
+
+
+def ensure_schema(engine: Engine, location: Location, timeout_s: float = UPGRADE_TIMEOUT_S) -> None:
+    """Create the tables, or run the migrations that an older database lacks, in one transaction.
+
+    Of several processes at the same time, one does it, and the others wait for it.
+
+    Parameters
+    ----------
+    timeout_s
+        Timeout of waiting for another process that does it, and on a server of each statement, in seconds.
+
+    Raises
+    ------
+    DatabaseError
+        The database was written by a newer autotile, or belongs to another program.
+    """
+    with engine.connect() as connection:
+        if is_current(connection, location):
+            return
+    with engine.execution_options(**WRITE_OPTIONS).connect() as connection, _turn(connection, timeout_s):
+        if not is_current(connection, location):  # another process may have been first
+            if schema_revision(connection, location) is None:
+                _create(connection)
+            else:
+                _migrate(connection)
+
+
+@contextmanager
+def _turn(connection: Connection, timeout_s: float) -> Iterator[None]:
+    """Begin the transaction of an upgrade when no other process upgrades.
+
+    It may take far longer than the statements of a session: an index of ten million trials takes half a minute. The
+    locks on tables that others use are waited for no longer than by a session, since everyone else waits behind them.
+    """
+    if connection.dialect.name == "postgresql":
+        with connection.begin():
+            lock_timeout = connection.execute(text("SHOW lock_timeout")).scalar_one()
+            set_local = text("SELECT set_config(:name, :value, true)")
+            for name in ("statement_timeout", "lock_timeout"):
+                connection.execute(set_local, {"name": name, "value": f"{math.ceil(1000 * timeout_s)}"})
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+            connection.execute(set_local, {"name": "lock_timeout", "value": lock_timeout})
+            yield
+        return
+    file = connection.connection.cursor()
+    file.execute(f"PRAGMA busy_timeout={math.ceil(1000 * timeout_s)}")
+    try:
+        with connection.begin():
+            yield
+    finally:
+        file.execute(f"PRAGMA busy_timeout={math.ceil(1000 * LOCK_TIMEOUT_S)}")
+        file.close()
+
+
+def is_current(connection: Connection, location: Location) -> bool:
+    """Return whether the database has the current schema; False if it is empty or older.
+
+    Raises
+    ------
+    DatabaseError
+        The database was written by a newer autotile, belongs to another program, or was changed by one.
+    """
+    if fault := _foreign_object(connection, None):
+        raise _refused(location, fault)
+    revision = schema_revision(connection, location)
+    if revision is None:
+        _refuse_foreign(connection, location)
+        return False
+    if revision > SCHEMA_REVISION:
+        raise DatabaseError(
+            f"{location} was written by a newer autotile (schema {revision}; this version knows {SCHEMA_REVISION}): "
+            "pip install --upgrade autotile, or name another database"
+        )
+    if fault := _foreign_object(connection, revision):
+        raise _refused(location, fault)
+    if revision == SCHEMA_REVISION and (fault := _differing_table(connection)):
+        raise _refused(location, fault)
+    return revision == SCHEMA_REVISION
+
+
+def schema_revision(connection: Connection, location: Location | str) -> str | None:
+    """Return the schema revision of a database; None if it has no tables of autotile.
+
+    Raises
+    ------
+    DatabaseError
+        It states no revision, several, or one that no version of autotile has written.
+    """
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    revisions = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2")).scalars().all()
+    if fault := unknown_revision(revisions):
+        raise _refused(location, fault)
+    return str(revisions[0])
+
+
+def _foreign_object(connection: Connection, revision: str | None) -> str:
+    return foreign_object(_execute(connection), revision) if connection.dialect.name == "sqlite" else ""
+
+
+def _differing_table(connection: Connection) -> str:
+    tables = {name: table.c.keys() for name, table in METADATA.tables.items()}
+    return differing_table(_execute(connection), tables) if connection.dialect.name == "sqlite" else ""
+
+
+def _execute(connection: Connection) -> Execute:
+    return lambda statement: connection.exec_driver_sql(statement).all()
+
+
+def _refused(location: Location | str, fault: str) -> DatabaseError:
+    return DatabaseError(
+        f"the database {location} was changed by another program: {fault}; remove it with sqlite3, restore a copy of "
+        "the file, or name another database"
+    )
+
+
+def check_integrity(engine: Engine, path: Path) -> None:
+    """Raise if a file of moderate size is damaged, so that a tuning session does not start on it.
+
+    Raises
+    ------
+    DamagedDatabaseError
+        SQLite's quick check finds a fault.
+    """
+    if path.stat().st_size > _MAX_CHECKED_BYTES:
+        return
+    with engine.connect() as connection:
+        finding = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+    if finding != "ok":
+        raise DamagedDatabaseError(f"database {path} is damaged: {finding}")
+
+
+def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
+    """Rename a damaged file, with its log, so that a new one can be created; nothing is deleted.
+
+    Parameters
+    ----------
+    seen
+        `file_identity` of the damaged file. If another process has replaced it since, nothing is done.
+
+    Returns
+    -------
+    tuple of str
+        A notice for the user; empty if nothing was done, as another process has replaced the file, or it is healthy.
+
+    Raises
+    ------
+    DatabaseError
+        The file cannot be renamed, or is in use.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
+    try:
+        # The folder is locked, not the file: closing a descriptor of the file would end SQLite's locks on it.
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            # If several processes found it damaged, one renames it and the others then see another identity.
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if file_identity(path) != seen or is_healthy(path):
+                return ()
+            end = time.monotonic() + _VISIT_S
+            while (user := _user_of(path)) and time.monotonic() < end:
+                time.sleep(0.02)
+            if user:
+                raise DatabaseError(
+                    f"the database {path} is damaged, and {user} uses it; it is left as it is: end that process, then "
+                    "run the same command again, or name another database"
+                )
+            for suffix in ("-wal", "-shm", ""):  # the file last: a new one must not find the old log
+                with suppress(FileNotFoundError):
+                    path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+        finally:
+            os.close(folder)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise DatabaseError(
+            f"the database {path} is damaged and cannot be renamed: {error.strerror}; move it away, or name another one"
+        ) from None
+    return (f"the database {path} was damaged: it is kept as {aside}, and a new one was created",)
+
+
+def is_healthy(path: Path) -> bool:
+    """Return whether SQLite reads all of a file over a new connection and finds no damage."""
+    access = "mode=ro" if has_wal(path) else "immutable=1"  # which makes no files beside it
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?{access}", uri=True)) as connection:
+            return connection.execute("PRAGMA integrity_check(1)").fetchall() == [("ok",)]
+    except sqlite3.Error:
+        return False
+
+
+_VISIT_S = 2.0
+"""Time for which a process may use a damaged database before it counts as in use: others look at it at the same time,
+find the damage, and close it."""
+_LOCK_BYTES = (0x40000000, 512)
+"""Place and length of SQLite's lock bytes (sqlite3.c, PENDING_BYTE): whoever has a file open in WAL mode holds a shared
+lock on some of them, and others do in a transaction."""
+_FLOCK = struct.Struct("hhqqi4x")
+"""``struct flock`` of Linux: type, whence, start, length and process."""
+
+
+def _user_of(path: Path) -> str:
+    """Return who has a database open, for a message; empty if nobody has."""
+    if open_connections(path):
+        return "this process"
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_LOCK_BYTES, 0)
+        kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    finally:
+        os.close(descriptor)
+    return "" if kind == fcntl.F_UNLCK else f"process {process}"
+
+
+def _refuse_foreign(connection: Connection, location: Location) -> None:
+    """Raise if a file has tables of another program, or a server's database a foreign table with a name of ours."""
+    tables = set(inspect(connection).get_table_names())
+    foreign = sorted(tables if isinstance(location, Path) else tables & METADATA.tables.keys())
+    if foreign:
+        raise DatabaseError(
+            f"{location} belongs to another program (it has a table {foreign[0]!r}): name another database"
+        )
+
+
+def _create(connection: Connection) -> None:
+    """Create what the migrations would leave, without loading Alembic, which takes longer than the rest."""
+    METADATA.create_all(connection, checkfirst=False)
+    connection.exec_driver_sql(BEST_VIEW)
+    key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")  # as Alembic names it
+    version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), nullable=False), key)
+    connection.execute(CreateTable(version))
+    connection.execute(version.insert().values(version_num=SCHEMA_REVISION))
+
+
+def _migrate(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    command.upgrade(config, "head")

@@ -1,26 +1,38 @@
 """Winners and rules: the results that are served, their JSON and the database columns that they are read from.
 
-The database (`autotile.database.queries`, `autotile.database.studies`), the files that ship with autotile
+The database (`autotile.database.winners`, `autotile.database.database`), the files that ship with autotile
 (`autotile.exchange.shipped`) and bundles (`autotile.exchange.bundle`) all use the conversions of this module.
 It does not import SQLAlchemy, whose import takes longer than the rest of a process's first look-up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Moment, NonNegative, Text, TimeUs, convert
-from autotile.core.model import Config, L2Mode, Measurement, Resources
+from autotile.core.documents import Moment, Name, NonNegative, Text, TimeUs, Whole, canonical_json, convert, json_cell
+from autotile.core.forks import FORK_LOCK
+from autotile.core.model import Config, L2Mode, Measurement, Problem, Resources
 from autotile.database.keys import TuningKey
-from autotile.errors import DataError
+from autotile.database.paths import looks_like_url, network_file_system
+from autotile.errors import DataError, InputError
+from autotile.settings import expand_path
 
 if TYPE_CHECKING:
     from autotile.families.rule import FamilyRule
+
 
 MEASUREMENT_COLUMNS = ("time_us", "low_us", "high_us", "l2")
 RESOURCE_COLUMNS = tuple(field.name for field in fields(Resources))
@@ -252,3 +264,374 @@ class RuleDocument(msgspec.Struct):
         except DataError as error:
             raise DataError(error.fault, field=".".join(filter(None, ["rule", error.field]))) from None
         return StoredRule(self.key, self.device, rule, self.learned_at)
+
+
+Value = TypeVar("Value")
+Row = Mapping[str, Any]
+
+SERVER_TIMEOUT_S = 2.0
+"""Timeout of a database server in serving: a program must not wait for it as a tuning session may."""
+_BUSY_TIMEOUT_S = 1.0
+"""In WAL mode a reader never waits; in the other modes a commit takes milliseconds."""
+
+
+class Query(NamedTuple, Generic[Value]):
+    """A statement that reads.
+
+    Attributes
+    ----------
+    sql
+        Text with parameters such as ``:kernel``, for SQLite and PostgreSQL.
+    parse
+        Function of a row, whose JSON columns may be text, that raises `DataError` if it does not match its schema.
+    table
+        Table of the column ``id`` by which a row that does not match is named, and then skipped; None if it is not.
+    """
+
+    sql: str
+    parse: Callable[[Row], Value]
+    table: str | None = None
+
+
+def _names(columns: Mapping[str, Iterable[str]]) -> str:
+    return ", ".join(f"{table}.{name}" for table, names in columns.items() for name in names)
+
+
+def _decoded(row: Row) -> dict[str, Any]:
+    """Return a row with the values of its JSON columns; the driver of PostgreSQL has decoded them."""
+    return {name: json_cell(v) if name in JSON_COLUMNS and isinstance(v, str | bytes) else v for name, v in row.items()}
+
+
+def _winner(row: Row) -> Winner:
+    device = row["device"]
+    if not isinstance(device, str):
+        return Winner.from_row(_decoded(row), convert(device, DeviceProperties) if device is not None else None)
+    return Winner.from_row(_decoded(row), _device(device))
+
+
+@lru_cache(maxsize=16)
+def _device(cell: str) -> DeviceProperties | None:
+    """Parse the device of a study; most studies of a database share one."""
+    value = json_cell(cell)
+    return convert(value, DeviceProperties) if value is not None else None
+
+
+_WINNERS = f"""
+    SELECT {_names(WINNER_COLUMNS)}
+    FROM studies
+    JOIN best ON studies.id = best.study_id
+    JOIN trials ON trials.id = best.trial_id
+    JOIN runs ON runs.id = trials.run_id
+"""
+WINNERS = Query(
+    f"{_WINNERS} WHERE studies.kernel = :kernel AND studies.dtype = :dtype ORDER BY trials.id DESC", _winner
+)
+"""Winners of the studies of a kernel, newest first: in the order of recording, as dates depend on clocks."""
+
+WINNER = Query(f"{_WINNERS} WHERE studies.digest = :digest", _winner)
+"""Winner of the study of a key."""
+
+RULES: Query[StoredRule] = Query(
+    f"""
+    SELECT {_names({"families": RULE_COLUMNS})}
+    FROM families
+    WHERE learned_at IS NOT NULL AND (CAST(:kernel AS TEXT) IS NULL OR kernel = :kernel)
+    AND (CAST(:dtype AS TEXT) IS NULL OR dtype = :dtype)
+    ORDER BY families.id DESC
+    """,
+    lambda row: convert(_decoded(row), RuleDocument).stored_rule(),
+    "families",
+)
+"""Rules of the families of a kernel, or of all, newest first: in the order of learning."""
+
+CHECKS: Query[Check] = Query(
+    f"""
+    SELECT {_names(CHECK_COLUMNS)}
+    FROM studies
+    JOIN trials ON studies.id = trials.study_id
+    WHERE studies.kernel = :kernel AND studies.dtype = :dtype AND trials.phase = 'final' AND trials.rank IS NULL
+    ORDER BY trials.id
+    """,
+    lambda row: Check.from_row(_decoded(row)),
+    "trials",
+)
+"""Verdicts of finals and verifications on configurations of a kernel that are not ranked, oldest first."""
+
+MODEL: Query[Any] = Query(
+    "SELECT model FROM models WHERE operation = :operation AND dtype = :dtype AND gpu_name = :gpu_name",
+    lambda row: json_cell(row["model"]) if isinstance(row["model"], str | bytes) else row["model"],
+)
+"""JSON of the model of an operation for a GPU."""
+
+DIGESTED: Query[dict[str, Any]] = Query(
+    f"""
+    SELECT {_names(WINNER_COLUMNS)}, trials.telemetry
+    FROM studies
+    JOIN trials ON studies.id = trials.study_id
+    JOIN runs ON runs.id = trials.run_id
+    WHERE studies.digest = :study AND trials.outcome = 'ok'
+    AND ((trials.phase = 'final' AND trials.rank IS NOT NULL AND runs.ended_at IS NOT NULL)
+         OR trials.config_key = :config)
+    ORDER BY trials.id DESC
+    """,
+    _decoded,
+)
+"""Finalists of a study, and all trials of one configuration, newest first, with the digests of their outputs."""
+
+CHANGES: Query[tuple[Any, ...]] = Query(
+    """
+    SELECT studies.kernel AS kernel, studies.dtype AS dtype, 'run' AS kind, count(runs.id) AS number,
+           max(runs.id) AS newest, max(runs.ended_at) AS decided_at
+    FROM studies JOIN runs ON runs.study_id = studies.id
+    WHERE runs.ended_at IS NOT NULL GROUP BY studies.kernel, studies.dtype
+    UNION ALL
+    SELECT studies.kernel, studies.dtype, 'verdict', CAST(sum(finals.number) AS BIGINT), max(finals.newest),
+           max(trials.created_at)
+    FROM (SELECT study_id, count(*) AS number, max(id) AS newest FROM trials WHERE phase = 'final' GROUP BY study_id)
+         AS finals
+    JOIN studies ON studies.id = finals.study_id
+    JOIN trials ON trials.id = finals.newest
+    GROUP BY studies.kernel, studies.dtype
+    UNION ALL
+    SELECT kernel, dtype, 'rule', count(id), max(id), max(learned_at)
+    FROM families WHERE learned_at IS NOT NULL GROUP BY kernel, dtype
+    UNION ALL
+    SELECT operation, dtype, 'model', count(id), max(id), max(learned_at) FROM models GROUP BY operation, dtype
+    """,
+    lambda row: tuple(row.values()),
+)
+"""Decisions for each kernel and dtype: ended runs, verdicts, rules and models, each with their number and the
+newest. Trials of a search that still runs are left out: they would change what is served with every improvement."""
+
+Changes = frozenset[tuple[Any, ...]]
+"""Rows of `CHANGES`; kernel and dtype are their first two columns."""
+
+ADD_MISSES = """
+    INSERT INTO misses (kernel, sizes, dtype, gpu_name, tier, count, last_at)
+    VALUES (:kernel, :sizes, :dtype, :gpu_name, :tier, :count, :last_at)
+    ON CONFLICT (kernel, sizes, dtype, gpu_name, tier)
+    DO UPDATE SET count = misses.count + excluded.count, last_at = excluded.last_at
+"""
+
+
+class Miss(NamedTuple):
+    """Calls of a kernel that was served for a problem as a fallback."""
+
+    problem: Problem
+    gpu_name: str
+    tier: str
+    calls: int
+
+    def row(self) -> dict[str, Any]:
+        """Return the parameters of `ADD_MISSES`."""
+        return {
+            "kernel": self.problem.kernel,
+            "sizes": canonical_json(dict(self.problem.sizes)),
+            "dtype": self.problem.dtype,
+            "gpu_name": self.gpu_name,
+            "tier": self.tier,
+            "count": self.calls,
+            "last_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMiss:
+    """Calls of one problem on one GPU that were served by a fallback.
+
+    Attributes
+    ----------
+    tier
+        Kind of the fallback: ``family``, ``nearest``, ``transferred`` or ``default``.
+    count
+        Number of calls.
+    last_at
+        Time of the last update of the count (UTC).
+    """
+
+    problem: Problem
+    gpu_name: Name
+    tier: Name
+    count: Whole
+    last_at: Moment
+
+
+def _stored_miss(row: Row) -> StoredMiss:
+    columns = {**row, "sizes": json_cell(row["sizes"])}
+    return convert({**columns, "problem": columns}, StoredMiss)
+
+
+STORED_MISSES = Query(
+    """
+    SELECT id, kernel, sizes, dtype, gpu_name, tier, count, last_at
+    FROM misses
+    WHERE CAST(:kernel AS TEXT) IS NULL OR kernel = :kernel
+    ORDER BY count DESC, id
+    """,
+    _stored_miss,
+    "misses",
+)
+"""Misses of one kernel, or of all, most frequent first."""
+
+
+def file_signature(location: str) -> tuple[tuple[int, int, int], ...] | None:
+    """Return the i-node, size and time of an SQLite file and of its log, which change when it is written to.
+
+    None for a database on a server, which has no file.
+    """
+    if looks_like_url(location):
+        return None
+    return tuple(_state(f"{location}{suffix}") for suffix in ("", "-wal"))
+
+
+def _state(path: str) -> tuple[int, int, int]:
+    """Return i-node, size and time of a file; zeros if it is empty, as reading alone creates an empty log."""
+    try:
+        state = os.stat(expand_path(path, "a database"))  # noqa: PTH116
+    except (OSError, InputError):
+        return (0, 0, 0)
+    return (state.st_ino, state.st_size, state.st_mtime_ns) if state.st_size else (0, 0, 0)
+
+
+def read_file(location: str, query: Query[Value], **parameters: str) -> list[Value] | None:
+    """Run a query on an SQLite file; an empty list if there is none.
+
+    Returns
+    -------
+    list or None
+        None if the database is not a readable SQLite file of the current schema, or a row does not match its schema.
+    """
+    if looks_like_url(location):
+        return None
+    try:
+        path = expand_path(location, "a database")
+    except InputError:
+        return None
+    if not path.exists():
+        return []
+    try:
+        uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+        with FORK_LOCK, closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
+            if not _is_current(connection):
+                return None
+            connection.row_factory = sqlite3.Row
+            rows = connection.execute(query.sql, parameters).fetchall()
+        return [query.parse(dict(row)) for row in rows]
+    except (sqlite3.Error, DataError):
+        return None
+
+
+def write_file(path: Path, statement: str, rows: Sequence[Mapping[str, Any]], *, timeout_s: float) -> bool:
+    """Run a statement on an SQLite file for each of some rows, in one transaction; return whether it was committed.
+
+    The file is neither created nor migrated, and its journal mode stays as it is. Nothing is written if its schema is
+    not the current one, or if it cannot be written now.
+
+    Parameters
+    ----------
+    timeout_s
+        Maximum time to wait for another process that is writing.
+    """
+    uri = f"file:{quote(str(path.absolute()))}?mode=rw"
+    try:
+        with (
+            FORK_LOCK,
+            closing(sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)) as connection,
+        ):
+            (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+            if journal == "wal":
+                if network_file_system(path):  # where several hosts would damage it
+                    return False
+                connection.execute("PRAGMA synchronous=NORMAL")  # as in Database
+            connection.execute("BEGIN IMMEDIATE")
+            if not _is_current(connection):
+                return False
+            connection.executemany(statement, rows)
+            connection.execute("COMMIT")
+    except sqlite3.Error:
+        return False
+    return True
+
+
+def _is_current(connection: sqlite3.Connection) -> bool:
+    """Return whether a file has the current schema, and no view or trigger that autotile did not create."""
+    if foreign_object(connection.execute, SCHEMA_REVISION):
+        return False
+    return connection.execute(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2").fetchall() == [(SCHEMA_REVISION,)]
+
+
+SCHEMA_REVISION = "0008"
+"""The newest migration. Revisions are four-digit numbers in order, so that a newer database can be recognized."""
+
+VERSION_TABLE = "autotile_schema"
+"""Table of Alembic's revision; with Alembic's default name, another program's database could pass for ours."""
+
+VIEW = "best"
+
+VIEW_DIGESTS: Mapping[str, str] = {
+    "0001": "ec16a4c3503805458126ce71ab2d1bed56aaf05263e81b35ee087dcacd5699c0",
+    "0002": "28518ae42dedd64b506ea0dc6365ffc82573b666f781d43ffb3f49b14ee536be",
+    "0003": "28518ae42dedd64b506ea0dc6365ffc82573b666f781d43ffb3f49b14ee536be",
+    "0004": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
+    "0005": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
+    "0006": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
+    "0007": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
+    "0008": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
+}
+"""SHA-256 of the text of the view, with single spaces, after each migration; a test compares them."""
+
+Execute = Callable[[str], Iterable[Sequence[Any]]]
+"""Function that runs a statement and returns its rows."""
+
+
+def unknown_revision(revisions: Sequence[Any]) -> str:
+    """Return the fault of the rows of `VERSION_TABLE`; empty if they hold one revision, known or newer."""
+    if len(revisions) != 1:
+        return f"its table {VERSION_TABLE} has {len(revisions)} rows, expected one"
+    (revision,) = revisions
+    if not isinstance(revision, str) or not (len(revision) == 4 and revision.isascii() and revision.isdecimal()):
+        return f"its schema has the revision {revision!r:.40}, expected one such as {SCHEMA_REVISION!r}"
+    if revision <= SCHEMA_REVISION and revision not in VIEW_DIGESTS:
+        return f"its schema has the revision {revision!r}, which no version of autotile has written"
+    return ""
+
+
+def foreign_object(execute: Execute, revision: str | None) -> str:
+    """Return the first view or trigger of a file that autotile did not create; empty if there is none.
+
+    Parameters
+    ----------
+    revision
+        Revision whose view the file must have; None for any, before the revision is read.
+    """
+    views = []
+    for kind, name, text in execute("SELECT type, name, sql FROM sqlite_master WHERE type IN ('view', 'trigger')"):
+        if kind == "trigger" or name != VIEW:
+            return f"it has a {kind} {name!r:.80} that autotile did not create"
+        views.append(text)
+    if not views and revision is not None:
+        return f"it lacks the view {VIEW!r}"
+    known = VIEW_DIGESTS.values() if revision is None else (VIEW_DIGESTS[revision],)
+    return "" if all(view_digest(text) in known for text in views) else f"its view {VIEW!r} was changed"
+
+
+def differing_table(execute: Execute, tables: Mapping[str, Iterable[str]]) -> str:
+    """Return the first table of a file that has other columns than ours; empty if there is none.
+
+    Parameters
+    ----------
+    tables
+        Names of the columns of each table.
+    """
+    for table, columns in tables.items():
+        found = [name for _, name, *_ in execute(f"PRAGMA table_xinfo({table})")]
+        if not found:
+            return f"it lacks the table {table!r}"
+        if differing := sorted({str(name) for name in found} ^ set(columns)):
+            return f"its table {table!r} has other columns than autotile's: {differing[0]!r:.80}"
+    return ""
+
+
+def view_digest(text: str) -> str:
+    """Return the SHA-256 of a view's text with single spaces."""
+    return hashlib.sha256(" ".join(str(text).split()).encode("utf-8", "replace")).hexdigest()

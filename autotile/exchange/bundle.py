@@ -26,7 +26,7 @@ from autotile.core.model import Config, Resources
 from autotile.database.paths import atomic_write
 from autotile.database.winners import RuleDocument, StoredRule, Winner, WinnerDocument
 from autotile.errors import BundleError, DataError, InputError
-from autotile.exchange.archive import ARCHIVE_FAULTS, open_archive, read_member
+from autotile.exchange.recording import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import ARCHITECTURE

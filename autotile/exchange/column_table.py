@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TextIO
 
 from autotile.core.documents import encode_json, storable
 from autotile.core.text import shown_text
+from autotile.database.database import StoredTrial
 from autotile.database.keys import TuningKey
-from autotile.database.rows import StoredTrial
 from autotile.errors import ToolchainError
 
 if TYPE_CHECKING:

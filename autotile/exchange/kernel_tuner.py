@@ -19,10 +19,9 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Outcome, Trial, Value
-from autotile.database.database import Database
+from autotile.database.database import Database, StoredTrial, standing_trials
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
-from autotile.database.rows import StoredTrial, standing_trials
 from autotile.errors import DataError, InputError
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.problem import MAX_SIZE

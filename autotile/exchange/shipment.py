@@ -17,7 +17,7 @@ from autotile.cuda.nvrtc import known_architectures
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.learned_store import FamilyStore
+from autotile.database.learned import FamilyStore
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError

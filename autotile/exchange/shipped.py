@@ -27,7 +27,7 @@ from autotile.errors import DataError, InputError
 from autotile.settings import data_folder
 
 if TYPE_CHECKING:
-    from autotile.database.learned_store import StoredModel
+    from autotile.database.learned import StoredModel
     from autotile.families.operation_model import OperationModel
 
 _WINNERS_FORMAT = 1

@@ -3,7 +3,7 @@
 A kind is a class derived from `ArgumentKind` and listed in `Argument` and `_KINDS`; those of structs and tensor maps
 are in `autotile.kernel.argument_kind`. Code outside this package queries an argument (`is_given`, `is_passed`,
 `workspace`, ...) instead of testing its type. Only two modules have code for each kind, and mypy reports a kind that
-they lack: `autotile.cuda.packing` packs the parameters of a launch, `autotile.exchange.cpp_code` writes them in C++.
+they lack: `autotile.cuda.packing` packs the parameters of a launch, `autotile.exchange.cpp_header` writes them in C++.
 
 The contents of buffers in tuning are declared by ``init``, a name or an expression of the language of
 `autotile.kernel.array_expressions` with generators of random numbers, or by ``file``.

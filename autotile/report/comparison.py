@@ -32,7 +32,7 @@ from autotile.core.text import (
     source_text,
     time_text,
 )
-from autotile.database.database import Database, open_existing
+from autotile.database.database import Database, StoredBest, StudySummary, open_existing
 from autotile.database.keys import (
     STUDY_HEADINGS,
     TuningKey,
@@ -41,7 +41,6 @@ from autotile.database.keys import (
     study_columns,
     versioned_document,
 )
-from autotile.database.studies import StoredBest, StudySummary
 
 _MIN_SAMPLES = 6
 """Fewest samples whose median has a 95 % interval, see `median_interval`."""

@@ -25,10 +25,16 @@ from autotile.core.documents import Moment, Whole, convert, encode_json
 from autotile.core.model import Trial, config_text
 from autotile.core.text import duration_text, outcomes_text, sizes_text, source_text, time_text
 from autotile.core.timeline import MIN_PACE_STEPS, Pace
-from autotile.database.database import Database, location_text
-from autotile.database.rows import parsed_rows
-from autotile.database.schema import RUNS, STUDIES, TRIALS
-from autotile.database.studies import StoredRun, StoredStudy, stored_run, stored_study
+from autotile.database.database import (
+    Database,
+    StoredRun,
+    StoredStudy,
+    location_text,
+    parsed_rows,
+    stored_run,
+    stored_study,
+)
+from autotile.database.engine import RUNS, STUDIES, TRIALS
 from autotile.errors import AutotileError, DataError, DataWarning
 from autotile.report.study_data import StudyData
 from autotile.report.study_reading import StudyReader, run_settings

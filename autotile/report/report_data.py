@@ -11,10 +11,9 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
 from autotile.core.statistics import Interval, ratio_of
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
-from autotile.database.database import Database
+from autotile.database.database import CONTEST, Database, StoredBest, StudySummary, rows_of_kernel
 from autotile.database.keys import TuningKey, key_text
-from autotile.database.learned_store import FamilyStore
-from autotile.database.studies import CONTEST, StoredBest, StudySummary, rows_of_kernel
+from autotile.database.learned import FamilyStore
 from autotile.database.winners import StoredRule
 from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName

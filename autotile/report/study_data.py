@@ -27,9 +27,8 @@ from autotile.core.model import (
     objective_values,
 )
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
+from autotile.database.database import StoredRun, StoredTrial
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.rows import StoredTrial
-from autotile.database.studies import StoredRun
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
@@ -297,7 +296,7 @@ class StudyData:
     def winner(self) -> Trial | None:
         """Winner of the newest finals, else the best trial of the search; None if nothing was measured.
 
-        It is what is served, as `autotile.database.schema.BEST` chooses it.
+        It is what is served, as `autotile.database.engine.BEST` chooses it.
         """
         ended = {run.run.run_id for run in self.runs if not run.is_running}
         first = [one for one in self.final_trials if one.rank == 1 and one.run_id in ended]

@@ -12,11 +12,17 @@ from sqlalchemy import select
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.documents import convert
 from autotile.core.model import Occupancy, Trial
-from autotile.database.database import Database
-from autotile.database.learned_store import read_ceilings
-from autotile.database.rows import StoredTrial, parsed_rows, stored_trial
-from autotile.database.schema import TRIALS
-from autotile.database.studies import StoredRun, StoredStudy, StudySummary
+from autotile.database.database import (
+    Database,
+    StoredRun,
+    StoredStudy,
+    StoredTrial,
+    StudySummary,
+    parsed_rows,
+    stored_trial,
+)
+from autotile.database.engine import TRIALS
+from autotile.database.learned import read_ceilings
 from autotile.errors import DataError
 from autotile.exchange.recording import Recording
 from autotile.report.study_data import RunData, RunSettings, RunSummary, StudyData

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_key
 from autotile.database.keys import key_of, library_key
-from autotile.database.queries import CHANGES, Changes, file_signature, read_file
-from autotile.database.winners import Winner
+from autotile.database.winners import CHANGES, Changes, Winner, file_signature, read_file
 from autotile.errors import InputError
 from autotile.kernel.operation import Library, Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason

@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from autotile.core.forks import FORK_LOCK
 from autotile.database.paths import looks_like_url
-from autotile.database.queries import (
+from autotile.database.winners import (
     ADD_MISSES,
     CHANGES,
     SERVER_TIMEOUT_S,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Config, config_key
 from autotile.database.keys import TuningKey
-from autotile.database.queries import (
+from autotile.database.winners import (
     CHECKS,
     DIGESTED,
     MODEL,
@@ -22,11 +22,13 @@ from autotile.database.queries import (
     SERVER_TIMEOUT_S,
     WINNER,
     WINNERS,
+    Check,
     Query,
+    StoredRule,
+    Winner,
     file_signature,
     read_file,
 )
-from autotile.database.winners import Check, StoredRule, Winner
 from autotile.errors import DatabaseError, DataError
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from autotile.core.text import (
 )
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, space_hash
-from autotile.database.learned_store import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, FamilyStore
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, list_recordings
 from autotile.families.family import Family, sample_members, select_points, select_points_from

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import Database, open_for_reading
+from autotile.database.database import Database, open_for_reading, rows_of_kernel
 from autotile.database.keys import space_hash
-from autotile.database.learned_store import FamilyStore
-from autotile.database.misses import MissCost, MissCostEstimator, study_times
-from autotile.database.queries import StoredMiss
-from autotile.database.studies import rows_of_kernel
+from autotile.database.learned import FamilyStore, MissCost, MissCostEstimator, study_times
+from autotile.database.winners import StoredMiss
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel, load_named_kernel
 from autotile.kernel.problem import resolve_problem

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Resources, config_key
-from autotile.database.learned_store import save_model
+from autotile.database.learned import save_model
 from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members

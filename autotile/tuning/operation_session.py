@@ -16,8 +16,8 @@ from autotile.core.model import Config, Outcome, Problem, Trial
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import plural
 from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import CONTEST
 from autotile.database.keys import TuningKey, key_of, library_key
-from autotile.database.studies import CONTEST
 from autotile.errors import DatabaseError, DeviceError, EmptySpaceError, InputError, ToolchainError, WorkerError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation

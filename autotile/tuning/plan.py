@@ -17,9 +17,8 @@ from msgspec import Meta
 
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
 from autotile.core.model import Problem
-from autotile.database.database import Database
+from autotile.database.database import CONTEST, Database
 from autotile.database.keys import space_hash
-from autotile.database.studies import CONTEST
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
 from autotile.kernel.library import Kernel, load_kernel

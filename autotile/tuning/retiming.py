@@ -8,9 +8,8 @@ from pathlib import Path
 
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database.database import Database, database_location
+from autotile.database.database import Database, StoredBest, database_location
 from autotile.database.keys import key_of, space_hash
-from autotile.database.studies import StoredBest
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import resolve_problem

@@ -61,8 +61,8 @@ from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 
 if TYPE_CHECKING:
-    from autotile.database.claims import Claimed
     from autotile.database.database import Database
+    from autotile.database.runs import Claimed
     from autotile.search.importance import ParameterEffects
     from autotile.search.search import Search
     from autotile.search.shortlist import Shortlist
@@ -221,7 +221,7 @@ class Session:
         self._waiting = ""
         backend.observe_wait = self._report_wait
         self._notices = tuple(filter(None, (backend.notice, kernel.spec.reference.notice, *database.notices)))
-        from autotile.database.run_record import RunRecord
+        from autotile.database.runs import RunRecord
 
         self._record = RunRecord(database, self.key, backend.device)
         self._rate = Workrate.of(kernel.spec, problem)

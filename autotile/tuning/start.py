@@ -26,8 +26,7 @@ from autotile.tuning.scoring import session_objective
 from autotile.tuning.stopping import TrialLog
 
 if TYPE_CHECKING:
-    from autotile.database.database import Database
-    from autotile.database.studies import StudySummary
+    from autotile.database.database import Database, StudySummary
     from autotile.search.search import Search
     from autotile.search.shortlist import Shortlist
     from autotile.search.transfer import MisleadingSource, Source

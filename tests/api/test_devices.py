@@ -11,7 +11,7 @@ import autotile
 from autotile.api import targets
 from autotile.core.device import profile_names
 from autotile.database.database import Database
-from autotile.database.learned_store import save_ceilings
+from autotile.database.learned import save_ceilings
 from autotile.errors import DatabaseError, InputError
 
 

@@ -14,7 +14,7 @@ import pytest
 from interrupts import heeded_interrupts
 
 from autotile.cli.application import CommandLine
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.settings import child_environment
 

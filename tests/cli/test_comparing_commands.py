@@ -14,11 +14,10 @@ from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
-from autotile.database.checking import check_database
+from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database
+from autotile.database.engine import RUNS, TRIALS
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.merging import copy_missing_rows
-from autotile.database.schema import RUNS, TRIALS
 from autotile.exchange.shipped import write_winners
 from autotile.kernel.library import load_kernel
 

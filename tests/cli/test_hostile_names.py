@@ -16,9 +16,9 @@ from autotile.core.device import device_profile
 from autotile.core.documents import decode_json
 from autotile.cuda.compiler import CompileJob
 from autotile.database.database import Database
-from autotile.database.learned_store import save_model
+from autotile.database.learned import save_model
 from autotile.errors import DataError
-from autotile.exchange.cpp_code import literal
+from autotile.exchange.cpp_header import literal
 from autotile.settings import data_folder
 from autotile.tuning.cluster.compilers import CompileRequest
 

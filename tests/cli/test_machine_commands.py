@@ -9,7 +9,7 @@ from autotile.api import doctor
 from autotile.core.device import device_profile, profile_names
 from autotile.cuda.headers import HeaderFolders
 from autotile.database.database import Database
-from autotile.database.learned_store import save_ceilings
+from autotile.database.learned import save_ceilings
 from autotile.errors import ToolchainError
 
 

@@ -16,8 +16,8 @@ from postgresql_server import PostgresqlServer
 from sqlalchemy import create_engine, text
 
 import autotile
-from autotile.database import upgrade
-from autotile.database.checking import check_database
+from autotile.database import engine
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import DatabaseError
 from autotile.settings import worker_environment
@@ -104,7 +104,7 @@ def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url: s
             from alembic.config import Config
 
             config = Config(attributes={"connection": connection})
-            config.set_main_option("script_location", str(upgrade._MIGRATIONS))
+            config.set_main_option("script_location", str(engine._MIGRATIONS))
             command.stamp(config, "0006", purge=True)
             for index in ("trials_of_run", "trials_of_finals"):
                 connection.execute(text(f"DROP INDEX {index}"))
@@ -116,11 +116,11 @@ def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url: s
             with pytest.raises(DatabaseError, match="held a lock for too long"):
                 Database.open(server_url, server_timeout_s=0.5)
         with plain.connect() as connection:
-            assert upgrade.schema_revision(connection, server_url) == "0006"
+            assert engine.schema_revision(connection, server_url) == "0006"
         plain.dispose()
     with Database.open(server_url) as database:
         assert check_database(database).ok
-        assert check_database(database).revision == upgrade.SCHEMA_REVISION
+        assert check_database(database).revision == engine.SCHEMA_REVISION
 
 
 @pytest.mark.parametrize("option", [("--db", "{}"), ("--db={}",), ("-o", "{}")], ids=" ".join)

@@ -22,7 +22,7 @@ from autotile.core.model import Resources
 from autotile.cuda.compiler import Compilation, CompiledFunction
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.database import engine
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.settings import child_environment

@@ -20,9 +20,8 @@ from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
 from autotile.core.statistics import Interval
 from autotile.core.text import RIGHT
+from autotile.database.database import StoredTrial, StudySummary
 from autotile.database.keys import TuningKey
-from autotile.database.rows import StoredTrial
-from autotile.database.studies import StudySummary
 from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import Contender

@@ -24,11 +24,9 @@ from autotile.core.documents import NotJson, canonical_json, convert, decode_jso
 from autotile.core.model import LaunchGeometry, Outcome
 from autotile.core.statistics import Interval
 from autotile.cuda.compiler import CompileJob
+from autotile.database.database import StoredRun, StoredStudy, StoredTrial
 from autotile.database.keys import TuningKey
-from autotile.database.learned_store import FamilyState
-from autotile.database.misses import StoredMiss
-from autotile.database.rows import StoredTrial
-from autotile.database.studies import StoredRun, StoredStudy
+from autotile.database.learned import FamilyState, StoredMiss
 from autotile.database.winners import ResultDocument, RuleDocument, WinnerDocument
 from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped

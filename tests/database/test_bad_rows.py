@@ -19,12 +19,11 @@ from sqlalchemy import select
 from stored_rows import KERNEL, SIZES, make_database, sweep
 
 import autotile
-from autotile.database.checking import _PARSERS
-from autotile.database.database import Database
+from autotile.database.care import _PARSERS
+from autotile.database.database import Database, rows_of
+from autotile.database.engine import METADATA
 from autotile.database.migrations import versions
-from autotile.database.queries import VIEW_DIGESTS, WINNERS, read_file, view_digest
-from autotile.database.rows import rows_of
-from autotile.database.schema import METADATA
+from autotile.database.winners import VIEW_DIGESTS, WINNERS, read_file, view_digest
 from autotile.errors import DatabaseError, DataError, DataWarning
 
 

@@ -8,11 +8,10 @@ import pytest
 from sqlalchemy import update
 from stored_rows import CEILINGS, GPU
 
-from autotile.database.checking import check_database
+from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database
-from autotile.database.learned_store import read_ceilings, save_ceilings
-from autotile.database.merging import copy_missing_rows
-from autotile.database.schema import CEILINGS as TABLE
+from autotile.database.engine import CEILINGS as TABLE
+from autotile.database.learned import read_ceilings, save_ceilings
 from autotile.errors import DataWarning
 
 NEWER = replace(CEILINGS, measured_at=CEILINGS.measured_at + timedelta(days=1), warnings=())

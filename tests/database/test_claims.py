@@ -16,10 +16,10 @@ from sqlalchemy import text
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Trial, config_key
-from autotile.database import claims
+from autotile.database import runs
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.run_record import RunRecord
+from autotile.database.runs import RunRecord
 
 CONFIGS: list[Config] = [{"BM": number} for number in range(40)]
 Open = Callable[[], RunRecord]
@@ -102,13 +102,13 @@ def test_earlier_trials_do_not_count(session: Open, measured: Callable[..., Tria
 def test_a_lease_that_runs_out_is_inherited(
     session: Open, measured: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "LEASE_S", 0.05)
-    monkeypatch.setattr(claims, "_RENEWALS", 1e-3)
+    monkeypatch.setattr(runs, "LEASE_S", 0.05)
+    monkeypatch.setattr(runs, "_RENEWALS", 1e-3)
     first, second, third = session(), session(), session()
     first.claim({"BM": 1})
     first.claim({"BM": 2})
     time.sleep(0.1)
-    monkeypatch.setattr(claims, "LEASE_S", 60.0)
+    monkeypatch.setattr(runs, "LEASE_S", 60.0)
     assert second.claim({"BM": 2}).is_ours
     keys, state = second.inherit()
     assert (keys, state.others) == ([config_key({"BM": 1})], 0)
@@ -121,7 +121,7 @@ def test_a_lease_that_runs_out_is_inherited(
 
 
 def test_leases_are_renewed(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "LEASE_S", 0.4)
+    monkeypatch.setattr(runs, "LEASE_S", 0.4)
     first, second = session(), session()
     first.claim({"BM": 1})
     end = time.monotonic() + 1.2
@@ -136,14 +136,14 @@ def test_leases_are_renewed(session: Open, monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_renewal_changes_claims_while_another_transaction_does(
     session: Open, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "_RENEWALS", 1e5)  # one a millisecond
+    monkeypatch.setattr(runs, "_RENEWALS", 1e5)  # one a millisecond
     record = session()
     assert record._claims is not None
     waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
     with Database.open(location) as database:
         with database.writing() as transaction:
             record._claims.settle(transaction, [config_key({"BM": 1})])
-            renewal = claims.Renewal(database, record._claims)
+            renewal = runs.Renewal(database, record._claims)
             try:
                 deadline = time.monotonic() + 30
                 with database.reading() as connection:
@@ -187,7 +187,7 @@ def test_a_new_session_forgets_the_dead_and_counts_the_living(
     with Database.open(location) as database, database.writing() as connection:
         study = database.find_study(shared_key)
         assert study is not None
-        assert claims.forget_dead(connection, study) == 1
+        assert runs.forget_dead(connection, study) == 1
 
 
 def test_many_sessions_try_each_configuration_once(
@@ -226,4 +226,4 @@ def test_a_session_without_sharing_claims_nothing(
 
 @pytest.mark.parametrize("owner", ["", "1 2 3", "x", "1 1 5 elsewhere"])
 def test_an_owner_elsewhere_is_not_known_to_be_gone(owner: str) -> None:
-    assert not claims.is_gone(owner)
+    assert not runs.is_gone(owner)

@@ -11,11 +11,11 @@ from stored_runs import add_trial, add_trials, end_run, start_run
 from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial, config_key
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
+from autotile.database.engine import RUNS, TRIALS
 from autotile.database.keys import TuningKey
-from autotile.database.queries import SCHEMA_REVISION, WINNERS, read_file
-from autotile.database.schema import RUNS, TRIALS
+from autotile.database.winners import SCHEMA_REVISION, WINNERS, read_file
 from autotile.errors import DatabaseError
 
 Maker = Callable[..., Trial]

@@ -12,12 +12,12 @@ import pytest
 from stored_runs import add_trials, start_run
 
 from autotile.core.model import Trial
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.engine import ServerLocation, parse_location
 from autotile.database.keys import TuningKey
 from autotile.database.paths import network_file_system
-from autotile.database.queries import SCHEMA_REVISION
+from autotile.database.winners import SCHEMA_REVISION
 from autotile.errors import DatabaseError
 
 
@@ -210,8 +210,7 @@ def test_damage_found_while_reading_says_what_to_do(
 def test_a_lock_that_is_never_released_is_explained(
     tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("engine", "upgrade"):  # both set it for a connection
-        monkeypatch.setattr(f"autotile.database.{module}.LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("autotile.database.engine.LOCK_TIMEOUT_S", 0.05)
     with Database.open(tmp_path / "tuning.db") as database:
         holder = sqlite3.connect(tmp_path / "tuning.db", isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stored_runs import start_run
 
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 

@@ -11,7 +11,7 @@ from stored_runs import add_trial, add_trials, end_run, start_run
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
 from autotile.database import engine
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.errors import DatabaseError

@@ -12,11 +12,10 @@ from sqlalchemy import text
 from autotile.api.databases import db_check
 from autotile.core.device import device_profile
 from autotile.core.model import Resources
-from autotile.database.database import Database
+from autotile.database.database import BadRow, Database
 from autotile.database.keys import TuningKey
-from autotile.database.learned_store import FamilyState, FamilyStore
-from autotile.database.queries import RULES, read_file
-from autotile.database.rows import BadRow
+from autotile.database.learned import FamilyState, FamilyStore
+from autotile.database.winners import RULES, read_file
 from autotile.errors import DataWarning
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split

@@ -15,10 +15,9 @@ import autotile
 from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Problem
 from autotile.database.database import Database
-from autotile.database.engine import open_connections
+from autotile.database.engine import is_healthy, open_connections, set_aside
 from autotile.database.paths import file_identity
-from autotile.database.queries import ADD_MISSES, RULES, WINNERS, Miss, read_file, write_file
-from autotile.database.upgrade import is_healthy, set_aside
+from autotile.database.winners import ADD_MISSES, RULES, WINNERS, Miss, read_file, write_file
 from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
 from autotile.tuning.options import TuneOptions

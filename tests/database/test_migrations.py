@@ -15,14 +15,14 @@ from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
-from autotile.database import schema, upgrade
-from autotile.database.checking import check_database
+from autotile.database import engine as database_engine
+from autotile.database.care import check_database
 from autotile.database.database import Database
+from autotile.database.engine import RUNS
 from autotile.database.keys import TuningKey
-from autotile.database.learned_store import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, FamilyStore
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
-from autotile.database.queries import SCHEMA_REVISION, VERSION_TABLE, view_digest
-from autotile.database.schema import RUNS
+from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, view_digest
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
 
@@ -45,14 +45,14 @@ def migrated(tmp_path: Path) -> Engine:
     """An empty file after all migrations."""
     engine = create_engine(f"sqlite:///{tmp_path}/migrated.db")
     with engine.begin() as connection:
-        upgrade._migrate(connection)
+        database_engine._migrate(connection)
     return engine
 
 
 def test_the_migrations_make_the_declared_tables(migrated: Engine) -> None:
     with migrated.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        assert compare_metadata(context, schema.METADATA) == []
+        assert compare_metadata(context, database_engine.METADATA) == []
     migrated.dispose()
 
 
@@ -92,7 +92,7 @@ def test_a_new_database_is_what_the_migrations_leave(database: Database, migrate
 
 def test_the_declared_revision_is_the_newest_migration() -> None:
     config = Config()
-    config.set_main_option("script_location", str(upgrade._MIGRATIONS))
+    config.set_main_option("script_location", str(database_engine._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA_REVISION]
     assert [int(step.revision) for step in script.walk_revisions()] == [8, 7, 6, 5, 4, 3, 2, 1]
@@ -106,10 +106,10 @@ def test_an_older_database_is_brought_up_to_date(
     with Database.open(path) as database:
         database.study(key, None)
     folder = tmp_path / "100% migrations"
-    shutil.copytree(upgrade._MIGRATIONS, folder)
+    shutil.copytree(database_engine._MIGRATIONS, folder)
     (folder / "versions" / "v0009_note.py").write_text(NEWER)
-    monkeypatch.setattr(upgrade, "_MIGRATIONS", folder)
-    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0009")
+    monkeypatch.setattr(database_engine, "_MIGRATIONS", folder)
+    monkeypatch.setattr(database_engine, "SCHEMA_REVISION", "0009")
     opened = Database.open_readonly(path) if readonly else Database.open(path)
     assert opened is not None
     with opened:
@@ -124,11 +124,11 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
     with Database.open(path) as database:
         database.study(key, None)
     folder = tmp_path / "migrations"
-    shutil.copytree(upgrade._MIGRATIONS, folder)
+    shutil.copytree(database_engine._MIGRATIONS, folder)
     (folder / "versions" / "v0009_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
     with monkeypatch.context() as patch:
-        patch.setattr(upgrade, "_MIGRATIONS", folder)
-        patch.setattr(upgrade, "SCHEMA_REVISION", "0009")
+        patch.setattr(database_engine, "_MIGRATIONS", folder)
+        patch.setattr(database_engine, "SCHEMA_REVISION", "0009")
         with pytest.raises(RuntimeError, match="half way"):
             Database.open(path)
     engine = create_engine(f"sqlite:///{path}")

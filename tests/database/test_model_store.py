@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.device import DeviceProperties
+from autotile.database.care import copy_missing_rows
 from autotile.database.database import Database
-from autotile.database.learned_store import read_models, save_model
-from autotile.database.merging import copy_missing_rows
-from autotile.database.queries import CHANGES, MODEL, read_file
+from autotile.database.learned import read_models, save_model
+from autotile.database.winners import CHANGES, MODEL, read_file
 
 
 def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:

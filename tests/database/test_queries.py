@@ -10,10 +10,10 @@ from stored_runs import add_trial, end_run, start_run
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, config_key
-from autotile.database import queries
+from autotile.database import winners
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.queries import ADD_MISSES, CHECKS, VERSION_TABLE, WINNERS, Miss, read_file, write_file
+from autotile.database.winners import ADD_MISSES, CHECKS, VERSION_TABLE, WINNERS, Miss, read_file, write_file
 
 
 def _fill(path: Path, key: TuningKey) -> None:
@@ -154,7 +154,7 @@ def test_a_log_on_a_network_file_system_is_left_to_the_engine(
 ) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA journal_mode={journal}")
-    monkeypatch.setattr(queries, "network_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(winners, "network_file_system", lambda _: "nfs4")
     assert add(path) is written
     monkeypatch.undo()
     assert len(counts(path)) == written

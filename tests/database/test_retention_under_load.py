@@ -14,14 +14,13 @@ from sqlalchemy import Connection, select, update
 from stored_runs import add_trial, add_trials, end_run, start_run
 
 from autotile.core.model import Outcome, Trial, config_key
-from autotile.database import retention
-from autotile.database.checking import check_database
-from autotile.database.claims import StudyClaims
+from autotile.database import care
+from autotile.database.care import Criteria, check_database, clean_database
 from autotile.database.database import Database
+from autotile.database.engine import CLAIMS, RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
-from autotile.database.queries import CHECKS
-from autotile.database.retention import Criteria, clean_database
-from autotile.database.schema import CLAIMS, RUNS, STUDIES, TRIALS
+from autotile.database.runs import StudyClaims
+from autotile.database.winners import CHECKS
 
 Maker = Callable[..., Trial]
 TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
@@ -57,7 +56,7 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
     measured: Maker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retention, "_CHUNK", 10)
+    monkeypatch.setattr(care, "_CHUNK", 10)
     study = add_study(shared, key, measured, 40)
     running = start_run(shared, study, sampler="random")
     neighbour = shared.study(replace(key, kernel="other"), None)
@@ -137,8 +136,8 @@ def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
 ) -> None:
     study = add_study(shared, key, measured, 40)
     with monkeypatch.context() as patch:
-        patch.setattr(retention, "_CHUNK", 10)
-        kept, calls = retention._kept, []
+        patch.setattr(care, "_CHUNK", 10)
+        kept, calls = care._kept, []
 
         def interrupt(*given: Any) -> set[int]:
             calls.append(given)
@@ -146,7 +145,7 @@ def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
                 raise KeyboardInterrupt
             return kept(*given)
 
-        patch.setattr(retention, "_kept", interrupt)
+        patch.setattr(care, "_kept", interrupt)
         with pytest.raises(KeyboardInterrupt):
             clean_database(shared, None, TOMORROW, dry_run=False)
     assert check_database(shared).ok

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import make_url, text
 
 from autotile.database import engine as database_engine
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.engine import LostServerError
-from autotile.database.queries import SERVER_TIMEOUT_S
+from autotile.database.winners import SERVER_TIMEOUT_S
 from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
 

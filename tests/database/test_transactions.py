@@ -12,10 +12,9 @@ import pytest
 from stored_runs import start_run
 
 from autotile.core.model import Outcome, Trial
-from autotile.database.database import Database
+from autotile.database.database import Database, insert_trials, trial_row
+from autotile.database.engine import TRIALS, now_text
 from autotile.database.keys import TuningKey
-from autotile.database.rows import insert_trials, trial_row
-from autotile.database.schema import TRIALS, now_text
 from autotile.errors import DatabaseError
 
 

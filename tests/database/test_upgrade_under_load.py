@@ -13,16 +13,16 @@ from sqlalchemy import text
 from stored_runs import add_trial, start_run
 
 from autotile.core.model import Trial
-from autotile.database import upgrade
+from autotile.database import engine
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.queries import SCHEMA_REVISION, VERSION_TABLE
+from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE
 from autotile.errors import DatabaseError
 
 UPGRADE = """
 import sys
 from alembic import op
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 
 drop_index = op.drop_index
@@ -81,7 +81,7 @@ def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
         assert second.communicate("go\n", timeout=60)[0] == f"{SCHEMA_REVISION}\n"
         writing.join(60)
         assert [best.trial.config for best in older.best(study_id=study)] == [{"BM": 2}]
-        monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0007")
+        monkeypatch.setattr(engine, "SCHEMA_REVISION", "0007")
         for open_database in (Database.open, Database.open_readonly):
             with pytest.raises(DatabaseError, match=r"written by a newer autotile.*pip install --upgrade autotile"):
                 open_database(location)
@@ -94,11 +94,11 @@ def test_a_long_upgrade_is_not_ended_and_waits_no_longer_for_locks_than_others(
         make_older(database)
     found = []
 
-    def migrate(connection: object, run: Callable[..., None] = upgrade._migrate) -> None:
+    def migrate(connection: object, run: Callable[..., None] = engine._migrate) -> None:
         run(connection)
         names = ("statement_timeout", "lock_timeout")
         found.extend(connection.execute(text(f"SHOW {name}")).scalar_one() for name in names)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(upgrade, "_migrate", migrate)
+    monkeypatch.setattr(engine, "_migrate", migrate)
     Database.open(server_url).close()
     assert found == ["10min", "30s"]

@@ -9,8 +9,8 @@ from sqlalchemy import JSON
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert
 from autotile.core.model import Measurement, Resources
+from autotile.database.engine import METADATA
 from autotile.database.keys import TuningKey
-from autotile.database.schema import METADATA
 from autotile.database.winners import (
     JSON_COLUMNS,
     RESOURCE_COLUMNS,

@@ -22,7 +22,7 @@ from typing import Any
 from endurance.progress_marks import mark_progress, open_marks
 
 from autotile.core.model import config_key
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 
 ROLES = ("tune", "read", "tune", "exchange")

@@ -20,7 +20,7 @@ from stored_rows import DEVICE, KERNEL, SIZES, make_database
 from autotile.api.listings import RecordingList
 from autotile.core.documents import encode_json
 from autotile.core.model import Resources
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.winners import Winner
 from autotile.errors import BundleError, DataError, InputError, RecordingError

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from autotile.core.device import device_profile
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
+from autotile.database.database import StoredTrial
 from autotile.database.keys import TuningKey
-from autotile.database.rows import StoredTrial
 from autotile.errors import ToolchainError
 from autotile.exchange.column_table import ColumnTable, TypedColumn, trial_table
 

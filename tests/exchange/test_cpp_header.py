@@ -16,8 +16,7 @@ from autotile.core.model import Measurement, Resources, config_key
 from autotile.cuda.headers import header_folders
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
-from autotile.exchange.cpp_code import literal, to_cpp
-from autotile.exchange.cpp_header import HeaderCubin, write_header
+from autotile.exchange.cpp_header import HeaderCubin, literal, to_cpp, write_header
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split, Traits, Tree
 from autotile.kernel.expressions import parse_expression

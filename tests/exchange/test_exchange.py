@@ -13,9 +13,8 @@ from stored_runs import add_trial, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Measurement, Occupancy, Outcome, Trial, config_key
-from autotile.database.database import Database
+from autotile.database.database import Database, StoredTrial
 from autotile.database.keys import TuningKey
-from autotile.database.rows import StoredTrial
 from autotile.errors import InputError
 from autotile.exchange.kernel_tuner import (
     import_into_database,

@@ -19,10 +19,9 @@ from autotile.database.database import Database
 from autotile.database.paths import check_readable
 from autotile.errors import BundleError, InputError, RecordingError
 from autotile.exchange import bundle as bundles
-from autotile.exchange.archive import NpzReader
 from autotile.exchange.bundle import BUNDLE_FORMAT, MANIFEST, Bundle, manifest_digest, write_bundle
 from autotile.exchange.kernel_tuner import read_cache
-from autotile.exchange.recording import list_recordings, read_recording, read_recording_header
+from autotile.exchange.recording import NpzReader, list_recordings, read_recording, read_recording_header
 from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings

@@ -11,7 +11,7 @@ import autotile
 from autotile.core.model import Outcome, Problem
 from autotile.cuda.driver import live_device
 from autotile.database.database import Database
-from autotile.database.learned_store import read_models
+from autotile.database.learned import read_models
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.settings import read_settings
 from autotile.tuning.family_session import FamilyResult

@@ -22,8 +22,8 @@ from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import median_interval
 from autotile.database.database import Database
+from autotile.database.engine import TRIALS
 from autotile.database.keys import TuningKey
-from autotile.database.schema import TRIALS
 from autotile.errors import InputError
 from autotile.report.comparison import Comparison, compare
 from autotile.report.comparison_page import changes_chart

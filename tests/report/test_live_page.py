@@ -17,7 +17,7 @@ from report_studies import SCRIPT, Session, store_session
 from sqlalchemy import select
 
 from autotile.database.database import Database
-from autotile.database.schema import RUNS, TRIALS
+from autotile.database.engine import RUNS, TRIALS
 from autotile.report.live_server import LiveServer
 
 ROOT = Path(__file__).parents[2]

@@ -27,8 +27,8 @@ from stored_runs import add_trial, end_run, start_run
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
 from autotile.database.database import Database
+from autotile.database.engine import RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
-from autotile.database.schema import RUNS, STUDIES, TRIALS
 from autotile.errors import InputError, ToolchainError, UnknownKernelError
 from autotile.report.live import DatabaseFollower
 from autotile.report.live_server import LivePage, LiveServer

@@ -14,7 +14,7 @@ from autotile.core.ceilings import Ceiling, DeviceCeilings
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.database.database import Database
 from autotile.database.keys import library_key
-from autotile.database.learned_store import FamilyState, FamilyStore, save_ceilings
+from autotile.database.learned import FamilyState, FamilyStore, save_ceilings
 from autotile.exchange.shipped import shipped_rules
 from autotile.kernel.operation import load_operation
 from autotile.report.charts import roofline_chart

@@ -17,7 +17,7 @@ from autotile.api import exchange
 from autotile.cli.export import read_selections
 from autotile.core.device import device_profile
 from autotile.database.database import Database
-from autotile.database.learned_store import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, FamilyStore
 from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, InputError, NotTunedError
 from autotile.exchange import shipped as shipped_file

@@ -11,7 +11,7 @@ from sqlalchemy import update
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Problem, Resources
 from autotile.database.database import Database
-from autotile.database.schema import RUNS, TRIALS
+from autotile.database.engine import RUNS, TRIALS
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import Choice

@@ -13,7 +13,7 @@ import pytest
 
 from autotile.core.device import device_profile
 from autotile.core.model import Resources
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import ArgumentError, DatabaseError, InputError, NotTunedError, ToolchainError
 from autotile.serving import dispatcher as serving

@@ -16,7 +16,7 @@ from autotile.core.model import Config, Problem, Resources, config_key
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
-from autotile.database.learned_store import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, FamilyStore
 from autotile.database.winners import Check, StoredRule
 from autotile.errors import NotTunedError
 from autotile.exchange import shipped as shipped_file

@@ -20,7 +20,7 @@ from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of, library_key
-from autotile.database.learned_store import save_model
+from autotile.database.learned import save_model
 from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_model
 from autotile.kernel.library import load_kernel

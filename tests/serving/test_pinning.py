@@ -18,7 +18,7 @@ from stored_runs import add_trial, end_run, start_run
 import autotile
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Measurement, Outcome, Trial
 from autotile.database.database import Database
-from autotile.database.queries import DIGESTED, read_file
+from autotile.database.winners import DIGESTED, read_file
 from autotile.errors import InputError, PinError, PinWarning
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import (

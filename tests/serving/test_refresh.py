@@ -20,7 +20,7 @@ from autotile.core.model import Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
-from autotile.database.queries import CHANGES, file_signature, read_file
+from autotile.database.winners import CHANGES, file_signature, read_file
 from autotile.errors import CompileError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation

@@ -11,7 +11,7 @@ import pytest
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
-from autotile.database.learned_store import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, FamilyStore
 from autotile.errors import InputError
 from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving

@@ -14,9 +14,9 @@ import pytest
 from interrupts import heeded_interrupts
 from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
 
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
-from autotile.database.run_record import RunRecord
+from autotile.database.runs import RunRecord
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.replay import ReplayBackend
 

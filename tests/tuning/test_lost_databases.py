@@ -20,8 +20,8 @@ import pytest
 
 from autotile.api.databases import db_merge as merge
 from autotile.core.model import config_key
-from autotile.database import engine, run_record
-from autotile.database.checking import check_database
+from autotile.database import engine, runs
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import DatabaseError, InputError, RescuedRunError
 from autotile.settings import child_environment, read_settings
@@ -242,7 +242,7 @@ class TestRescueFile:
 
     def test_no_folder_takes_it(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         recording = bench.record()
-        monkeypatch.setattr(run_record.RunRecord, "_write_run", _refuse)
+        monkeypatch.setattr(runs.RunRecord, "_write_run", _refuse)
         with pytest.raises(RescuedRunError, match=r"trials of this session are lost: .* cannot be written") as raised:
             bench.tune(recording, Loss(unlink, 3))
         assert raised.value.rescued == ""

@@ -16,9 +16,8 @@ from autotile.api.operation_tuning import export_models
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database
-from autotile.database.learned_store import read_models
-from autotile.database.queries import WINNERS, read_file
-from autotile.database.winners import UNVERIFIED_SAMPLER
+from autotile.database.learned import read_models
+from autotile.database.winners import UNVERIFIED_SAMPLER, WINNERS, read_file
 from autotile.errors import InputError, ProblemError, ToolchainError
 from autotile.families.model_fit import fit_model
 from autotile.families.operation_model import OperationModel

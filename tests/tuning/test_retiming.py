@@ -41,7 +41,7 @@ def tuned(bench: Any) -> Any:
             with Database.open(read_settings().database) as database, database.writing() as connection:
                 from sqlalchemy import update
 
-                from autotile.database.schema import STUDIES
+                from autotile.database.engine import STUDIES
 
                 key = replace(bench.key(), nvrtc_version=nvrtc, source="replayed")
                 connection.execute(update(STUDIES).values(nvrtc_version=nvrtc, digest=key.digest))

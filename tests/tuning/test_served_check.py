@@ -100,7 +100,7 @@ def test_a_default_that_is_wrong_is_reported_and_stays_the_last_resort(bench: An
 
 def test_given_sizes_are_verified_without_a_miss(bench: Any, check: Any, judges: Any) -> None:
     with Database.open(read_settings().database) as database, database.writing() as connection:
-        from autotile.database.schema import MISSES
+        from autotile.database.engine import MISSES
 
         connection.execute(MISSES.delete())
     assert check(judges["by_threads"]).problems == ()

@@ -16,13 +16,13 @@ from processes import PATIENCE_S, count_configs
 
 from autotile.api.databases import db_merge as merge
 from autotile.core.model import config_key
-from autotile.database import claims, engine
+from autotile.database import engine, runs
 from autotile.errors import AutotileError
 
 SESSION = """
 import sys
 from pathlib import Path
-from autotile.database import claims
+from autotile.database import runs
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
@@ -35,8 +35,8 @@ class Slow(replay.SimulatedGpu):
         super().__init__(recording, notice, uuid=uuid, seconds=float(sys.argv[3]))
 
 replay.ReplayBackend = Slow
-claims.LEASE_S = float(sys.argv[4])
-claims.is_gone = lambda owner: False  # as for a process of another machine
+runs.LEASE_S = float(sys.argv[4])
+runs.is_gone = lambda owner: False  # as for a process of another machine
 kernel = load_kernel(sys.argv[1])
 options = TuneOptions(replay=Path(sys.argv[2]), workers=1, sampler="brute-force")
 result = tune(kernel, resolve_problem(kernel.spec, {"n": 4096}), read_settings(), options)
@@ -102,7 +102,7 @@ def test_a_server_that_stays_away_ends_the_session_which_is_resumed_later(
 ) -> None:
     recording = bench.record()
     monkeypatch.setattr(engine, "RESTART_S", 0.2)
-    monkeypatch.setattr(claims, "LEASE_S", 2.0)  # the same process holds it still, for the second session
+    monkeypatch.setattr(runs, "LEASE_S", 2.0)  # the same process holds it still, for the second session
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def stop_after_three(progress: Any) -> None:

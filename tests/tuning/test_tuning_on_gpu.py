@@ -18,7 +18,7 @@ from autotile.core.model import Outcome
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.database.checking import check_database
+from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.exchange.recording import read_recording

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from autotile.database.queries import VERSION_TABLE
-from autotile.database.schema import METADATA
+from autotile.database.engine import METADATA
+from autotile.database.winners import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],
