@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from autotile.report.comparison import compare as compare
     from autotile.report.live_server import watch as watch
     from autotile.serving.bound import BoundKernel as BoundKernel
-    from autotile.serving.capture import capture as capture
+    from autotile.serving.bound import capture as capture
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import add_library as add_library
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
@@ -182,8 +182,7 @@ _NAMES = {
     ),
     "report.comparison": ("compare",),
     "report.live_server": ("watch",),
-    "serving.bound": ("BoundKernel",),
-    "serving.capture": ("capture",),
+    "serving.bound": ("BoundKernel", "capture"),
     "serving.dispatcher": (
         "Dispatcher",
         "add_library",

@@ -209,7 +209,7 @@ class UserOperation:
 
     def libraries(self, arrays: Sequence[Any], sizes: Sizes, dtype: str) -> dict[str, Launch]:
         """Return the calls of the libraries that were added."""
-        from autotile.serving.libraries import libraries_for
+        from autotile.serving.operations import libraries_for
 
         added = {library.name: library.call for library in libraries_for(self._operation) if library.call is not None}
         if not added:

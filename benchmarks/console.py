@@ -37,8 +37,7 @@ from autotile.api.targets import open_problem
 from autotile.api.tuning import tune_problem
 from autotile.cli.tables import Trimmed, render
 from autotile.core.model import Resources, Value
-from autotile.cuda.compiler import CompiledFunction, CompileJob
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.exchange.recording import Recording
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings

@@ -30,7 +30,7 @@ from autotile.database.database import Database
 from autotile.exchange.shipped import write_winners
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.matmul import Product
+from autotile.serving.operations import Product
 from autotile.settings import read_settings
 from autotile.workers.child import WorkerPool
 

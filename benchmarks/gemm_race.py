@@ -16,7 +16,7 @@ from autotile.core.statistics import Interval, median_interval, paired_ratio
 from autotile.cuda.driver import live_device
 from autotile.cuda.timing import BATCH_BELOW_US, Timer
 from autotile.serving.bound import BoundKernel
-from autotile.serving.matmul import Product
+from autotile.serving.operations import Product
 
 _TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _RUNS_COMPARED = 5

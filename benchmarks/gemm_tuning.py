@@ -13,7 +13,7 @@ from gemm_seeds import Seed, seeds_of
 from autotile.errors import AutotileError, InputError
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel, forget_served
-from autotile.serving.matmul import Product, fitting_kernels
+from autotile.serving.operations import Product, fitting_kernels
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.model import Resources
-from autotile.cuda.compiler import CompiledFunction, CompileJob
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.workers.compile_pool import Compiled
 
 

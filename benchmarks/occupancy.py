@@ -19,8 +19,7 @@ from provenance import provenance
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config
-from autotile.cuda.compiler import CompileJob, compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CompileJob, CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.function import Module
 from autotile.cuda.toolchain import load_cupy

@@ -33,8 +33,7 @@ from rich.table import Table
 
 from autotile.api.tuning import open_family, tune_loaded_family
 from autotile.core.model import Config, Outcome, Problem, config_key
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
@@ -45,8 +44,7 @@ from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice
-from autotile.serving.selection import Request, choose
-from autotile.serving.shelf import Shelf
+from autotile.serving.selection import Request, Shelf, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import FamilyPlan, TuneOptions

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotile.core.model import Value
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings

@@ -23,7 +23,7 @@ SET_UP = [
     ".venv/bin/autotile tune sgemm_2d M=4096 N=4096 K=4096",
     'python3 -m venv .venv && .venv/bin/pip install -e ".[cuda13,test]" && .venv/bin/pytest',
 ]
-MEASURING = ("cuda.timing", "cuda.telemetry", "tuning.finals")
+MEASURING = ("cuda.timing", "tuning.finals")
 """Modules of which docs/measurement.md names every number."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -15,7 +15,7 @@ from autotile.core.device import device_profile
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
-from autotile.serving import libraries
+from autotile.serving import operations
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 
@@ -116,7 +116,7 @@ class TestRowSums:
     def test_a_library_that_a_program_added_may_be_served(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(libraries, "_added", {})
+        monkeypatch.setattr(operations, "_added", {})
         runpy.run_path(str(FOLDER / "row_sums" / "row_sums.py"))
         request = {"ROWS": 64, "N": 200_000, "device": "h200", "database": str(tmp_path / "empty.db")}
         served = autotile.get_best_kernel(self.FILE, **request)

@@ -21,7 +21,7 @@ from autotile.database.winners import Winner
 from autotile.kernel.operation import load_operation
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel
-from autotile.serving.matmul import Product, emulating_kernels, fitting_kernels
+from autotile.serving.operations import Product, emulating_kernels, fitting_kernels
 from autotile.settings import read_settings
 from autotile.workers.child import WorkerPool
 

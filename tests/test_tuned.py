@@ -10,7 +10,7 @@ from autotile.database.winners import Winner
 from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
-from autotile.serving.matmul import Product, emulating_kernels
+from autotile.serving.operations import Product, emulating_kernels
 from autotile.settings import data_folder
 from autotile.space.limits import check_config
 

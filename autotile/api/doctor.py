@@ -12,12 +12,10 @@ from typing import Any, Literal
 
 from autotile.core.argument_types import checked
 from autotile.core.text import Part, Result, ResultTable, bytes_text, device_text, plural
-from autotile.cuda.compiler import CompileJob
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
 from autotile.cuda.headers import cccl_folders, find_header, header_cure, header_folders
-from autotile.cuda.nvcc import find_nvcc, installed_nvcc
-from autotile.cuda.toolchain import INSTALL_WHEELS, load_cupy, nvrtc_version
+from autotile.cuda.toolchain import INSTALL_WHEELS, find_nvcc, installed_nvcc, load_cupy, nvrtc_version
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
 from autotile.database.paths import check_writable

@@ -17,8 +17,8 @@ from autotile.core.model import Config, Problem, split_objectives
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
-from autotile.serving.libraries import computes, libraries_for
-from autotile.serving.shelf import model_of
+from autotile.serving.operations import computes, libraries_for
+from autotile.serving.selection import model_of
 from autotile.settings import read_settings, user_path
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.problem_queue import Lane, open_lane

@@ -43,8 +43,7 @@ from autotile.kernel.library import KernelName, load_kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
 from autotile.report.study_reading import study_without_trials
 from autotile.serving.bound import BoundKernel
-from autotile.serving.choice import Compared, Contender
-from autotile.serving.description import resources_document
+from autotile.serving.choice import Compared, Contender, resources_document
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.tuning.missed_problems import AssessedMiss, assess_misses

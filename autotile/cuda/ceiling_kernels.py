@@ -14,8 +14,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Array
 from autotile.core.model import LaunchGeometry
-from autotile.cuda.compiler import CompileJob
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.cuda.function import Function, Module, driver_launch
 from autotile.cuda.timing import Launch
 from autotile.cuda.toolchain import load_cupy

@@ -1,29 +1,33 @@
-"""Compile CUDA C++ to cubins, without a GPU: sources and options, results, and parameters of the functions in them."""
+"""Compile CUDA C++ to cubins, without a GPU, with NVRTC or nvcc; and the cache of cubins on disk."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import os
 import re
+import shlex
+import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from autotile.core.documents import Bytes, Name, canonical_json
-from autotile.core.model import Config, Resources, Value
-from autotile.cuda.toolchain import nvrtc_version
-from autotile.errors import ToolchainError
+import msgspec
+
+from autotile.core.documents import Bytes, Name, canonical_json, decode_json, encode_json
+from autotile.core.model import Config, Resources
+from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
+from autotile.errors import CompileError, DataError, InputError, ToolchainError
+from autotile.settings import worker_environment
 
 if TYPE_CHECKING:
-    from autotile.kernel.library import Kernel, Variant
-
-
-_ENTRY = r"Compiling entry function '([^']+)'"
-_FRAME = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-_REGISTERS = r"Used (\d+) registers"
-_STATIC_SMEM = r"(\d+) bytes smem"
-"""Patterns of the assembler's report, which are compiled when the first report is parsed."""
+    from autotile.kernel.library import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +84,92 @@ class CompileJob:
         if self.files:
             identity.append(dict(self.files))
         if self.compiler == "nvcc":
-            from autotile.cuda.nvcc import nvcc_version
-
             identity.append(f"nvcc {nvcc_version()}")
-        return hashlib.sha256(canonical_json(identity).encode(errors="surrogatepass")).hexdigest()
+        return _hash_of(identity)
 
     def to_json(self) -> dict[str, Any]:
         """Return the job as JSON values, for a compile worker."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def _hash_of(value: object) -> str:
+    return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
+
+
+def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
+    """Return the ``-D`` options of parameters, flags and ``DTYPE``, the C type of an element; booleans are 1 and 0."""
+    from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
+
+    macros = [f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in config.items()]
+    return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
+
+
+def compile_job(
+    kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int] | None = None
+) -> CompileJob:
+    """Return the compilation of a configuration.
+
+    Parameters
+    ----------
+    dtype
+        dtype of the problem.
+    architecture
+        Architecture of the device, such as ``"sm_90"``; an architecture in the search-space file takes precedence.
+    sizes
+        Sizes and flags of the problem, of which `KernelSpec.compiled_names` are compiled in; None for the kernel's
+        defaults.
+
+    Raises
+    ------
+    InputError
+        A file that an option names cannot be read, or an option has no value.
+    """
+    from autotile.kernel.sources import read_bytes, sources_with_options
+    from autotile.kernel.spec import controls_file, with_values
+
+    spec, build = kernel.spec, kernel.spec.build
+    shared: dict[str, Any] = {
+        "template_path": str(kernel.template_path),
+        "architecture": spec.architecture or architecture,
+        "include_folders": tuple(map(str, kernel.include_folders)),
+        "compiler": build.compiler,
+    }
+    if kernel.variant is not None:
+        variant = kernel.variant(config)
+        own = sources_with_options(kernel.template_path, variant.source, kernel.include_folders, variant.options)
+        identity = "\0".join((kernel.source_hash, variant.source, *([own.digest] if own.included else [])))
+        digest = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()
+        options = (*spec.options, *variant.options)
+        return CompileJob(source=variant.source, source_hash=digest, entry=spec.entry, options=options, **shared)
+    sizes = sizes if sizes is not None else spec.sizes
+    names = {**sizes, **config}
+    arguments = build.arguments(names)
+    flags = {name: sizes[name] for name in spec.flags}
+    macros = [
+        (macro.removeprefix("-D").partition("=")[0], macro)
+        for macro in (*macro_options({**config, **flags}, dtype), *build.macros(names))
+    ]
+    # A macro of a template parameter's name would replace the name in the declaration of the template, too; the value
+    # goes into the expressions that name the entries instead.
+    texts = {name: macro.partition("=")[2] for name, macro in macros}
+    values = {name: text for name, text in texts.items() if name in kernel.template_names}
+    values |= {name: str(size) for name, size in sizes.items() if name not in texts}
+    expressions = ((entry, with_values(entry, values)) for entry in spec.entries)
+    controls = filter(None, map(controls_file, arguments))
+    folder = kernel.template_path.parent
+    return CompileJob(
+        source=kernel.source,
+        source_hash=kernel.source_hash,
+        entry=spec.entries[0],
+        further_entries=spec.entries[1:],
+        options=(*arguments, *(macro for name, macro in macros if name not in kernel.template_names)),
+        expressions=tuple((entry, expression) for entry, expression in expressions if expression != entry),
+        files=tuple(
+            (name, hashlib.sha256(read_bytes(folder / name, "file of compiler controls")).hexdigest())
+            for name in controls
+        ),
+        **shared,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,105 +196,6 @@ class Compilation:
         return next(iter(self.functions.values())).resources
 
 
-def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
-    """Return the ``-D`` options of parameters, flags and ``DTYPE``, the C type of an element; booleans are 1 and 0."""
-    from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
-
-    macros = [f"-D{name}={_macro_value(value)}" for name, value in config.items()]
-    return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
-
-
-def compile_job(
-    kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int] | None = None
-) -> CompileJob:
-    """Return the compilation of a configuration.
-
-    Parameters
-    ----------
-    kernel, config, dtype
-        The kernel, its configuration and the dtype of the problem.
-    architecture
-        Architecture of the device, such as ``"sm_90"``; an architecture in the search-space file takes precedence.
-    sizes
-        Sizes and flags of the problem, of which `KernelSpec.compiled_names` are compiled in; None for the kernel's
-        defaults.
-
-    Raises
-    ------
-    InputError
-        A file that an option names cannot be read, or an option has no value.
-    """
-    sizes = sizes if sizes is not None else kernel.spec.sizes
-    flags = {name: sizes[name] for name in kernel.spec.flags}
-    build = kernel.spec.build
-    if kernel.variant is not None:
-        return _variant_job(kernel, kernel.variant(config), architecture)
-    names = {**sizes, **config}
-    arguments = build.arguments(names)
-    macros = (*macro_options({**config, **flags}, dtype), *build.macros(names))
-    return CompileJob(
-        source=kernel.source,
-        source_hash=kernel.source_hash,
-        template_path=str(kernel.template_path),
-        entry=kernel.spec.entries[0],
-        further_entries=kernel.spec.entries[1:],
-        architecture=kernel.spec.architecture or architecture,
-        options=(*arguments, *(macro for macro in macros if _macro_name(macro) not in kernel.template_names)),
-        expressions=_expressions(kernel, macros, sizes),
-        include_folders=tuple(map(str, kernel.include_folders)),
-        compiler=build.compiler,
-        files=_controls(kernel, arguments),
-    )
-
-
-def _macro_name(option: str) -> str:
-    return option.removeprefix("-D").partition("=")[0]
-
-
-def _expressions(kernel: Kernel, macros: Iterable[str], sizes: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
-    """Return the expression of each entry with the values of sizes, and of macros that are template parameters' names.
-
-    A macro would replace the name in the declaration of the template, too.
-    """
-    from autotile.kernel.spec import with_values
-
-    texts = {_macro_name(macro): macro.partition("=")[2] for macro in macros}
-    values = {name: text for name, text in texts.items() if name in kernel.template_names}
-    values |= {name: str(size) for name, size in sizes.items() if name not in texts}
-    pairs = ((entry, with_values(entry, values)) for entry in kernel.spec.entries)
-    return tuple((entry, expression) for entry, expression in pairs if expression != entry)
-
-
-def _controls(kernel: Kernel, options: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return name and hash of each file of compiler controls that options name, in the kernel's folder."""
-    from autotile.kernel.sources import read_bytes
-    from autotile.kernel.spec import controls_file
-
-    names = filter(None, map(controls_file, options))
-    folder = kernel.template_path.parent
-    return tuple(
-        (name, hashlib.sha256(read_bytes(folder / name, "file of compiler controls")).hexdigest()) for name in names
-    )
-
-
-def _variant_job(kernel: Kernel, variant: Variant, architecture: str) -> CompileJob:
-    from autotile.kernel.sources import sources_with_options
-
-    own = sources_with_options(kernel.template_path, variant.source, kernel.include_folders, variant.options)
-    identity = "\0".join((kernel.source_hash, variant.source, *([own.digest] if own.included else [])))
-    digest = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()
-    return CompileJob(
-        source=variant.source,
-        source_hash=digest,
-        template_path=str(kernel.template_path),
-        entry=kernel.spec.entry,
-        architecture=kernel.spec.architecture or architecture,
-        options=(*kernel.spec.options, *variant.options),
-        include_folders=tuple(map(str, kernel.include_folders)),
-        compiler=kernel.spec.build.compiler,
-    )
-
-
 def compile_cubin(job: CompileJob) -> Compilation:
     """Compile a source to a cubin.
 
@@ -223,24 +206,14 @@ def compile_cubin(job: CompileJob) -> Compilation:
     ToolchainError
         The compiler is missing, or does not support the architecture.
     """
-    if job.compiler == "nvcc":
-        from autotile.cuda.nvcc import compile_with_nvcc
-
-        return compile_with_nvcc(job)
-    from autotile.cuda.nvrtc import compile_with_nvrtc
-
-    return compile_with_nvrtc(job)
+    return _compile_with_nvcc(job) if job.compiler == "nvcc" else _compile_with_nvrtc(job)
 
 
 def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> dict[str, CompiledFunction]:
-    """Return the functions of a cubin, with the resources that the assembler reported.
+    """Return the functions of a cubin, with the resources that the assembler reported (``-Xptxas -v``).
 
     Parameters
     ----------
-    cubin
-        The cubin.
-    log
-        The assembler's report.
     symbols
         Name in the cubin of each entry.
 
@@ -249,50 +222,35 @@ def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> di
     ToolchainError
         The report has an unknown format, or lacks a function.
     """
-    reports = _reports(log)
-    return {
-        entry: CompiledFunction(symbol, _resources(reports, symbol), parameter_bytes(cubin, symbol))
-        for entry, symbol in symbols.items()
-    }
-
-
-def reported_symbols(log: str) -> list[str]:
-    """Return the names of the functions that the assembler reports on."""
-    return list(_reports(log))
+    reports, functions = _reports(log), {}
+    for entry, symbol in symbols.items():
+        report = reports.get(symbol, "")
+        frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+        registers = re.search(r"Used (\d+) registers", report)
+        if frame is None or registers is None:
+            found = report.strip() or f"only {', '.join(reports) or 'nothing'}"
+            raise ToolchainError(f"the assembler's report on {symbol!r} has an unknown format: {found!r:.400}")
+        static_smem = re.search(r"(\d+) bytes smem", report)
+        resources = Resources(
+            registers=int(registers[1]),
+            stack_bytes=int(frame[1]),
+            spill_store_bytes=int(frame[2]),
+            spill_load_bytes=int(frame[3]),
+            static_smem_bytes=int(static_smem[1]) if static_smem else 0,
+        )
+        functions[entry] = CompiledFunction(symbol, resources, parameter_bytes(cubin, symbol))
+    return functions
 
 
 def _reports(log: str) -> dict[str, str]:
-    sections = re.split(_ENTRY, log)
+    """Return the assembler's report on each function, by its symbol."""
+    sections = re.split(r"Compiling entry function '([^']+)'", log)
     return dict(zip(sections[1::2], sections[2::2], strict=True))
 
 
-def _resources(reports: Mapping[str, str], symbol: str) -> Resources:
-    """Parse the assembler's report (``-Xptxas -v``) on a function."""
-    report = reports.get(symbol, "")
-    frame, registers = re.search(_FRAME, report), re.search(_REGISTERS, report)
-    if frame is None or registers is None:
-        found = report.strip() or f"only {', '.join(reports) or 'nothing'}"
-        raise ToolchainError(f"the assembler's report on {symbol!r} has an unknown format: {found!r:.400}")
-    static_smem = re.search(_STATIC_SMEM, report)
-    return Resources(
-        registers=int(registers[1]),
-        stack_bytes=int(frame[1]),
-        spill_store_bytes=int(frame[2]),
-        spill_load_bytes=int(frame[3]),
-        static_smem_bytes=int(static_smem[1]) if static_smem else 0,
-    )
-
-
-def _macro_value(value: Value) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-_MAGIC = b"\x7fELF\x02\x01"
+_ELF_MAGIC = b"\x7fELF\x02\x01"
 """An ELF file of 64 bits, little-endian."""
-_SECTION_TABLE = struct.Struct("<Q")
-_SECTION_TABLE_AT = 0x28
-_SECTION_COUNTS = struct.Struct("<HHH")
-_SECTION_COUNTS_AT = 0x3A
+_SECTION_TABLE_AT, _SECTION_COUNTS_AT = 0x28, 0x3A
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _MAX_SECTIONS = 1 << 14
 _ATTRIBUTE = struct.Struct("<BBH")
@@ -300,37 +258,36 @@ _SIZED = 4
 """Format of an attribute that is followed by as many bytes as its last field says."""
 _PARAMETER = 0x17
 """EIATTR_KPARAM_INFO: ordinal, offset and size of a parameter."""
-_PARAMETER_INFO = struct.Struct("<IHHI")
 _SIZE_SHIFT = 18
 """The size is in the upper bits of the last word."""
 
 
 def parameter_bytes(cubin: bytes, symbol: str) -> tuple[int, ...] | None:
-    """Return the size in bytes of each parameter of a function, in order; None if the cubin does not tell.
-
-    Parameters
-    ----------
-    cubin
-        Content of the cubin.
-    symbol
-        Name of the function in it.
-    """
+    """Return the size in bytes of each parameter of a function, in order; None if the cubin does not tell."""
+    sizes: dict[int, int] = {}
     try:
-        attributes = _section(cubin, f".nv.info.{symbol}".encode())
+        attributes = _elf_section(cubin, f".nv.info.{symbol}".encode())
         if attributes is None:
             return None
-        sizes = dict(_parameters(attributes))
+        position = 0
+        while position < len(attributes):
+            kind, attribute, value = _ATTRIBUTE.unpack_from(attributes, position)
+            position += _ATTRIBUTE.size
+            if kind == _SIZED:
+                if attribute == _PARAMETER:
+                    _, ordinal, _, word = struct.unpack_from("<IHHI", attributes, position)
+                    sizes[ordinal] = word >> _SIZE_SHIFT
+                position += value
     except (struct.error, ValueError, OverflowError):  # an offset may be any number of 64 bits
         return None
     return tuple(sizes[ordinal] for ordinal in sorted(sizes)) if sorted(sizes) == list(range(len(sizes))) else None
 
 
-def _section(data: bytes, name: bytes) -> bytes | None:
-    """Return the content of a section."""
-    if not data.startswith(_MAGIC):
+def _elf_section(data: bytes, name: bytes) -> bytes | None:
+    if not data.startswith(_ELF_MAGIC):
         return None
-    (table,) = _SECTION_TABLE.unpack_from(data, _SECTION_TABLE_AT)
-    entry_bytes, count, names_index = _SECTION_COUNTS.unpack_from(data, _SECTION_COUNTS_AT)
+    (table,) = struct.unpack_from("<Q", data, _SECTION_TABLE_AT)
+    entry_bytes, count, names_index = struct.unpack_from("<HHH", data, _SECTION_COUNTS_AT)
     if count > _MAX_SECTIONS or names_index >= count:
         return None
     headers = [_SECTION.unpack_from(data, table + number * entry_bytes) for number in range(count)]
@@ -342,15 +299,393 @@ def _section(data: bytes, name: bytes) -> bytes | None:
     return None
 
 
-def _parameters(attributes: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the ordinal and size of each parameter."""
-    position = 0
-    while position < len(attributes):
-        kind, attribute, value = _ATTRIBUTE.unpack_from(attributes, position)
-        position += _ATTRIBUTE.size
-        if kind != _SIZED:
-            continue
-        if attribute == _PARAMETER:
-            _, ordinal, _, word = _PARAMETER_INFO.unpack_from(attributes, position)
-            yield ordinal, word >> _SIZE_SHIFT
-        position += value
+_NVRTC_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
+"""NVRTC's own cache (12.9 and later, with a driver) omits the assembler's report, so it is disabled."""
+_NVCC_ONLY = re.compile(
+    r'identifier "\w+" is undefined|namespace "std" has no member|name must be a namespace name'
+    r"|not allowed in JIT mode|(?:cannot|could not) open source file"
+)
+"""Errors of sources that nvcc may compile."""
+_NO_CODE = "#include <iosfwd>\n"
+"""Content of a header for the host."""
+_written_for_nvcc: set[str] = set()
+"""Hashes of sources that did not compile otherwise."""
+
+
+def _compile_with_nvrtc(job: CompileJob) -> Compilation:
+    from autotile.cuda.headers import compile_error, include_folders, own_headers
+
+    folders = (str(Path(job.template_path).parent), *job.include_folders, *include_folders())
+    target = f"--gpu-architecture={job.architecture}"
+    options = [target, *_NVRTC_OPTIONS, *job.compiler_options, *(f"-I{folder}" for folder in folders)]
+    attempt = None if job.source_hash in _written_for_nvcc else _attempt(job, options)
+    if attempt is None or (attempt.fault and _NVCC_ONLY.search(attempt.log)):
+        _written_for_nvcc.add(job.source_hash)
+        attempt = _attempt(job, options, as_nvcc=True)
+        if attempt.fault and _NVCC_ONLY.search(attempt.log):  # the author's headers may hold code for the host, too
+            texts, own = own_headers(job.source, Path(job.template_path), job.include_folders)
+            if texts:
+                options += [f"-I{folder}" for folder in own]
+                attempt = _attempt(job, options, as_nvcc=True, own_headers=texts)
+    if attempt.fault == "NVRTC_ERROR_INVALID_OPTION":
+        refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
+        raise ToolchainError(refusal)
+    if attempt.fault:
+        raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
+    symbols = dict(zip(job.entries, attempt.symbols, strict=True))
+    return Compilation(attempt.cubin, compiled_functions(attempt.cubin, attempt.log, symbols))
+
+
+def known_architectures() -> tuple[str, ...]:
+    """Return the targets of NVRTC, such as ``"sm_90"``, without the architecture-specific ones (``"sm_90a"``).
+
+    Raises
+    ------
+    ToolchainError
+        NVRTC is missing.
+    """
+    return tuple(f"sm_{number}" for number in _nvrtc("GetSupportedArchs"))
+
+
+class _Attempt(NamedTuple):
+    """Result of one run of NVRTC."""
+
+    log: str
+    cubin: bytes = b""
+    symbols: tuple[str, ...] = ()
+    """Name in the cubin of each entry."""
+    fault: str = ""
+    """Status that NVRTC returned; empty on success."""
+
+
+def _attempt(
+    job: CompileJob,
+    options: Sequence[str],
+    *,
+    as_nvcc: bool = False,
+    own_headers: Mapping[str, str] = MappingProxyType({}),
+) -> _Attempt:
+    """Compile a job.
+
+    Parameters
+    ----------
+    as_nvcc
+        Whether to accept what nvcc accepts besides: names that it declares without an ``#include``, and host functions
+        with their headers.
+    own_headers
+        Text of headers by name, in place of files.
+    """
+    nvrtc, source = load_nvrtc(), job.source
+    entries = [job.expression(entry).encode() for entry in job.entries]
+    headers: dict[str, str] = {}
+    if as_nvcc:
+        from autotile.cuda.headers import HOST_HEADERS, PRELUDE
+        from autotile.kernel.sources import without_host_functions
+
+        source, headers = without_host_functions(source), {**dict.fromkeys(HOST_HEADERS, _NO_CODE), **own_headers}
+        options = [*options, f"--pre-include={PRELUDE}", "--device-as-default-execution-space"]
+    names, texts = ([text.encode() for text in part] for part in (headers, headers.values()))
+    name = Path(job.template_path).name.encode()
+    program = _nvrtc("CreateProgram", source.encode(), name, len(names), texts, names)
+    try:
+        for entry in entries:
+            _nvrtc("AddNameExpression", program, entry)
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        parts = _nvrtc_text(program, "ProgramLog").split(b"\0")  # of the front end, and of the assembler
+        log = b"\n".join(filter(None, parts)).decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            return _Attempt(log, fault=status.name)
+        symbols = tuple(_nvrtc("GetLoweredName", program, entry).decode() for entry in entries)
+        return _Attempt(log, _nvrtc_text(program, "CUBIN"), symbols)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _nvrtc(call: str, *arguments: Any) -> Any:
+    """Return the result of a function of NVRTC, if it has one, or raise `ToolchainError` with its status."""
+    nvrtc = load_nvrtc()
+    status, *result = getattr(nvrtc, f"nvrtc{call}")(*arguments)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise ToolchainError(f"NVRTC {nvrtc_version()} failed with {status.name}")
+    return result[0] if result else None
+
+
+def _nvrtc_text(program: Any, what: str) -> bytes:
+    data = bytearray(_nvrtc(f"Get{what}Size", program))
+    _nvrtc(f"Get{what}", program, data)
+    return bytes(data)
+
+
+def _compile_with_nvcc(job: CompileJob) -> Compilation:
+    """Compile with nvcc, which has no name expressions.
+
+    An entry with template arguments is instantiated by a reference to it that follows the source, and found among the
+    functions that the assembler reports on.
+    """
+    template = Path(job.template_path)
+    named = [expression for entry in job.entries if not (expression := job.expression(entry)).isidentifier()]
+    references = [
+        f"static auto const autotile_entry_{number} __attribute__((used)) = "
+        f"&{expression.replace('&', '', 1) if expression.startswith('(') else expression};"
+        for number, expression in enumerate(named)
+    ]
+    with tempfile.TemporaryDirectory(prefix="autotile-nvcc-") as folder:
+        source, cubin = Path(folder, template.name), Path(folder, "kernel.cubin")
+        text = job.source + ("\n".join(["", *references, ""]) if references else "")
+        source.write_text(text, encoding="utf-8", errors="surrogateescape")
+        has_standard = any(option.lstrip("-").startswith("std=") for option in job.options)
+        arguments = [
+            str(find_nvcc()),
+            *("-cubin", "--resource-usage", "-Xptxas=-v"),
+            f"-arch={job.architecture}",
+            *(() if has_standard else ("-std=c++17",)),
+            *job.compiler_options,
+            *(f"-I{path}" for path in (template.parent, *job.include_folders)),
+            *("-o", str(cubin), str(source)),
+        ]
+        try:
+            done = subprocess.run(
+                arguments,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                env=worker_environment(),
+            )
+        except OSError as error:
+            raise ToolchainError(f"{arguments[0]} cannot be run: {error}") from None
+        log = (done.stdout + done.stderr).replace(f"{folder}/", "").replace("\0", "")
+        if done.returncode < 0:
+            raise ToolchainError(f"nvcc was killed by signal {-done.returncode}")
+        if done.returncode != 0 or not cubin.is_file():
+            from autotile.cuda.headers import compile_error
+
+            raise compile_error(log or f"nvcc ended with code {done.returncode}", job)
+        image = cubin.read_bytes()
+    found = list(_reports(log))
+    symbols = {entry: _symbol(entry, found, template.name) for entry in job.entries}
+    return Compilation(image, compiled_functions(image, log, symbols))
+
+
+def _symbol(entry: str, found: list[str], template: str) -> str:
+    """Return the symbol of an entry among those of a cubin that nvcc made."""
+    if entry in found:
+        return entry
+    named = entry.partition("<")[0].rpartition(")")[2].strip().removeprefix("::")
+    parts = [part.strip() for part in named.split("::")]
+    mangled = [f"{len(part)}{part}" for part in parts]
+    name, path = mangled[-1], "".join(mangled)
+    matching = [
+        symbol
+        for symbol in found
+        if symbol.startswith("_Z")
+        and (at := symbol.find(name)) > 0
+        and not symbol[at - 1].isdigit()
+        and (f"{name}I" in symbol) == ("<" in entry)
+        and path in symbol
+    ]
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
+        raise CompileError(f"there is no __global__ function {entry!r}; found: {', '.join(found) or 'none'}")
+    raise CompileError(
+        f"{entry!r} may be any of {', '.join(matching)}: with nvcc, compile one instance of a template only, and give "
+        f"overloaded functions names of their own (in {template})"
+    )
+
+
+_WRITES_BETWEEN_TRIMS = 32
+_TRIM_TO = 0.9
+"""Trimming leaves a tenth of the limit free, so that the next write does not trim again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedCubin:
+    """A cubin on disk and its functions."""
+
+    path: Path
+    cubin_hash: str
+    """SHA-256 hash of the cubin: equal for configurations that compile to the same code."""
+    functions: Mapping[Name, CompiledFunction]
+    """Functions, by the names of the job's entries; the kernel's own is the first."""
+
+    @property
+    def resources(self) -> Resources:
+        """Resources of the first function."""
+        return next(iter(self.functions.values())).resources
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """Name in the cubin of each entry."""
+        return {entry: function.symbol for entry, function in self.functions.items()}
+
+
+class _Description(msgspec.Struct):
+    """File beside a cubin in the cache."""
+
+    entry_hash: Name
+    functions: Annotated[dict[Name, CompiledFunction], msgspec.Meta(min_length=1)]
+
+
+class CubinCache:
+    """A folder of cubins, each with a small JSON file of its functions.
+
+    Files are created by atomic renames, the cubin after its description, so that any number of processes may read and
+    write at once. When the folder exceeds its limit, the least recently used cubins are deleted.
+
+    Cubins run with the rights of the user, so the folder must be one that only the user may write. Each description
+    holds a hash of the key, the cubin and the functions, so a file copied to another key is not used.
+
+    Parameters
+    ----------
+    folder
+        Folder of caches, created if missing, for the user alone.
+    limit_bytes
+        Size to which the folder is trimmed.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be created, or others may write it.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder / "cubins"
+        self._limit_bytes = limit_bytes
+        self._writes = 0
+        try:
+            _create_private(self._folder)
+            self._check_private(folder, is_shared_folder_accepted=True)
+            self._check_private(self._folder, is_shared_folder_accepted=False)
+        except OSError as error:
+            raise self._refusal("create", error) from None
+
+    def get_or_compile(self, job: CompileJob) -> CachedCubin:
+        """Return the cubin of a job, compiled if it is not in the cache; errors of `compile_cubin` and `put`."""
+        key = job.key
+        return self.get(key) or self.put(key, compile_cubin(job))
+
+    def get(self, key: str) -> CachedCubin | None:
+        """Return the cubin of a key; None if it is missing or damaged."""
+        cubin = self._folder / f"{key}.cubin"
+        try:
+            description = decode_json(cubin.with_suffix(".json").read_bytes(), _Description)
+            cubin_hash = hashlib.sha256(cubin.read_bytes()).hexdigest()
+            # `to_builtins` takes a tenth of the time of `asdict`
+            if description.entry_hash != _hash_of([key, cubin_hash, msgspec.to_builtins(description.functions)]):
+                return None
+            with contextlib.suppress(OSError):  # the cache may be read-only
+                for file in (cubin, cubin.with_suffix(".json")):
+                    os.utime(file)  # marks it as recently used
+            return CachedCubin(cubin, cubin_hash, description.functions)
+        except (OSError, DataError):
+            return None
+
+    def put(self, key: str, compilation: Compilation) -> CachedCubin:
+        """Store a compilation under its key.
+
+        Raises
+        ------
+        InputError
+            The folder cannot be written.
+        """
+        cubin = self._folder / f"{key}.cubin"
+        cubin_hash = hashlib.sha256(compilation.cubin).hexdigest()
+        functions = msgspec.to_builtins(compilation.functions)
+        entry_hash = _hash_of([key, cubin_hash, functions])
+        description = encode_json({"cubin_hash": cubin_hash, "entry_hash": entry_hash, "functions": functions})
+        try:
+            for path, data in ((cubin.with_suffix(".json"), description.encode()), (cubin, compilation.cubin)):
+                descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix=".writing-")
+                try:
+                    with os.fdopen(descriptor, "wb") as file:
+                        file.write(data)
+                    Path(temporary).replace(path)
+                except BaseException:
+                    Path(temporary).unlink(missing_ok=True)
+                    raise
+        except OSError as error:
+            raise self._refusal("write", error) from None
+        self._writes += 1
+        if self._writes % _WRITES_BETWEEN_TRIMS == 0:
+            self.trim()
+        return CachedCubin(cubin, cubin_hash, compilation.functions)
+
+    def size_bytes(self) -> int:
+        """Return the size of the folder in bytes."""
+        return sum(entry.st_size for _, entry in self._entries())
+
+    def trim(self) -> None:
+        """Delete the least recently used cubins until the folder is within its limit."""
+        entries = sorted(self._entries(), key=lambda entry: entry[1].st_mtime_ns)
+        total = sum(status.st_size for _, status in entries)
+        if total <= self._limit_bytes:
+            return
+        for path, status in entries:
+            with contextlib.suppress(OSError):  # another process may trim as well
+                path.unlink()
+            total -= status.st_size
+            if total <= _TRIM_TO * self._limit_bytes:
+                return
+
+    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    yield Path(entry.path), entry.stat()
+
+    def _check_private(self, folder: Path, *, is_shared_folder_accepted: bool) -> None:
+        """Raise if another user than root may put files into the folder.
+
+        A folder such as ``/tmp``, in which users cannot replace each other's entries, is accepted around the cache.
+        """
+        trusted = (os.geteuid(), 0)
+        status = folder.stat()
+        is_shared = is_shared_folder_accepted and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in trusted or folder.lstat().st_uid not in trusted:
+            problem, cure = "belongs to another user", ""
+        elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
+            problem = "can be written by other users"
+            cure = f", or, if it is meant for you alone, run `chmod go-w {shlex.quote(str(folder))}`"
+        else:
+            return
+        raise InputError(
+            f"the cubin cache {self._folder} is not used: {folder} {problem}, who could exchange code that you run; "
+            f"set AUTOTILE_CACHE to a folder of your own{cure}"
+        )
+
+    def _refusal(self, action: str, error: OSError) -> InputError:
+        cure = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its permissions"
+        return InputError(
+            f"cannot {action} the cubin cache {self._folder}: {error.strerror}; {cure}, or set AUTOTILE_CACHE to a "
+            "folder elsewhere"
+        )
+
+
+def _create_private(folder: Path) -> None:
+    """Create a folder and its missing parents for the user alone, whatever the umask."""
+    if folder.is_dir():
+        return
+    _create_private(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o700)  # the umask may have taken rights of the user
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def check_signatures(kernel: Kernel, problem_dtype: str, cubin: CachedCubin) -> None:
+    """Raise if a function of a kernel takes other parameters than the arguments that are declared for it.
+
+    Raises
+    ------
+    SpecError
+        The number or the size of the parameters differs.
+    """
+    from autotile.kernel.sources import check_signature  # a compile worker does without
+
+    for step in kernel.spec.steps:
+        if (function := cubin.functions.get(step.entry)) is not None:
+            check_signature(kernel.spec, step, problem_dtype, function.parameter_bytes, kernel.source)

@@ -245,8 +245,7 @@ class Gemm:
 @lru_cache
 def _rounding_function(dtype: str, device_index: int) -> Function:
     """Return the kernel that rounds sums to a type, loaded into the context of a device."""
-    from autotile.cuda.compiler import CompileJob
-    from autotile.cuda.cubin_cache import CubinCache
+    from autotile.cuda.compiler import CompileJob, CubinCache
 
     source = _ROUNDING.read_text(encoding="utf-8")
     options = (f"-DDTYPE_IS_BFLOAT16={int(dtype == 'bfloat16')}",)

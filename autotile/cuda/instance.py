@@ -16,9 +16,8 @@ from autotile.core.documents import canonical_json
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.driver import constant_copies, copy_constants
-from autotile.cuda.expected_outputs import ExpectedOutputs
+from autotile.cuda.expected_outputs import Agreement, ExpectedOutputs, ReferenceOutput, checked_output, launch_key
 from autotile.cuda.packing import pack_launches
-from autotile.cuda.reference_solution import Agreement, ReferenceOutput, checked_output, launch_key
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
@@ -63,7 +62,7 @@ class BoundArguments:
     zeroed
         Names of the workspaces that each launch must leave zeroed.
     launch_key
-        What tells its launches apart from those of other configurations, see `autotile.cuda.reference_solution`.
+        What tells its launches apart from those of other configurations, see `autotile.cuda.expected_outputs`.
     """
 
     instance: ProblemInstance

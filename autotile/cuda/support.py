@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autotile.core.dtypes import DTYPES, Array, Dtype
-from autotile.cuda.compiler import CompileJob
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.spec import Tolerance

@@ -1,23 +1,30 @@
-"""Load NVRTC and CuPy."""
+"""NVRTC, CuPy and nvcc as they are installed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 
 from autotile.errors import ToolchainError
+from autotile.settings import toolkit_folders, worker_environment
 
 INSTALL_WHEELS = (
     'install the wheels: pip install -e ".[cuda13]" in a checkout, pip install "autotile[cuda13]" elsewhere, with '
     "cuda12 in place of cuda13 for a driver older than 580"
 )
-
+_INSTALL_TOOLKIT = (
+    'install the CUDA toolkit and set CUDA_HOME to its folder, or add nvcc to PATH; or leave out compiler = "nvcc", so '
+    "that the kernel is compiled with NVRTC"
+)
 _NVRTC_WHEEL = "nvidia_cuda_nvrtc"
+_VERSION_TIMEOUT_S = 30.0
 
 
 @lru_cache
@@ -45,34 +52,22 @@ def load_nvrtc() -> ModuleType:
 def nvrtc_version() -> str:
     """Return the version of NVRTC, such as ``"13.0"``, which is part of every tuning key and cubin key.
 
-    It is read from the metadata of the installed wheel, if there is one, as loading NVRTC takes longer than the rest of
-    serving a cached cubin. The loader prefers a wheel to any other installation (cuda.pathfinder, "Search order").
-
-    Raises
-    ------
-    ToolchainError
-        As for `load_nvrtc`.
+    It is read from the metadata of the installed wheel, if there is exactly one, as loading NVRTC takes longer than the
+    rest of serving a cached cubin. The loader prefers a wheel to any other installation (cuda.pathfinder, "Search
+    order"). Errors are those of `load_nvrtc`.
     """
-    wheel = _wheel_version()
-    if wheel is not None:
-        return wheel
+    found = set()
+    for folder in filter(None, sys.path):
+        with contextlib.suppress(OSError):  # not a folder, for example a zip archive
+            for name in os.listdir(folder):  # noqa: PTH208 - Path objects for hundreds of names take long
+                if name.startswith(_NVRTC_WHEEL) and (
+                    match := re.fullmatch(_NVRTC_WHEEL + r"(?:_cu\d+)?-(\d+\.\d+)[\d.]*\.dist-info", name)
+                ):
+                    found.add(match[1])
+    if len(found) == 1:
+        return found.pop()
     _, major, minor = load_nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
-
-
-def _wheel_version() -> str | None:
-    """Return the version of the installed NVRTC wheel; None if there is none or more than one."""
-    found = {version for folder in sys.path if folder for version in _wheels(folder)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _wheels(folder: str) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # not a folder, for example a zip archive
-        for name in os.listdir(folder):  # noqa: PTH208 - Path objects for hundreds of names take long
-            if name.startswith(_NVRTC_WHEEL) and (
-                match := re.fullmatch(_NVRTC_WHEEL + r"(?:_cu\d+)?-(\d+\.\d+)[\d.]*\.dist-info", name)
-            ):
-                yield match[1]
 
 
 @lru_cache
@@ -90,3 +85,54 @@ def load_cupy() -> ModuleType:
         raise ToolchainError(f"CuPy is not installed ({error}); {INSTALL_WHEELS}") from None
     module: ModuleType = cupy
     return module
+
+
+@lru_cache
+def find_nvcc() -> Path:
+    """Return the path of nvcc: that of ``CUDA_HOME``, of ``CUDA_PATH``, on ``PATH``, or of the default folder.
+
+    Raises
+    ------
+    ToolchainError
+        There is none.
+    """
+    *named, default = (str(folder / "bin") for folder in toolkit_folders())
+    for folder in (*named, None, default):
+        if found := shutil.which("nvcc", path=folder):
+            return Path(found).resolve()
+    raise ToolchainError(f"there is no nvcc on this machine; {_INSTALL_TOOLKIT}")
+
+
+@lru_cache
+def nvcc_version() -> str:
+    """Return the version of nvcc, such as ``"13.0.88"``, which is part of the key of what it compiles.
+
+    Raises
+    ------
+    ToolchainError
+        There is no nvcc, or it does not run.
+    """
+    nvcc = find_nvcc()
+    try:
+        shown = subprocess.run(
+            [str(nvcc), "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=True,
+            env=worker_environment(),
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ToolchainError(f"{nvcc} --version fails: {error}; {_INSTALL_TOOLKIT}") from None
+    match = re.search(r"release (\d+\.\d+), V([\d.]+)", shown)
+    if match is None:
+        raise ToolchainError(f"{nvcc} --version says {shown.strip()[-200:]!r}, expected a release; {_INSTALL_TOOLKIT}")
+    return match[2]
+
+
+def installed_nvcc() -> str:
+    """Return the version of nvcc; "" if there is none."""
+    try:
+        return nvcc_version()
+    except ToolchainError:
+        return ""

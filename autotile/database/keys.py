@@ -13,7 +13,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text, source_text
-from autotile.cuda.nvcc import installed_nvcc
+from autotile.cuda.toolchain import installed_nvcc
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec, Step

@@ -11,9 +11,7 @@ from typing import NamedTuple
 from autotile.core.device import device_profile
 from autotile.core.model import Config, config_key, config_text
 from autotile.core.text import sizes_text
-from autotile.cuda.compiler import CompileJob, compile_job
-from autotile.cuda.cubin_cache import CachedCubin
-from autotile.cuda.nvrtc import known_architectures
+from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job, known_architectures
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash

@@ -2,13 +2,13 @@
 
 `BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
 configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
-launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`autotile.serving.libraries.LibraryCode`);
+launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`autotile.serving.operations.LibraryCode`);
 launchers launch a kernel (`autotile.serving.launching`), call a library, race the best few at their first call
-(`autotile.serving.racing`), or write the arrays of calls to a folder (`autotile.serving.capture`). A served kernel
+(`autotile.serving.racing`), or write the arrays of calls to a folder. A served kernel
 adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
-`Request`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.shelf`). Sources
+`Request`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`). Sources
 (`autotile.serving.selection`) yield choices for it, lazily and best first: exact results, rules of families,
 neighbours, the untuned configuration. One filter passes those that may be served, and one estimate compares neighbours
 with what an empty database would serve. An operation (`autotile.serving.operations`) adds four sources over the
@@ -16,32 +16,41 @@ requests of its kernels: measured times, a model of times, libraries, the neares
 precede all sources, and ``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher`
 makes the same look-up again when results were stored, and has the served kernel adopt what it finds.
 
-Modules, each using those before it only: arrays, choice, shelf, selection, launching, libraries, bound, racing,
-capture, description, operations, refresh, pinning, matmul, dispatcher.
+Modules, each using those before it only: arrays, choice, selection, launching, bound, racing, operations, refresh,
+pinning, dispatcher.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
+from autotile.core.argument_types import checked_except
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
 from autotile.errors import InputError, ToolchainError
+from autotile.kernel.inputs import DOCUMENT, document_of
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Contender, Tier
-from autotile.settings import Numerics, read_settings
+from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import compiled_occupancy
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from autotile.cuda.cubin_cache import CachedCubin
+    from autotile.cuda.compiler import CachedCubin
     from autotile.cuda.function import PackedCubin, StepFunctions
     from autotile.kernel.operation import Library
 
@@ -272,8 +281,7 @@ class KernelCode:
     def compiled(self) -> CachedCubin:
         """Compile the kernel or find its cubin, once."""
         if self._cubin is None:
-            from autotile.cuda.compiler import compile_job
-            from autotile.cuda.cubin_cache import CubinCache, check_signatures
+            from autotile.cuda.compiler import CubinCache, check_signatures, compile_job
 
             settings, problem = read_settings(), self.problem
             job = compile_job(self.definition, self._config, problem.dtype, self._device.architecture, problem.sizes)
@@ -459,13 +467,13 @@ class BoundKernel:
 
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
-        from autotile.serving.description import explain
+        from autotile.serving.choice import explain
 
         return explain(self.problem, self.device, replace(self.choice, contenders=self.contenders))
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts about the served kernel as JSON values."""
-        from autotile.serving.description import document
+        from autotile.serving.choice import document
 
         return document(self)
 
@@ -494,13 +502,13 @@ class BoundKernel:
 
     def _repr_html_(self) -> str:
         """Return the choice and its reason as HTML, for a notebook; nothing is compiled for it."""
-        from autotile.serving.description import html
+        from autotile.serving.choice import html
 
         return html(self)
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the blocks that each resource of an SM allows, compiling if need be."""
-        from autotile.serving.description import limits_figure
+        from autotile.serving.choice import limits_figure
 
         return limits_figure(self, dark=dark)
 
@@ -676,8 +684,6 @@ class BoundKernel:
                 else:
                     self._launcher = self._code.load(device_index)
                     if read_settings().capture is not None:
-                        from autotile.serving.capture import configured
-
                         self._launcher = configured(self._launcher, self._code)
             return self._launcher
 
@@ -698,3 +704,174 @@ def call_through(
     launched = wrap(launcher_of(kernel).plain, kernel._code).launch(arrays, stream, scalars)
     kernel._count_call()
     return kernel._outputs(launched)
+
+
+class CaptureFolder:
+    """Writes calls to a folder, up to a number of calls and of bytes.
+
+    Parameters
+    ----------
+    folder
+        Folder of the calls, created for the user alone.
+    max_calls, max_bytes
+        Limits of this process.
+    """
+
+    def __init__(self, folder: Path, max_calls: int, max_bytes: int) -> None:
+        self._folder = folder
+        self._calls_left = max_calls
+        self._bytes_left = max_bytes
+        self._lock = threading.Lock()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further call is written."""
+        return self._calls_left <= 0
+
+    def write(self, kernel: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
+        """Write a call, and return its folder; None if it does not fit in the limits.
+
+        The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete.
+
+        Parameters
+        ----------
+        kernel
+            The kernel that is called.
+        views
+            Its buffers as CuPy arrays.
+        scalars
+            Scalars that the caller set.
+
+        Raises
+        ------
+        InputError
+            The folder cannot be written.
+        """
+        spec, problem = kernel.definition.spec, kernel.problem
+        read = {buffer.name: views[buffer.name] for buffer in spec.buffers if buffer.is_read}
+        size_bytes = sum(int(view.nbytes) for view in read.values())
+        with self._lock:
+            if self._calls_left <= 0 or size_bytes > self._bytes_left:
+                return None
+            self._calls_left -= 1
+            self._bytes_left -= size_bytes
+        document = document_of(spec, problem.sizes, problem.dtype, scalars)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".writing-", dir=self._folder))
+            try:
+                for name, view in read.items():
+                    np.save(made / f"{name}.npy", view.get(), allow_pickle=False)
+                (made / DOCUMENT).write_text(encode_json(_plain(document)), encoding="utf-8")
+                target = self._folder / f"{spec.name}-{made.name.removeprefix('.writing-')}"
+                made.rename(target)
+            except BaseException:
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+        except OSError as error:
+            hint = "choose another folder (AUTOTILE_CAPTURE)"
+            raise InputError(f"a call cannot be captured in {self._folder}: {error.strerror}; {hint}") from None
+        return target
+
+
+def _plain(document: Any) -> dict[str, Any]:
+    return {name: getattr(document, name) for name in document.__struct_fields__}
+
+
+class CapturingLauncher:
+    """A launcher that captures calls before it launches, until the limits are reached."""
+
+    def __init__(self, launcher: Launcher, kernel: Code, folder: CaptureFolder) -> None:
+        self._launcher = launcher
+        self._kernel = kernel
+        self._folder = folder
+
+    @property
+    def plain(self) -> Launcher:
+        """The launcher without a capture."""
+        return self._launcher
+
+    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """Leave calls that are to be captured to `launch`."""
+        return self._launcher.launch_fast(arrays) if self._folder.is_full else None
+
+    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+        """Capture and launch."""
+        if not self._folder.is_full:
+            arrays = self._launcher.capture(
+                arrays, stream, lambda views: self._folder.write(self._kernel, views, scalars)
+            )
+        return self._launcher.launch(arrays, stream, scalars)
+
+    def capture(
+        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    ) -> Sequence[Any]:
+        """Pass the arrays of a call to ``write``; nothing is launched."""
+        return self._launcher.capture(arrays, stream, write)
+
+    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
+        """Capture once, and return a function that launches."""
+        if not self._folder.is_full:
+            self._launcher.capture(arrays, None, lambda views: self._folder.write(self._kernel, views, scalars))
+        return self._launcher.bind(arrays, scalars)
+
+
+_folders: dict[tuple[Path, int, int], CaptureFolder] = {}
+
+
+def configured(launcher: Launcher, kernel: Code) -> Launcher:
+    """Return a launcher that captures calls to the folder of the settings, one for all kernels; itself without one."""
+    settings = read_settings()
+    if settings.capture is None:
+        return launcher
+    key = (settings.capture, settings.capture_calls, settings.capture_limit_bytes)
+    return CapturingLauncher(launcher, kernel, _folders.setdefault(key, CaptureFolder(*key)))
+
+
+@checked_except("kernel")
+def capture(
+    kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
+) -> CapturedKernel:
+    """Return a kernel whose next calls are written to a folder, as inputs of `autotile tune --captured FOLDER`.
+
+    Parameters
+    ----------
+    kernel
+        A served kernel, from `get_best_kernel`.
+    folder
+        Folder of the calls; None for that of the setting ``AUTOTILE_CAPTURE``.
+    calls, limit_bytes
+        Maximum number of calls, and of their bytes.
+
+    Returns
+    -------
+    CapturedKernel
+        It is called like the kernel.
+
+    Raises
+    ------
+    InputError
+        There is no folder, or ``kernel`` is no served kernel.
+
+    Examples
+    --------
+    >>> capture(kernel, "calls")(x, y)  # doctest: +SKIP
+    """
+    expect_served(kernel, "capture")
+    chosen = absolute_path(folder, "a folder of captured calls") if folder is not None else read_settings().capture
+    if chosen is None:
+        raise InputError("no folder is given for captured calls; give folder, or set AUTOTILE_CAPTURE")
+    return CapturedKernel(kernel, CaptureFolder(chosen, calls, limit_bytes))
+
+
+class CapturedKernel:
+    """A served kernel whose calls are captured; see `capture`."""
+
+    def __init__(self, kernel: BoundKernel, folder: CaptureFolder) -> None:
+        self._kernel = kernel
+        self._folder = folder
+
+    def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
+        """Capture and launch; as a call of the kernel."""
+        wrap = partial(CapturingLauncher, folder=self._folder)
+        return call_through(self._kernel, wrap, arrays, stream, scalars)

@@ -27,8 +27,15 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, Call, KernelCode
 from autotile.serving.choice import Choice
 from autotile.serving.refresh import MissCounter, Refresher
-from autotile.serving.selection import Request, choose, choose_bundled, same_bits
-from autotile.serving.shelf import MAX_SERVED, DatabaseShelf, RecentCache
+from autotile.serving.selection import (
+    MAX_SERVED,
+    DatabaseShelf,
+    RecentCache,
+    Request,
+    choose,
+    choose_bundled,
+    same_bits,
+)
 from autotile.settings import Numerics, absolute_path, read_settings, served_database
 
 if TYPE_CHECKING:
@@ -519,7 +526,7 @@ class Dispatcher:
         InputError
             No kernel computes such a product.
         """
-        from autotile.serving.matmul import Options, multiply
+        from autotile.serving.operations import Options, multiply
 
         if database is not None:
             database = self.location(database)  # a relative path means another file in another working directory
@@ -729,7 +736,7 @@ def add_library(operation: str, name: str, callable: Callable[..., object], *, v
     >>> autotile.add_library("sum.toml", "cupy", lambda x, y: x.sum(out=y))  # doctest: +SKIP
     """
     from autotile.kernel.operation import Library
-    from autotile.serving.libraries import keep_library
+    from autotile.serving.operations import keep_library
 
     _check_types(str, operation=operation, name=name, version=version)
     _check_types(Callable[..., object], callable=callable)

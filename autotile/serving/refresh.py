@@ -40,7 +40,7 @@ from autotile.database.winners import (
     write_file,
 )
 from autotile.errors import AutotileError
-from autotile.serving.shelf import read_server
+from autotile.serving.selection import read_server
 from autotile.settings import expand_path, read_settings
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import ENERGY, GPU_SCALE, STEP_TIME, Measurement, Problem
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import check_signatures
+from autotile.cuda.compiler import check_signatures, compile_job
 from autotile.cuda.driver import device_count, device_uuid, has_driver, live_device
 from autotile.errors import InputError, ToolchainError, WorkerError
 from autotile.kernel.inputs import missing_input, with_captured_call

@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol
 from autotile.core.device import DeviceProperties
 from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
-from autotile.cuda.compiler import CompileJob, compile_job
-from autotile.cuda.cubin_cache import check_signatures
+from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
 from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel

@@ -24,14 +24,13 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import canonical_json
 from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Measurement, Outcome, config_text
 from autotile.core.statistics import discard_reason
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
 from autotile.cuda.support import SupportKernels
-from autotile.cuda.telemetry import EnergyMeter, Telemetry
-from autotile.cuda.timing import DriftProbe, Launch, Timer
+from autotile.cuda.timing import DriftProbe, EnergyMeter, Launch, Telemetry, Timer
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.inputs import ragged_problem, with_captured_call

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from autotile.core.documents import convert
 from autotile.core.model import Outcome
 from autotile.core.timeline import NO_TIMELINE, Timeline
-from autotile.cuda.compiler import Compilation, CompileJob
-from autotile.cuda.cubin_cache import CachedCubin, CubinCache
+from autotile.cuda.compiler import CachedCubin, Compilation, CompileJob, CubinCache
 from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
 from autotile.workers.child import Child, WorkerPool

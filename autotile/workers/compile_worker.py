@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.documents import convert
-from autotile.cuda.compiler import CompileJob
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.errors import CompileError, InputError, ToolchainError
 from autotile.workers.protocol import Stage, limit_memory, serve
 

@@ -85,10 +85,9 @@ def measure_ceilings(message: Mapping[str, Any], stage: Stage) -> DeviceCeilings
         A kernel computed a wrong result, or a rate is impossible.
     """
     from autotile.cuda.ceiling_kernels import CeilingKernels
-    from autotile.cuda.cubin_cache import CubinCache
+    from autotile.cuda.compiler import CubinCache
     from autotile.cuda.driver import device_uuid, live_device
-    from autotile.cuda.telemetry import Telemetry
-    from autotile.cuda.timing import Timer
+    from autotile.cuda.timing import Telemetry, Timer
     from autotile.cuda.toolchain import load_cupy
 
     request = convert(message, CeilingRequest)

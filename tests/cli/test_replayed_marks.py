@@ -15,8 +15,7 @@ import autotile
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.database.database import Database
-from autotile.serving.choice import Choice, Contender
-from autotile.serving.description import explain
+from autotile.serving.choice import Choice, Contender, explain
 
 N = "n=1048576"
 TIME = re.compile(r"\d (us|\N{MICRO SIGN}s)\b")

@@ -19,8 +19,7 @@ from small_disk import autotile, on_small_disk
 from stored_runs import start_run
 
 from autotile.core.model import Resources
-from autotile.cuda.compiler import Compilation, CompiledFunction
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import Compilation, CompiledFunction, CubinCache
 from autotile.database import engine
 from autotile.database.care import check_database
 from autotile.database.database import Database

@@ -7,7 +7,7 @@ from typing import Any
 from spec_samples import SGEMM
 
 from autotile.core.device import device_profile
-from autotile.cuda.reference_solution import Agreement, launch_key
+from autotile.cuda.expected_outputs import Agreement, launch_key
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.parser import parse_spec
 

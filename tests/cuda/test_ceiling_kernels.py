@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from autotile.cuda.ceiling_kernels import ceiling_job
-from autotile.cuda.compiler import Compilation, _section, compile_cubin
+from autotile.cuda.compiler import Compilation, _elf_section, compile_cubin
 
 FFMA, DFMA, HFMA2, HMMA, DMMA, HGMMA, LDG, STG = 0x023, 0x02B, 0x031, 0x03C, 0x03F, 0x1F0, 0x181, 0x186
 """Lowest 9 bits of the opcodes of Turing and later, without the bits that tell where operands are."""
@@ -17,7 +17,7 @@ HFMA2_MMA, QGMMA = 0x035, 0x1F3
 
 
 def instructions(compiled: Compilation, entry: str) -> Counter[int]:
-    code = _section(compiled.cubin, f".text.{compiled.functions[entry].symbol}".encode())
+    code = _elf_section(compiled.cubin, f".text.{compiled.functions[entry].symbol}".encode())
     assert code is not None
     return Counter(struct.unpack_from("<Q", code, at)[0] & 0x1FF for at in range(0, len(code), 16))
 

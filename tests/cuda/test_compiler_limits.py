@@ -8,7 +8,7 @@ from cache_settings import cache_settings
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.cuda.headers import compile_error
-from autotile.cuda.nvcc import installed_nvcc
+from autotile.cuda.toolchain import installed_nvcc
 from autotile.errors import CompileError
 from autotile.workers.compile_pool import CompilePool
 

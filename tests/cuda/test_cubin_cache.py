@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotile.core.model import Resources
-from autotile.cuda.compiler import Compilation, CompiledFunction
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import Compilation, CompiledFunction, CubinCache
 from autotile.errors import InputError
 
 RESOURCES = Resources(32, 0, 0, 0, 1024)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from autotile.cuda import cublas
-from autotile.cuda.compiler import CompileJob, parameter_bytes
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CompileJob, CubinCache, parameter_bytes
 from autotile.cuda.cublas import Gemm, Layout, cublas_version
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotile.cuda import telemetry as energy
-from autotile.cuda.telemetry import EnergyMeter
+from autotile.cuda import timing as energy
+from autotile.cuda.timing import EnergyMeter
 from autotile.errors import InputError, ToolchainError
 
 FLUSH_US, FLUSH_W = 25.0, 200.0

@@ -8,7 +8,7 @@ import pytest
 from cuda import pathfinder
 
 from autotile.api.doctor import doctor
-from autotile.cuda import headers, nvrtc
+from autotile.cuda import compiler, headers
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.cuda.headers import find_header
 from autotile.errors import CompileError
@@ -89,7 +89,7 @@ def test_complex_numbers_of_thrust() -> None:
 def test_what_nvcc_declares_without_a_header() -> None:
     source = "__global__ void k(float* x, uint32_t n) { x[n] = INFINITY + M_PI + std::abs(x[0]) + size_t(n); }"
     assert compile_cubin(job(source)).cubin
-    assert job(source).source_hash in nvrtc._written_for_nvcc
+    assert job(source).source_hash in compiler._written_for_nvcc
 
 
 def test_a_whole_program() -> None:

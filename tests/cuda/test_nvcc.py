@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotile.cuda import nvcc
+from autotile.cuda import compiler, toolchain
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import CompileError, ToolchainError
 
@@ -25,15 +25,15 @@ JOB = CompileJob(
 
 @pytest.fixture
 def forget() -> Iterator[None]:
-    nvcc.find_nvcc.cache_clear()
-    nvcc.nvcc_version.cache_clear()
+    toolchain.find_nvcc.cache_clear()
+    toolchain.nvcc_version.cache_clear()
     yield
-    nvcc.find_nvcc.cache_clear()
-    nvcc.nvcc_version.cache_clear()
+    toolchain.find_nvcc.cache_clear()
+    toolchain.nvcc_version.cache_clear()
 
 
 def has_nvcc() -> bool:
-    return bool(nvcc.installed_nvcc())
+    return bool(toolchain.installed_nvcc())
 
 
 @pytest.mark.skipif(not has_nvcc(), reason="there is no nvcc on this machine")
@@ -62,7 +62,7 @@ class TestNvcc:
     def test_the_version_is_part_of_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
         key = JOB.key
         assert key != replace(JOB, compiler="nvrtc").key
-        monkeypatch.setattr(nvcc, "nvcc_version", lambda: "99.9")
+        monkeypatch.setattr(compiler, "nvcc_version", lambda: "99.9")
         assert JOB.key != key
 
 
@@ -90,7 +90,7 @@ echo cubin > "$2"; cat >&2 <<'END'
 END""",
         )
         job = replace(JOB, options=("-DTEXT=a b; $(touch /nowhere) `x`",), include_folders=("/some where",))
-        assert nvcc.nvcc_version() == "1.2.3"
+        assert toolchain.nvcc_version() == "1.2.3"
         assert compile_cubin(job).resources.registers == 8
         arguments = (tmp_path / "arguments").read_text().splitlines()
         assert "-DTEXT=a b; $(touch /nowhere) `x`" in arguments
@@ -102,10 +102,10 @@ END""",
         with pytest.raises(CompileError, match=r"x\.cu\(3\): error: no such thing"):
             compile_cubin(JOB)
         with pytest.raises(ToolchainError, match="--version fails"):
-            nvcc.nvcc_version()
+            toolchain.nvcc_version()
 
     def test_without_nvcc(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(nvcc, "toolkit_folders", lambda: (tmp_path,))
+        monkeypatch.setattr(toolchain, "toolkit_folders", lambda: (tmp_path,))
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(ToolchainError, match="no nvcc on this machine; install the CUDA toolkit"):
             compile_cubin(JOB)

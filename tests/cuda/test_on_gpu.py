@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.reference_solution import ReferenceSolution
+from autotile.cuda.expected_outputs import ReferenceSolution
 from autotile.cuda.support import GuardedBuffer, SupportKernels
-from autotile.cuda.telemetry import Telemetry
-from autotile.cuda.timing import DriftProbe, Timer
+from autotile.cuda.timing import DriftProbe, Telemetry, Timer
 from autotile.errors import InputError
 from autotile.kernel.array_expressions import parse_array_expression
 from autotile.kernel.spec import Tolerance

@@ -23,8 +23,7 @@ from autotile.kernel.expressions import parse_expression
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.selection import Request, choose
-from autotile.serving.shelf import Shelf
+from autotile.serving.selection import Request, Shelf, choose
 from autotile.space.search_space import feasible_space
 
 COMPILER = shutil.which("g++")

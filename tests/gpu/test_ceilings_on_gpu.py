@@ -11,7 +11,7 @@ import pytest
 import autotile
 from autotile.core.ceilings import DeviceCeilings
 from autotile.cuda.ceiling_kernels import CeilingKernels
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError

@@ -12,12 +12,10 @@ from gpu_calls import evaluate
 import autotile
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import OBJECTIVES, Outcome
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import SupportKernels
-from autotile.cuda.telemetry import EnergyMeter, Telemetry
-from autotile.cuda.timing import Timer
+from autotile.cuda.timing import EnergyMeter, Telemetry, Timer
 from autotile.kernel.library import load_kernel
 from autotile.kernel.spec import Tolerance
 from autotile.tuning.options import TuneOptions

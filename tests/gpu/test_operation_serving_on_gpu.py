@@ -14,7 +14,7 @@ from autotile.database.database import Database
 from autotile.errors import ArgumentError
 from autotile.kernel.inputs import read_captured_call, with_captured_call
 from autotile.kernel.library import load_kernel
-from autotile.serving import libraries
+from autotile.serving import operations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.racing import Race
@@ -29,7 +29,7 @@ SIZES = {"M": 70, "N": 96, "K": 130}
 @pytest.fixture(autouse=True)
 def _no_added_libraries() -> Iterator[None]:
     yield
-    libraries._added.clear()
+    operations._added.clear()
     default_dispatcher.clear()
 
 

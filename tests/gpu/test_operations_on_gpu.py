@@ -81,8 +81,7 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
     """A worker that is opened for a problem again verifies the candidate that passed, and lays nothing out."""
     from dataclasses import replace
 
-    from autotile.cuda.compiler import compile_job
-    from autotile.cuda.cubin_cache import CubinCache
+    from autotile.cuda.compiler import CubinCache, compile_job
     from autotile.cuda.driver import live_device
     from autotile.kernel.library import load_kernel
     from autotile.workers.gpu_worker import GpuWorker
@@ -134,7 +133,7 @@ def test_products_are_swept_beside_cublas() -> None:
     from autotile.cuda.driver import live_device
     from autotile.families.operation_model import ModelCandidate
     from autotile.kernel.operation import load_operation
-    from autotile.serving.libraries import libraries_for
+    from autotile.serving.operations import libraries_for
     from autotile.tuning.operation_sweep import Sweep, problem_of
     from autotile.workers.child import WorkerPool
     from autotile.workers.compile_pool import CompilePool

@@ -13,7 +13,7 @@ from feature_kernels import write_kernel
 import autotile
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.serving.dispatcher import default_dispatcher

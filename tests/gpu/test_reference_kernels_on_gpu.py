@@ -9,8 +9,7 @@ from candidates import evaluate
 from feature_kernels import write_kernel
 
 from autotile.core.model import Outcome
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel

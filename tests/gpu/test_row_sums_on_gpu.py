@@ -13,7 +13,7 @@ import pytest
 
 import autotile
 from autotile.core.model import Outcome, Trial
-from autotile.serving import libraries
+from autotile.serving import operations
 from autotile.settings import child_environment
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +46,7 @@ def test_every_configuration_is_right(kernel: str, sizes: dict[str, int]) -> Non
 @pytest.mark.parametrize("library", [True, False])
 def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cupy = pytest.importorskip("cupy")
-    monkeypatch.setattr(libraries, "_added", {})
+    monkeypatch.setattr(operations, "_added", {})
     runpy.run_path(str(FOLDER / "row_sums.py"))
     for rows, n in ((1, 1_000_000), (64, 200_001), (4097, 33)):
         x = cupy.random.default_rng(0).standard_normal((rows, n), dtype=cupy.float32)

@@ -9,8 +9,7 @@ import pytest
 from faults.fault_kit import HEALTHY, fault_kernel
 from faults.traces import no_traces
 
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.errors import ToolchainError
 from autotile.kernel.library import load_kernel

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import autotile
-from autotile.cuda.nvcc import installed_nvcc
+from autotile.cuda.toolchain import installed_nvcc
 
 pytestmark = pytest.mark.gpu
 

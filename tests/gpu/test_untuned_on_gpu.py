@@ -9,8 +9,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice
-from autotile.serving.selection import Request, untuned_config
-from autotile.serving.shelf import Shelf
+from autotile.serving.selection import Request, Shelf, untuned_config
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from test_element_types import spec_of
 from autotile.core.model import Problem
 from autotile.errors import InputError
 from autotile.kernel.inputs import InputMaker, missing_input, read_captured_call, with_captured_call
-from autotile.serving.capture import CaptureFolder, CapturingLauncher
+from autotile.serving.bound import CaptureFolder, CapturingLauncher
 from autotile.settings import read_settings
 
 SPEC = spec_of("float32", 'alpha = { scalar = "float32", value = 1.0, check = 2.0 }')

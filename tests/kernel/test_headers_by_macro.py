@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotile.cuda.compiler import CompileJob, compile_job
-from autotile.cuda.cubin_cache import CubinCache
-from autotile.cuda.nvcc import installed_nvcc
+from autotile.cuda.compiler import CompileJob, CubinCache, compile_job
+from autotile.cuda.toolchain import installed_nvcc
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.sources import included_files, own_sources

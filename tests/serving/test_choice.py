@@ -14,8 +14,7 @@ from autotile.database.database import Database
 from autotile.database.engine import RUNS, TRIALS
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
-from autotile.serving.choice import Choice
-from autotile.serving.description import explain
+from autotile.serving.choice import Choice, explain
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
 

@@ -200,7 +200,7 @@ class TestDatabases:
     def test_an_exact_result_is_read_without_the_others(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         store.put(4096, BEST)
         with monkeypatch.context() as patch:
-            patch.delattr("autotile.serving.shelf.WINNERS")
+            patch.delattr("autotile.serving.selection.WINNERS")
             assert (store.ask(4096, device=None).tier, store.ask(4096, device=None).config) == ("exact", BEST)
         assert store.ask(8192, device=None).tier == "nearest"
 
@@ -209,7 +209,7 @@ class TestDatabases:
             raise DatabaseError("the disk refused")
 
         store.put(4096, BEST)
-        monkeypatch.setattr("autotile.serving.shelf.read_file", lambda *_, **__: None)
+        monkeypatch.setattr("autotile.serving.selection.read_file", lambda *_, **__: None)
         monkeypatch.setattr(Database, "reading", fail)
         assert store.ask(4096).tier == "default"
 

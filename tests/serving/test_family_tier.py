@@ -24,9 +24,8 @@ from autotile.exchange.shipped import write_rules
 from autotile.families.family import Family, parse_family
 from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split, Tree
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.serving.description import explain
-from autotile.serving.selection import Request, choose
-from autotile.serving.shelf import Shelf
+from autotile.serving.choice import explain
+from autotile.serving.selection import Request, Shelf, choose
 from autotile.settings import read_settings
 from autotile.space.limits import check_config
 

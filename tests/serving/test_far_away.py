@@ -6,8 +6,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.exchange.shipped import shipped_winners
 from autotile.kernel.library import load_kernel
-from autotile.serving.selection import Request, choose
-from autotile.serving.shelf import Shelf
+from autotile.serving.selection import Request, Shelf, choose
 from autotile.space.limits import check_config, meets_heuristics
 from autotile.space.search_space import feasible_space
 

@@ -19,7 +19,7 @@ from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.matmul import Product, emulating_kernels, fitting_kernels
+from autotile.serving.operations import Product, emulating_kernels, fitting_kernels
 from autotile.settings import read_settings
 
 KERNELS = {member.name for member in load_operation("matmul").members}

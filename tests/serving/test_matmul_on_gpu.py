@@ -9,7 +9,7 @@ import pytest
 import autotile
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.errors import ArgumentError, InputError
-from autotile.serving.matmul import emulating_kernels
+from autotile.serving.operations import emulating_kernels
 
 pytestmark = pytest.mark.gpu
 

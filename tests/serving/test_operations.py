@@ -26,10 +26,10 @@ from autotile.exchange.shipped import shipped_model
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving import libraries, operations
+from autotile.serving import operations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
-from autotile.serving.shelf import model_of
+from autotile.serving.selection import model_of
 from autotile.settings import data_folder, read_settings
 
 DEVICE = replace(device_profile("h200"), source="cuda")
@@ -77,7 +77,7 @@ def _nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No model but that of a test, and no library of another test."""
     monkeypatch.setattr(operations, "model_of", lambda *_: None)
     yield
-    libraries._added.clear()
+    operations._added.clear()
 
 
 def serve(name: str = "matmul", dtype: str = "float32", **options: Any) -> BoundKernel:
@@ -111,7 +111,7 @@ def store_kernel(name: str, time_us: float, dtype: str = "float32", **sizes: int
 def store_library(time_us: float, name: str = "cublas", version: str = "", **sizes: int) -> None:
     operation = load_operation("matmul")
     problem = operation.resolve({**SIZES, **sizes}, "float32")
-    version = version or libraries.libraries_for(operation, is_present=False)[0].version
+    version = version or operations.libraries_for(operation, is_present=False)[0].version
     store(library_key(operation, problem, DEVICE, name, version, nvrtc_version=nvrtc_version()), {}, time_us)
 
 
@@ -144,7 +144,7 @@ class TestMeasured:
         assert serve(TRANS_B=0).tier == "library"
 
     def test_times_of_another_version_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(libraries, "cublas_version", lambda: "13.0.0")
+        monkeypatch.setattr(operations, "cublas_version", lambda: "13.0.0")
         store_library(2.0, version="12.0.0")
         assert serve().tier == "library"
         store_library(2.0, version="13.0.0")

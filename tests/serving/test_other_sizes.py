@@ -19,8 +19,7 @@ from autotile.families.preference import Tuned, prefer
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.serving.dispatcher import Dispatcher
-from autotile.serving.selection import Request, untuned_config
-from autotile.serving.shelf import Shelf
+from autotile.serving.selection import Request, Shelf, untuned_config
 from autotile.space.time_estimate import estimate_configs
 
 KERNEL = load_kernel("sgemm_2d")

@@ -17,7 +17,7 @@ import pytest
 import autotile
 from autotile.errors import ArgumentError, AutotileError, InputError, ToolchainError
 from autotile.kernel.library import load_kernel
-from autotile.serving import libraries, operations
+from autotile.serving import operations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
 
@@ -45,17 +45,17 @@ def _only_what_is_added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No other library and model than those of `serve`."""
     monkeypatch.setattr(operations, "model_of", lambda *_: Model() if "mine" not in _added() else None)
     yield
-    libraries._added.clear()
+    operations._added.clear()
     default_dispatcher.clear()
 
 
 def _added() -> Mapping[str, Any]:
-    return libraries._added.get("matmul", {})
+    return operations._added.get("matmul", {})
 
 
 def serve(kind: str, device: str | None = None, **options: Any) -> BoundKernel:
     """Serve one of the kinds: on this machine's GPU, or for inspection only."""
-    libraries._added.clear()
+    operations._added.clear()
     if "library" in kind:
         for name in ("mine", "other"):
             autotile.add_library("matmul", name, lambda a, b, c, **_: None)

@@ -28,7 +28,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving import refresh as refreshing
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
-from autotile.serving.libraries import _added
+from autotile.serving.operations import _added
 from autotile.settings import read_settings
 
 BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}
@@ -278,7 +278,7 @@ class TestOperations:
     def test_a_library_gives_way_to_a_kernel(self, loads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         operation = load_operation("matmul")
         monkeypatch.setitem(_added, operation.name, {"mine": Library("mine", "1", print)})
-        monkeypatch.setattr("autotile.serving.libraries.LIBRARIES", ())
+        monkeypatch.setattr("autotile.serving.operations.LIBRARIES", ())
         served = get_best_kernel("matmul", **SIZES, dtype="float32", EMULATE=0)
         assert served.is_library
         poll()

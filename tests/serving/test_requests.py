@@ -23,7 +23,7 @@ from autotile.kernel.library import load_kernel
 from autotile.serving import refresh as miss_counter
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, find_best_kernel, get_best_kernel
-from autotile.serving.shelf import RecentCache
+from autotile.serving.selection import RecentCache
 from autotile.settings import child_environment, read_settings
 
 BEST = {"THREADS": 256, "WORK": 4}

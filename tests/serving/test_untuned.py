@@ -14,10 +14,8 @@ from autotile.exchange.recording import read_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import selection
-from autotile.serving.choice import Choice, Estimated
-from autotile.serving.description import explain
-from autotile.serving.selection import Request, choose, untuned_config
-from autotile.serving.shelf import Shelf
+from autotile.serving.choice import Choice, Estimated, explain
+from autotile.serving.selection import Request, Shelf, choose, untuned_config
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace
 from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times

@@ -9,7 +9,7 @@ import pytest
 from template_kit import TemplateOnDevice
 
 from autotile.core.model import Config
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import SupportKernels
 from autotile.kernel.library import load_kernel

@@ -11,8 +11,7 @@ import pytest
 import autotile
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome
-from autotile.cuda.compiler import compile_cubin, compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache, compile_cubin, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.function import LaunchSequence, StepFunctions
 from autotile.cuda.instance import ProblemInstance

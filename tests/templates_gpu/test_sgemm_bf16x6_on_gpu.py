@@ -12,7 +12,7 @@ from template_kit import TemplateOnDevice
 
 from autotile import get_best_kernel
 from autotile.core.model import Config
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy

@@ -11,8 +11,7 @@ import pytest
 from gpu_calls import raced
 
 from autotile.core.model import Measurement, Outcome, Resources
-from autotile.cuda.compiler import CompiledFunction
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.cuda.compiler import CachedCubin, CompiledFunction
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel, make_kernel
 from autotile.kernel.problem import resolve_problem

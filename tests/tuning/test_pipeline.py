@@ -13,8 +13,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
 from autotile.core.timeline import Timeline
-from autotile.cuda.compiler import CompiledFunction, CompileJob
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.errors import ToolchainError
 from autotile.kernel.parser import parse_spec
 from autotile.tuning.backend import Finished

@@ -15,8 +15,7 @@ from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gon
 
 import autotile
 from autotile.core.model import Outcome
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.database.care import check_database
 from autotile.database.database import Database

@@ -10,8 +10,7 @@ from faults.fault_kit import HEALTHY, fault_kernel
 from gpu_calls import evaluate, race, verify
 
 from autotile.core.model import Config, Outcome
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.cubin_cache import CubinCache
+from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.errors import WorkerError
 from autotile.kernel.library import Kernel
