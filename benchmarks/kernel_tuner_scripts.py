@@ -28,8 +28,7 @@ _IMPORTS = (
 
 _COMPILE_ONLY = """
 import random, sys
-import autotile.kernel_tuner.tune_session as _session
-import autotile.kernel_tuner.kernel_definition as _single
+import autotile.kernel_tuner.interface as _interface
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.space.search_space import feasible_space
@@ -43,16 +42,16 @@ def _compile(kernel):
         print("compiled", config, found.resources)
     print(f"{len(space)} valid configurations")
 
-def _run(self, file, iterations, compiler_options):
-    _compile(self._described.build())
+def _tune(self, described):
+    _compile(described.build())
     sys.exit(0)
 
 def _once(described, device_index):
     _compile(described.build())
     return list(described.arguments)
 
-_session.TuneSession.run = _run
-_single.run_once = _once
+_interface._Call.tune = _tune
+_interface.run_once = _once
 """
 
 

@@ -8,14 +8,12 @@ from typing import Any
 from autotile.kernel_tuner import observers as observers
 from autotile.kernel_tuner import strategies as strategies
 from autotile.kernel_tuner import util as util
-from autotile.kernel_tuner.installed import installed_module, provide_modules
 from autotile.kernel_tuner.interface import run_kernel as run_kernel
 from autotile.kernel_tuner.interface import tune_cache as tune_cache
 from autotile.kernel_tuner.interface import tune_kernel as tune_kernel
+from autotile.kernel_tuner.strategies import installed_module
 
 __all__ = ["observers", "run_kernel", "strategies", "tune_cache", "tune_kernel", "util"]
-
-provide_modules()
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autotile.errors import InputError
 from autotile.kernel_tuner.observers import OutputObserver
-from autotile.kernel_tuner.restrictions import evaluate
+from autotile.kernel_tuner.parameters import evaluate
 
 Metric = Callable[[NDArray[Any], NDArray[Any]], float]
 

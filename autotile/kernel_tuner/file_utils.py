@@ -1,14 +1,23 @@
-"""Files of results and metadata in the T4 format, as Kernel Tuner's scripts write them."""
+"""Files of results: metadata and results in the T4 format, as Kernel Tuner's scripts write them, and its caches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotile.core.documents import decode_json, read_regular
+from autotile.errors import DataError, InputError
 from autotile.exchange.kernel_tuner import t4_metadata, write_text
-from autotile.kernel_tuner.util import NpEncoder
+from autotile.kernel_tuner.parameters import ParameterCodec, Params
+from autotile.kernel_tuner.util import (
+    CompilationFailedConfig,
+    ErrorConfig,
+    InvalidConfig,
+    NpEncoder,
+    RuntimeFailedConfig,
+)
 
 _TIMES = {
     "compile_time": "compilation",
@@ -21,22 +30,39 @@ _INVALIDITY = {"CompilationFailedConfig": "compile", "RuntimeFailedConfig": "run
 _SCHEMA = "1.0.0"
 
 
+def _json_path(name: str | Path) -> Path:
+    return Path(str(name) if str(name).endswith(".json") else f"{name}.json")
+
+
 def get_t4_results(
-    results: Iterable[Mapping[str, Any]], tune_params: Mapping[str, Any], objective: str = "time"
+    results: Iterable[Params], tune_params: Mapping[str, Any], objective: str = "time"
 ) -> dict[str, Any]:
     """Return the results of `tune_kernel` as a T4 document."""
-    return {
-        "results": [_t4_result(result, tune_params, objective) for result in results],
-        "schema_version": _SCHEMA,
-        "metadata": {"timeunit": "milliseconds"},
-    }
+    unmeasured = tune_params.keys() | _TIMES.keys() | {"timestamp", "times", "__error__"}
+    entries = []
+    for result in results:
+        error = result.get("__error__")
+        times = {t4: result.get(name, 0) for name, t4 in _TIMES.items()}
+        entries.append(
+            {
+                "timestamp": result.get("timestamp", ""),
+                "configuration": {name: result[name] for name in tune_params if name in result},
+                "times": {**times, "runtimes": result.get("times", [])},
+                "invalidity": "correct" if error is None else _INVALIDITY.get(type(error).__name__, "runtime"),
+                "correctness": 1,
+                "measurements": [
+                    {"name": name, "value": value, "unit": "ms" if name.startswith("time") else ""}
+                    for name, value in result.items()
+                    if name not in unmeasured
+                ],
+                "objectives": [objective],
+            }
+        )
+    return {"results": entries, "schema_version": _SCHEMA, "metadata": {"timeunit": "milliseconds"}}
 
 
 def store_output_file(
-    output_filename: str | Path,
-    results: Iterable[Mapping[str, Any]],
-    tune_params: Mapping[str, Any],
-    objective: str = "time",
+    output_filename: str | Path, results: Iterable[Params], tune_params: Mapping[str, Any], objective: str = "time"
 ) -> None:
     """Write the results of `tune_kernel` to a T4 file; ``.json`` is appended if it is missing."""
     _write(output_filename, get_t4_results(results, tune_params, objective))
@@ -54,26 +80,135 @@ def store_metadata_file(metadata_filename: str | Path, target: str = "nvidia") -
     _write(metadata_filename, get_t4_metadata(target))
 
 
-def _t4_result(result: Mapping[str, Any], tune_params: Mapping[str, Any], objective: str) -> dict[str, Any]:
-    error = result.get("__error__")
-    measured = result.keys() - tune_params.keys() - _TIMES.keys() - {"timestamp", "times", "__error__"}
-    return {
-        "timestamp": result.get("timestamp", ""),
-        "configuration": {name: result[name] for name in tune_params if name in result},
-        "times": {**{t4: result.get(name, 0) for name, t4 in _TIMES.items()}, "runtimes": result.get("times", [])},
-        "invalidity": "correct" if error is None else _INVALIDITY.get(type(error).__name__, "runtime"),
-        "correctness": 1,
-        "measurements": [
-            {"name": name, "value": value, "unit": "ms" if name.startswith("time") else ""}
-            for name, value in result.items()
-            if name in measured
-        ],
-        "objectives": [objective],
-    }
-
-
 def _write(filename: str | Path, document: Mapping[str, Any]) -> None:
-    name = str(filename)
-    path = Path(name if name.endswith(".json") else f"{name}.json")
+    path = _json_path(filename)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(document, cls=NpEncoder, indent=1) + "\n")
+
+
+_MAX_BYTES = 2**30
+_MARKS = {each.__name__: each for each in (ErrorConfig, InvalidConfig, CompilationFailedConfig, RuntimeFailedConfig)}
+_END = "}\n}"
+_EXPECTED = "expected a cache of Kernel Tuner; name another file, or remove this one"
+
+
+class CacheFile:
+    """A cache file.
+
+    Parameters
+    ----------
+    path
+        Path, to which ``.json`` is appended if it is missing.
+    header
+        What the file must state: ``device_name`` (unless it is None), ``kernel_name``, ``problem_size``.
+
+    Attributes
+    ----------
+    entries
+        Results by the key of their configuration.
+    device_name
+        Name of the device of the results; "" if there is no file.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or belongs to another device, kernel, problem or parameters.
+    """
+
+    def __init__(self, path: str | Path, header: Mapping[str, Any], codec: ParameterCodec) -> None:
+        self.path = _json_path(path).absolute()
+        self._codec = codec
+        self._header = {**header, "tune_params_keys": list(codec.values), "tune_params": codec.values}
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.device_name = ""
+        self._is_open = False
+        if not self.path.exists():
+            return
+        document = _read(self.path)
+        for name in ("device_name", "kernel_name", "problem_size", "tune_params_keys"):
+            expected, found = self._header.get(name), document.get(name)
+            if expected is not None and found is not None and not _same(expected, found):
+                raise InputError(
+                    f"the cache {self.path} has the {name} {found!r}, but this call {expected!r}; name another file"
+                )
+        self.device_name = str(document.get("device_name", ""))
+        cache = document.get("cache")
+        if not isinstance(cache, dict) or not all(isinstance(entry, dict) for entry in cache.values()):
+            raise InputError(f"the cache {self.path} has no table of results; {_EXPECTED}")
+        for key, entry in cache.items():  # old files have the mark of a failure in place of a value
+            marks = {name: value for name, value in entry.items() if isinstance(value, str) and value in _MARKS}
+            self.entries[key] = {name: value for name, value in entry.items() if name not in marks}
+            if marks:
+                self.entries[key]["__error__"] = _MARKS[next(iter(marks.values()))]()
+
+    def append(self, params: Params, result: Mapping[str, Any]) -> None:
+        """Write the result of a configuration, unless the file holds one.
+
+        Raises
+        ------
+        InputError
+            The file cannot be written.
+        """
+        key = self._codec.key(params)
+        if key in self.entries:
+            return
+        self.entries[key] = dict(result)
+        shown = {name: str(value) if isinstance(value, ErrorConfig) else value for name, value in result.items()}
+        try:
+            self._open()
+            with self.path.open("a") as file:
+                file.write("\n" + json.dumps({key: shown}, cls=NpEncoder)[1:-1] + ",")
+        except OSError as error:
+            raise InputError(f"cannot write the cache {self.path}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Complete the file, so that it is JSON."""
+        if self._is_open:
+            self._is_open = False
+            self.path.write_text(self.path.read_text().removesuffix(",") + _END)
+
+    def _open(self) -> None:
+        """Make the file, or remove its end, so that entries can be appended."""
+        if self._is_open:
+            return
+        self._is_open = True
+        if self.path.exists():
+            text = self.path.read_text().rstrip()
+            kept = text[: -len(_END)].rstrip() if text.endswith(("}}}", _END)) else text
+            self.path.write_text(kept.removesuffix(",") + ("" if kept.endswith("{") else ","))
+        else:
+            self.path.write_text(json.dumps({**self._header, "cache": {}}, cls=NpEncoder, indent="")[: -len(_END)])
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """Return the document of a cache file, with the names that a search in it needs.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or is no cache of Kernel Tuner.
+    """
+    document = _read(_json_path(path))
+    if not isinstance(document.get("kernel_name"), str) or not isinstance(document.get("tune_params"), dict):
+        raise InputError(f"{path} does not state its kernel and its parameters; {_EXPECTED}")
+    return document
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Parse a file, of which an interrupted call may have left the end away."""
+    try:
+        text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the cache {path}: {error}; {_EXPECTED}") from None
+    for candidate in (text, text.removesuffix(",") + _END, text.rpartition("\n")[0].removesuffix(",") + _END):
+        try:
+            return decode_json(candidate, dict[str, Any])
+        except DataError:
+            continue
+    raise InputError(f"the cache {path} is not JSON; {_EXPECTED}")
+
+
+def _same(expected: Any, found: Any) -> bool:
+    if isinstance(expected, Sequence) and not isinstance(expected, str):
+        return isinstance(found, list) and [str(each) for each in expected] == [str(each) for each in found]
+    return str(expected) == str(found) or found == [expected]

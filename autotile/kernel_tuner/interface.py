@@ -4,31 +4,66 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autotile.core.device import DeviceProperties
+from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Measurement, Outcome, Trial, non_dominated
+from autotile.cuda.driver import device_count, live_device
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
 from autotile.kernel.computed import names_read
-from autotile.kernel_tuner.files import CacheFile, host_array, read_header
-from autotile.kernel_tuner.kernel_definition import KernelTunerKernel
-from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros, block_names
-from autotile.kernel_tuner.observation import Observation, OutputCheck
-from autotile.kernel_tuner.parameter_codec import ParameterCodec
-from autotile.kernel_tuner.strategy_choice import choose_strategy
-from autotile.kernel_tuner.tune_results import UNITS, Result, ResultList, add_totals, best_results
-from autotile.kernel_tuner.tune_session import TuneSession, simulate
-from autotile.kernel_tuner.util import get_config_string, get_objective_defaults
+from autotile.kernel.problem import resolve_problem
+from autotile.kernel.spec import Parameter
+from autotile.kernel_tuner.file_utils import CacheFile, read_header
+from autotile.kernel_tuner.observers import Observation
+from autotile.kernel_tuner.parameters import ParameterCodec, Params, check_restrictions
+from autotile.kernel_tuner.strategies import StrategyChoice, choose_strategy, run_strategy
+from autotile.kernel_tuner.translation import ScriptKernel, block_names, host_array, run_once
+from autotile.kernel_tuner.util import (
+    CompilationFailedConfig,
+    ErrorConfig,
+    InvalidConfig,
+    RuntimeFailedConfig,
+    get_best_config,
+    get_config_string,
+    get_objective_defaults,
+    process_metrics,
+)
+from autotile.settings import read_settings
+from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Progress
+from autotile.tuning.session import open_session
 
-_AGREEMENT = "agreement"
 _DEVICE_PARAMETERS = ("nvml_", "tegra_", "cuda_sm_percentage")
 """Parameters by which Kernel Tuner sets up the device."""
+_MAX_LISTED = 200_000
+"""Configurations of a space beyond which those in a cache are not left out of the search."""
+_SEARCH_SHARE = 0.9
+"""Share of the time limit for the search; the finals take the rest, so that a call ends near its limit."""
+_UNITS = {"time": "ms"}
+
+
+class ConfigResult(dict[str, Any]):
+    """The result of a configuration.
+
+    One that failed has no key ``time``, but its time reads as infinite, so that the minimum by ``result["time"]``
+    is the fastest.
+    """
+
+    def __missing__(self, name: str) -> float:
+        if name == "time" and "__error__" in self:
+            return math.inf
+        raise KeyError(name)
 
 
 def tune_kernel(
@@ -69,7 +104,7 @@ def tune_kernel(
     objective_higher_is_better: bool | Sequence[bool] | None = None,
     objectives: Mapping[str, bool] | None = None,
     seed: int | None = None,
-) -> tuple[list[Result], dict[str, Any]]:
+) -> tuple[list[ConfigResult], dict[str, Any]]:
     """Tune a kernel, given as Kernel Tuner's function of this name takes it.
 
     docs/from-kernel-tuner.md has a table of the arguments, and of the keys of the results.
@@ -89,65 +124,90 @@ def tune_kernel(
     """
     started = time.perf_counter()
     _start_log(log, kernel_name)
-    source = KernelSource(kernel_source, compiler_options)
-    if not simulation_mode:
-        source.check_language(lang)
-    _refuse_textures(texmem_args)
-    names, directions = _objectives(objective, objective_higher_is_better, objectives)
-    observation = Observation(observers)
     codec = ParameterCodec(tune_params)
-    _warn_of_device_parameters(codec)
-    chosen = choose_strategy(strategy, strategy_options, len(codec), names)
-    launch = KernelTunerLaunch(
-        problem_size, (grid_div_x, grid_div_y, grid_div_z), block_names(block_size_names, codec.values), smem_args
-    )
-    header = {"kernel_name": kernel_name, "problem_size": _cached_size(problem_size), "objective": names[0]}
-    file = CacheFile(cache, header, codec) if cache is not None else None
-    results = ResultList(
-        metrics, observation, quiet=quiet, verbose=verbose, store=file.append if file is not None else None
-    )
-    kernel = KernelTunerKernel(
+    kernel = ScriptKernel(
         kernel_name,
-        source,
-        launch,
-        Macros(launch, defines),
+        kernel_source,
+        problem_size,
         list(arguments),
         codec,
+        block_names(block_size_names, codec.values),
+        (grid_div_x, grid_div_y, grid_div_z),
+        smem_args,
+        compiler_options,
+        defines,
         restrictions,
         cmem_args,
-        None,
-        atol,
-        is_agreement=verify == _AGREEMENT,
+        atol=atol,
+        is_agreement=verify == "agreement",
+    )
+    if not simulation_mode:
+        kernel.check_language(lang)
+    _refuse_textures(texmem_args)
+    names, directions = _objectives(objective, objective_higher_is_better, objectives)
+    for name in codec.values:
+        if name.startswith(_DEVICE_PARAMETERS):
+            warnings.warn(
+                f"the parameter {name} sets nothing: autotile leaves clocks, power limits and partitions as they are",
+                stacklevel=2,
+            )
+    size = list(problem_size) if isinstance(problem_size, tuple | list) else problem_size
+    size = "callable" if callable(problem_size) else size
+    header = {"kernel_name": kernel_name, "problem_size": size, "objective": names[0]}
+    call = _Call(
+        CacheFile(cache, header, codec) if cache is not None else None,
+        choose_strategy(strategy, strategy_options, len(codec), names),
+        Observation(observers),
+        metrics,
+        names,
+        directions,
+        {},
+        device=device,
+        seed=seed,
+        quiet=quiet,
+        verbose=verbose,
     )
     if simulation_mode:
-        if file is None or not file.entries:
+        if call.file is None or not call.file.entries:
             raise InputError("simulation_mode needs a cache with results; give cache, the name of its file")
-        env = simulate(file, codec, restrictions, chosen, results, names, directions, seed=seed, verbose=verbose)
+        env = call.simulate(kernel, call.file)
     else:
-        function = verify if callable(verify) else None
-        env = {}
-        groups = list(_groups(kernel, answer))
+        env, groups = {}, list(_groups(kernel, answer))
         for number, (group, expected) in enumerate(groups, start=1):
-            session = TuneSession(
-                _with_check(group, expected, function, atol, observation),
-                codec,
-                _share(chosen, number, len(groups)),
-                results,
-                observation,
-                device=device,
-                seed=seed,
-                verbose=verbose,
-                quiet=quiet,
-                objectives=names,
-                higher_is_better=directions,
-            )
-            env = session.run(file, iterations, compiler_options)
-    if file is not None:
-        file.close()
-    return _finish(results, env, names, directions, metrics, time.perf_counter() - started, quiet=quiet)
+            checked = _with_check(group, expected, verify if callable(verify) else None, call.observation)
+            part = replace(call, chosen=_share(call.chosen, number, len(groups)))
+            used, extra = part.tune(checked)
+            env = {
+                "device_name": used.name,
+                "cuda_version": nvrtc_version(),
+                "compute_capability": used.compute_capability.replace(".", ""),
+                "iterations": iterations,
+                "compiler_options": None if callable(compiler_options) else list(compiler_options or []),
+                "device_properties": used.to_json(),
+                **extra,
+            }
+    if call.file is not None:
+        call.file.close()
+    found = list(call.results.values())
+    best = _best_results(found, names, directions)
+    if best:
+        env["best_config"] = best if len(names) > 1 else best[0]
+    for name in _TOTALS:
+        env[f"total_{name}"] = sum(result.get(name, 0) for result in found)
+    # Configurations compile in parallel, so that the total may exceed the wall time.
+    passed_ms = 1e3 * (time.perf_counter() - started)
+    env["overhead_time"] = max(0.0, passed_ms - sum(env[f"total_{name}"] for name in _TOTALS))
+    if not quiet:
+        print(f"\nbest for {', '.join(names)}:" if best else "no results to report")
+        for each in best:
+            hidden = {"times", "timestamp", "optimal", "__error__", *_TOTALS}
+            print(get_config_string(each, [name for name in each if name not in hidden], _UNITS))
+    return found, env
 
 
-def tune_cache(cache_path: str | Path, restrictions: Any = None, **options: Any) -> tuple[list[Result], dict[str, Any]]:
+def tune_cache(
+    cache_path: str | Path, restrictions: Any = None, **options: Any
+) -> tuple[list[ConfigResult], dict[str, Any]]:
     """Search the results of a cache file; further arguments are those of `tune_kernel`, and nothing runs.
 
     Raises
@@ -203,18 +263,23 @@ def run_kernel(
     InputError
         An argument cannot be used, there is no GPU, or the kernel does not compile or fails.
     """
-    from autotile.kernel_tuner.kernel_definition import run_once
-
     _start_log(log, kernel_name)
-    source = KernelSource(kernel_source, compiler_options)
-    source.check_language(lang)
-    _refuse_textures(texmem_args)
     codec = ParameterCodec({name: [value] for name, value in params.items()} or {"block_size_x": [256]})
-    launch = KernelTunerLaunch(
-        problem_size, (grid_div_x, grid_div_y, grid_div_z), block_names(block_size_names, codec.values), smem_args
+    kernel = ScriptKernel(
+        kernel_name,
+        kernel_source,
+        problem_size,
+        [_selected(argument, dict(params)) for argument in arguments],
+        codec,
+        block_names(block_size_names, codec.values),
+        (grid_div_x, grid_div_y, grid_div_z),
+        smem_args,
+        compiler_options,
+        defines,
+        constants=cmem_args,
     )
-    chosen = [_selected(argument, dict(params)) for argument in arguments]
-    kernel = KernelTunerKernel(kernel_name, source, launch, Macros(launch, defines), chosen, codec, constants=cmem_args)
+    kernel.check_language(lang)
+    _refuse_textures(texmem_args)
     return run_once(kernel, device)
 
 
@@ -222,15 +287,6 @@ def _start_log(log: int | None, kernel_name: str) -> None:
     if log:
         stamp = datetime.now().strftime("%Y%m%d-%H:%M:%S")
         logging.basicConfig(filename=f"{kernel_name.partition('<')[0]}{stamp}.log", level=log)
-
-
-def _warn_of_device_parameters(codec: ParameterCodec) -> None:
-    for name in codec.values:
-        if name.startswith(_DEVICE_PARAMETERS):
-            warnings.warn(
-                f"the parameter {name} sets nothing: autotile leaves clocks, power limits and partitions as they are",
-                stacklevel=3,
-            )
 
 
 def _refuse_textures(texmem_args: Mapping[str, Any] | None) -> None:
@@ -260,35 +316,29 @@ def _objectives(
     return [name for name, _ in pairs], [is_higher for _, is_higher in pairs]
 
 
-def _cached_size(problem_size: Any) -> Any:
-    if callable(problem_size):
-        return "callable"
-    return list(problem_size) if isinstance(problem_size, tuple | list) else problem_size
-
-
 def _is_tunable(argument: Any) -> bool:
     return callable(getattr(argument, "select_for_configuration", None))
 
 
-def _selected(argument: Any, params: Mapping[str, Any]) -> Any:
+def _selected(argument: Any, params: Params) -> Any:
     return argument.select_for_configuration(params) if _is_tunable(argument) else argument
 
 
-def _groups(kernel: KernelTunerKernel, answer: Any) -> Iterator[tuple[KernelTunerKernel, Sequence[Any] | None]]:
+def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, Sequence[Any] | None]]:
     """Yield the kernel with its arguments and its answer; several times where they depend on parameters.
 
     Each time, the parameters that they depend on have one value.
     """
-    tunables = [each for each in (*kernel.arguments, answer) if _is_tunable(each)]
-    names = [name for name in kernel.codec.values if any(name in _names_of(each, kernel.codec) for each in tunables)]
-    for values in itertools.product(*(kernel.codec.values[name] for name in names)):
-        fixed = dict(zip(names, values, strict=True))
-        codec = ParameterCodec({**kernel.codec.values, **{name: [value] for name, value in fixed.items()}})
-        probe = {**{name: listed[0] for name, listed in codec.values.items()}}
-        chosen = [_selected(argument, probe) for argument in kernel.arguments]
+    codec = kernel.codec
+    read = set().union(*(_names_of(each, codec) for each in (*kernel.arguments, answer) if _is_tunable(each)))
+    names = [name for name in codec.values if name in read]
+    for values in itertools.product(*(codec.values[name] for name in names)):
+        fixed = {name: [value] for name, value in zip(names, values, strict=True)}
+        narrowed = ParameterCodec({**codec.values, **fixed}) if names else codec
+        probe = {name: listed[0] for name, listed in narrowed.values.items()}
         expected = _selected(answer, probe)
         listed = [_selected(each, probe) for each in expected] if expected is not None else None
-        yield replace(kernel, arguments=chosen, codec=codec if names else kernel.codec), listed
+        yield replace(kernel, arguments=[_selected(each, probe) for each in kernel.arguments], codec=narrowed), listed
 
 
 def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
@@ -302,7 +352,7 @@ def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
     )
 
 
-def _share(chosen: Any, number: int, groups: int) -> Any:
+def _share(chosen: StrategyChoice, number: int, groups: int) -> StrategyChoice:
     """Return the search for one of several groups, which share the limits equally."""
     if groups == 1:
         return chosen
@@ -312,27 +362,21 @@ def _share(chosen: Any, number: int, groups: int) -> Any:
 
 
 def _with_check(
-    kernel: KernelTunerKernel,
-    answer: Sequence[Any] | None,
-    verify: Callable[..., Any] | None,
-    atol: float,
-    observation: Observation,
-) -> KernelTunerKernel:
+    kernel: ScriptKernel, answer: Sequence[Any] | None, verify: Callable[..., Any] | None, observation: Observation
+) -> ScriptKernel:
     """Return a kernel with its answer, and with the functions that look at its outputs."""
     if answer is not None and len(answer) != len(kernel.arguments):
         raise InputError(f"answer has {len(answer)} elements, expected {len(kernel.arguments)}, one for each argument")
     kernel = replace(kernel, answer=answer)
-    shown = [_on_host(each) for each in answer] if answer is not None else None
+    arrays = [host_array(each) for each in answer or ()]
     if verify is None and not observation.of_output:
-        if not any(_has_nan(each) for each in shown or ()):
+        numbers = [array for array in arrays if array is not None and array.dtype.kind in "fc"]
+        if all(np.isfinite(array).all() for array in numbers):
             return kernel
         verify = _equal_with_nan
-    check = OutputCheck(kernel.arrays, len(kernel.arguments), shown, verify, atol, observation)
+    shown = None if answer is None else [g if a is None else a for g, a in zip(answer, arrays, strict=True)]
+    check = observation.output_check(kernel.arrays, len(kernel.arguments), shown, verify, kernel.atol)
     return replace(kernel, check=check)
-
-
-def _has_nan(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "fc" and not np.isfinite(value).all()
 
 
 def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) -> bool:
@@ -341,37 +385,296 @@ def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) 
     return all(np.allclose(e.reshape(-1), got.reshape(-1), atol=atol, equal_nan=True) for e, got in pairs)
 
 
-def _on_host(value: Any) -> Any:
-    array = host_array(value)
-    return value if array is None else array
+@dataclass(frozen=True)
+class _Call:
+    """What the sessions of a call of `tune_kernel` share.
 
+    Attributes
+    ----------
+    file
+        Cache, to which results are appended.
+    objectives, higher_is_better
+        Keys of the results that a strategy object follows, and their directions.
+    results
+        Results by the keys of their configurations, in the order in which they became known.
+    """
 
-def _finish(
-    results: ResultList,
-    env: dict[str, Any],
-    objectives: Sequence[str],
-    higher_is_better: Sequence[bool],
-    metrics: Mapping[str, Any] | None,
-    seconds: float,
-    *,
-    quiet: bool,
-) -> tuple[list[Result], dict[str, Any]]:
-    """Complete the environment, and print the best configuration."""
-    found = results.all
-    best = best_results(found, objectives, higher_is_better)
-    if best is not None:
-        env["best_config"] = best
-    add_totals(env, found, seconds)
-    if not quiet:
-        listed = best if isinstance(best, list) else [best] if best is not None else []
-        if not listed:
-            print("no results to report")
+    file: CacheFile | None
+    chosen: StrategyChoice
+    observation: Observation
+    metrics: Mapping[str, Any] | None
+    objectives: Sequence[str]
+    higher_is_better: Sequence[bool]
+    results: dict[str, ConfigResult]
+    device: int
+    seed: int | None
+    quiet: bool
+    verbose: bool
+
+    def tune(self, described: ScriptKernel) -> tuple[DeviceProperties, dict[str, Any]]:
+        """Tune a kernel; return the device, and the summary of the session if there was any.
+
+        Results in the cache are not measured again.
+
+        Raises
+        ------
+        InputError
+            As for `tune_kernel`.
+        """
+        codec, kernel = described.codec, described.build()
+        if self.device >= device_count():
+            raise InputError(
+                f"there is no CUDA device {self.device} here; to search results of an earlier call, pass "
+                "cache and simulation_mode=True"
+            )
+        device = live_device(self.device)
+        problem = resolve_problem(kernel.spec, {}, None, defaults=True)
+        if not self.quiet:
+            print(f"Using: {device.name}")
+        self.observation.register_device(device, self.device)
+        left = None
+        if self.file is not None and self.file.entries:
+            left = self._left_of_cache(
+                codec, self.file, feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
+            )
+            if left is not None and not left:
+                return device, {}
+        is_verified = described.answer is not None or described.check is not None or described.is_agreement
+        if not is_verified and not self.quiet:
+            print(
+                f"note: the outputs of {described.name} are not verified, as no answer is given; pass answer, verify, "
+                "or verify='agreement', which compares configurations with each other"
+            )
+        limit_s = self.chosen.budget_s
+        options = TuneOptions(
+            sampler=self.chosen.sampler or "auto",
+            trials=self.chosen.trials,
+            budget_s=None if limit_s is None else _SEARCH_SHARE * limit_s,
+            spend=limit_s is not None,  # as Kernel Tuner does
+            objectives=(TIME, ENERGY) if self.observation.needs_energy else (TIME,),
+            seed=self.seed or 0,
+            l2="hot",
+            only=left,
+            device_index=self.device,
+        )
+
+        def observe(progress: Progress) -> None:
+            if progress.phase == "starting" and self.verbose:
+                print(f"{progress.gates['limits']} valid configurations of {progress.gates['combinations']}")
+            if progress.last is not None:
+                self._add(codec, progress.last)
+
+        with open_session(kernel, problem, read_settings(), options, observe) as session:
+            if self.chosen.sampler is not None:
+                result = session.run()
+            else:
+                session.begin()
+                space = session.space
+
+                def evaluate(wanted: Sequence[Params]) -> list[ConfigResult]:
+                    for trial in session.evaluate([codec.encode(params) for params in wanted]):
+                        self._add(codec, trial)
+                    keys = [codec.key(params) for params in wanted]
+                    return [self.results[key] for key in keys if key in self.results]
+
+                try:
+                    configs = [dict(codec.decode(space.config(row))) for row in range(len(space))]
+                    self._run_strategy(configs, codec, evaluate, device.name, device.max_threads_per_block)
+                except BaseException:
+                    session.abort()
+                    raise
+                result = session.finish()
+            for trial in session.trials:
+                self._add(codec, trial)
+        for notice in result.notices if not self.quiet else ():
+            print(f"note: {notice}")
+        winner = result.winner
+        return device, {
+            "autotile": {
+                "winner": dict(codec.decode(dict(winner.config))) if winner is not None else None,
+                "winner_time": winner.time_us / 1e3 if winner is not None and winner.time_us is not None else None,
+                "valid": result.valid,
+                "resumed": result.resumed,
+                "stopped": result.stopped.to_json() if result.stopped is not None else None,
+                "database": result.database,
+                "seconds": result.seconds,
+            }
+        }
+
+    def simulate(self, described: ScriptKernel, file: CacheFile) -> dict[str, Any]:
+        """Search the results of a cache until the limits, or all results, are reached; nothing is compiled or run.
+
+        Raises
+        ------
+        InputError
+            No result of the cache meets the restrictions.
+        """
+        codec = described.codec
+        entries: list[tuple[Config, dict[str, Any]]] = []
+        for entry in file.entries.values():
+            try:
+                encoded = codec.encode(entry)
+            except InputError:
+                continue
+            if check_restrictions(described.restrictions, entry, codec.values):
+                entries.append((encoded, entry))
+        if not entries:
+            raise InputError(f"no result in {file.path} has listed values and meets the restrictions")
+        if self.chosen.sampler is not None:
+            self._search(entries, codec)
         else:
-            print(f"\nbest for {', '.join(objectives)}:")
-        for each in listed:
-            hidden = {"times", "timestamp", "optimal", "__error__"} | {f"{stage}_time" for stage in _STAGES}
-            print(get_config_string(each, [name for name in each if name not in hidden], UNITS))
-    return found, env
+            known = {codec.key(entry): entry for _, entry in entries}
+            configs = [{name: entry[name] for name in codec.values} for _, entry in entries]
+            self._run_strategy(
+                configs,
+                codec,
+                lambda wanted: [self._add_cached(codec, known[codec.key(params)]) for params in wanted],
+                file.device_name,
+                1024,
+            )
+        return {"device_name": file.device_name, "simulation": True}
+
+    def _search(self, entries: Sequence[tuple[Config, dict[str, Any]]], codec: ParameterCodec) -> None:
+        """Let a sampler of autotile search the entries of a cache."""
+        from autotile.search.samplers import resolve_sampler
+        from autotile.search.search import Search
+
+        parameters = tuple(Parameter(name, tuple(values)) for name, values in codec.declared.items())
+        empty = np.empty((0, len(parameters)), np.uint16, order="F")
+        space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including([config for config, _ in entries])
+        by_row = {space.row_of(config): entry for config, entry in entries}
+        trials = min(self.chosen.trials or len(space), len(space))
+        sampler = resolve_sampler(str(self.chosen.sampler), space, None, trials)
+        search = Search(space, sampler, self.seed or 0, trials=trials)
+        started, limit_s = time.perf_counter(), self.chosen.budget_s
+        try:
+            for _ in range(trials):
+                is_late = limit_s is not None and time.perf_counter() - started > limit_s
+                proposed = None if is_late else search.propose()
+                if proposed is None:
+                    break
+                row, config = proposed
+                result = self._add_cached(codec, by_row[row])
+                trial = Trial(config, Outcome.CRASHED, source="replayed")
+                if "__error__" not in result:
+                    time_us = 1e3 * float(result["time"])
+                    measured = Measurement(time_us, time_us, time_us)
+                    trial = Trial(config, Outcome.OK, measurement=measured, source="replayed")
+                search.tell(row, trial)
+        finally:
+            search.close()
+
+    def _run_strategy(
+        self,
+        configs: Sequence[Params],
+        codec: ParameterCodec,
+        evaluate: Callable[[Sequence[Params]], Sequence[Params]],
+        device_name: str,
+        max_threads: int,
+    ) -> None:
+        """Let a strategy object search; each configuration that it asks for is measured, or known."""
+        run_strategy(
+            self.chosen,
+            configs,
+            codec,
+            evaluate,
+            device_name=device_name,
+            max_threads=max_threads,
+            objectives=self.objectives,
+            higher_is_better=self.higher_is_better,
+            seed=self.seed,
+            verbose=self.verbose,
+        )
+
+    def _left_of_cache(self, codec: ParameterCodec, file: CacheFile, space: SearchSpace) -> tuple[Config, ...] | None:
+        """Take over the results in the cache; return the configurations that it lacks, None for no restriction."""
+        if len(space) > _MAX_LISTED:
+            return None
+        left = []
+        for config in map(space.config, range(len(space))):
+            entry = file.entries.get(codec.key(codec.decode(config)))
+            if entry is None:
+                left.append(config)
+            else:
+                self._add_cached(codec, entry)
+        return tuple(left) if len(left) < len(space) else None
+
+    def _add_cached(self, codec: ParameterCodec, entry: Mapping[str, Any]) -> ConfigResult:
+        """Add a result that was measured by an earlier call; its compilation and measurement take no time now."""
+        result = ConfigResult({**entry, "compile_time": 0, "verification_time": 0, "benchmark_time": 0})
+        if "__error__" not in result:
+            process_metrics(result, self.metrics)
+        self.results[codec.key(entry)] = result
+        return result
+
+    def _add(self, codec: ParameterCodec, trial: Trial) -> None:
+        """Add, print and store the result of a trial; a second trial of a configuration is left out."""
+        params = codec.decode(dict(trial.config))
+        if (key := codec.key(params)) in self.results:
+            return
+        self.results[key] = result = ConfigResult(params)
+        error = _error_of(trial)
+        if error is not None:
+            result["__error__"] = error
+        elif trial.measurement is not None:
+            samples = trial.measurement.samples_us or (trial.measurement.time_us,)
+            result |= {"time": trial.measurement.time_us / 1e3, "times": [time_us / 1e3 for time_us in samples]}
+            result |= {name: _number(v) for name, v in trial.telemetry.items() if name not in _OWN_TELEMETRY}
+            result |= self.observation.results(params, trial)
+        for name, stages in _STAGES.items():
+            result[name] = 1e3 * sum(trial.seconds.get(stage, 0.0) for stage in stages)
+        result |= {"strategy_time": 0.0, "framework_time": 0.0}
+        if error is None:
+            process_metrics(result, self.metrics)
+        result["timestamp"] = str(datetime.now(UTC))
+        if error is None and not self.quiet:
+            print(get_config_string(result, [*codec.values, "time", *(self.metrics or ())], _UNITS))
+        elif self.verbose and not self.quiet:
+            print(f"skipping config {'_'.join(map(str, params.values()))}, reason: {trial.outcome}: {trial.reason}")
+        if self.file is not None:
+            self.file.append(params, result)
 
 
-_STAGES = ("compile", "verification", "benchmark", "strategy", "framework")
+_STAGES = {"compile_time": ("compile",), "verification_time": ("verify",), "benchmark_time": ("load", "measure")}
+_TOTALS = ("framework_time", "strategy_time", "compile_time", "verification_time", "benchmark_time")
+_OWN_TELEMETRY = frozenset(
+    {
+        *("reference_us", "event_floor_us", "max_error", "throttle_reasons", OUTPUT_DIGEST),
+        *("sm_clock_mhz", "power_w", "temperature_c", "energy_mj", "energy_source"),
+    }
+)
+"""Telemetry of autotile's own, as against what observers of the output added."""
+
+
+def _error_of(trial: Trial) -> ErrorConfig | None:
+    """Return Kernel Tuner's mark of a failure; None if the configuration has a time."""
+    if trial.outcome.has_time and trial.measurement is not None:
+        return None
+    if trial.outcome in (Outcome.INFEASIBLE, Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS):
+        return InvalidConfig()
+    is_compilers = trial.outcome in (Outcome.COMPILE_FAILED, Outcome.NOT_COMPILED)
+    return (
+        CompilationFailedConfig() if is_compilers or trial.stage in ("compile", "resources") else RuntimeFailedConfig()
+    )
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _best_results(
+    results: Sequence[ConfigResult], objectives: Sequence[str], higher_is_better: Sequence[bool]
+) -> list[ConfigResult]:
+    """Return the best result, or the Pareto front of several objectives; none without a result that has a time."""
+    timed = [result for result in results if "__error__" not in result and all(name in result for name in objectives)]
+    if not timed:
+        return []
+    if len(objectives) == 1:
+        return [ConfigResult(get_best_config(timed, objectives[0], higher_is_better[0]))]
+    signs = np.array([-1.0 if higher else 1.0 for higher in higher_is_better])
+    points = np.array([[float(result[name]) for name in objectives] for result in timed]) * signs
+    front = zip(timed, non_dominated(points), strict=True)
+    return [ConfigResult({**result, "optimal": True}) for result, is_kept in front if is_kept]

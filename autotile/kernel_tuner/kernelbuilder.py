@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from autotile.kernel_tuner.files import is_on_gpu
-from autotile.kernel_tuner.installed import installed_module
 from autotile.kernel_tuner.interface import run_kernel
+from autotile.kernel_tuner.strategies import installed_module
+from autotile.kernel_tuner.translation import is_on_gpu
 
 
 class PythonKernel:
@@ -55,7 +55,10 @@ class PythonKernel:
     ) -> None:
         self.params = dict(params or {})
         if results_file:
-            self.params |= _looked_up(results_file, device, problem_size)
+            from autotile.cuda.driver import live_device
+
+            stored = installed_module("integration", "a results file").TuneResults(results_file)
+            self.params |= stored.get_best_config(live_device(device).name, problem_size)
         self._arguments = list(arguments)
         self._inputs = list(inputs or [True] * len(arguments))
         self._outputs = list(outputs or [True] * len(arguments))
@@ -86,10 +89,3 @@ class PythonKernel:
     def __call__(self, *args: Any) -> list[np.ndarray[Any, Any]]:
         """Launch with the given arguments; see `run_kernel`."""
         return self.run_kernel(args)
-
-
-def _looked_up(results_file: Any, device: int, problem_size: Any) -> dict[str, Any]:
-    from autotile.cuda.driver import live_device
-
-    stored = installed_module("integration", "a results file").TuneResults(results_file)
-    return dict(stored.get_best_config(live_device(device).name, problem_size))

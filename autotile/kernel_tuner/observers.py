@@ -1,21 +1,34 @@
-"""Observers, as Kernel Tuner's scripts define and pass them.
+"""Observers as Kernel Tuner's scripts define and pass them: what is called for a configuration, and what it adds.
 
-autotile measures in a process of its own, launches by launch without a stop, so nothing of an observer runs between the
-launches. `autotile.kernel_tuner.observation` states what is called, and when. The names of Kernel Tuner's modules, such
-as ``observers.nvml``, are those of this module.
+Of an observer, `register_device` is called at the start. For each configuration that was launched
+`register_configuration`, `process_output` (of observers of the output) and `get_results`. The launches are timed in
+another process, without a stop between them, so the methods that Kernel Tuner calls around a launch are not called.
+
+The names of Kernel Tuner's modules, such as ``observers.nvml``, are those of this module.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Number
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Trial
 from autotile.errors import InputError
+from autotile.kernel_tuner.translation import restored_form
 
 _OBSERVABLES = ("power_readings", "nvml_power", "nvml_energy", "core_freq", "mem_freq", "temperature", "gr_voltage")
-UNSUPPORTED = {
+_UNSUPPORTED = {
     "PMTObserver": "reads a power meter during the launches; NVMLObserver(['nvml_energy', 'nvml_power']) gives energy",
     "PowerSensorObserver": "reads a power sensor during the launches; NVMLObserver(['nvml_energy']) gives energy",
     "TegraObserver": "sets and reads the clocks of a Tegra; tune at fixed clocks, set with nvpmodel, and leave it out",
@@ -37,14 +50,7 @@ class BenchmarkObserver(ABC):
     def before_start(self) -> None:  # noqa: B027
         """Is not called; see the module."""
 
-    def after_start(self) -> None:  # noqa: B027
-        """Is not called; see the module."""
-
-    def during(self) -> None:  # noqa: B027
-        """Is not called; see the module."""
-
-    def after_finish(self) -> None:  # noqa: B027
-        """Is not called; see the module."""
+    after_start = during = after_finish = before_start
 
     @abstractmethod
     def get_results(self) -> dict[str, Any]:
@@ -115,33 +121,152 @@ class RegisterObserver(BenchmarkObserver):
         return {}
 
 
-def refuse(name: str) -> NoReturn:
-    """Raise an `InputError` for an observer."""
-    raise InputError(f"{name} {UNSUPPORTED[name]}")
+def _refused(name: str) -> type:
+    """Return a class whose construction raises an `InputError` that names what to use instead."""
+
+    def refuse(self: Any, *arguments: Any, **options: Any) -> None:
+        raise InputError(f"{name} {_UNSUPPORTED[name]}")
+
+    return type(name, (), {"__init__": refuse, "__doc__": "Raises an `InputError` that names what to use instead."})
 
 
-class _Refused:
-    """An observer that has no counterpart here."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        refuse(type(self).__name__)
-
-
-class PMTObserver(_Refused):
-    """Raises an `InputError` that names what to use instead."""
-
-
-class PowerSensorObserver(_Refused):
-    """Raises an `InputError` that names what to use instead."""
-
-
-class TegraObserver(_Refused):
-    """Raises an `InputError` that names what to use instead."""
-
-
-class NCUObserver(_Refused):
-    """Raises an `InputError` that names what to use instead."""
-
+PMTObserver, PowerSensorObserver, TegraObserver, NCUObserver = map(_refused, _UNSUPPORTED)
 
 for _name in ("observer", "nvml", "register", "pmt", "powersensor", "tegra", "ncu"):
     sys.modules[f"{__name__}.{_name}"] = sys.modules[__name__]
+
+_LAUNCH_METHODS = ("before_start", "after_start", "during", "after_finish")
+_TELEMETRY: Mapping[str, tuple[str, float]] = {
+    "nvml_power": ("power_w", 1.0),
+    "nvml_energy": ("energy_mj", 1e-3),
+    "core_freq": ("sm_clock_mhz", 1.0),
+    "temperature": ("temperature_c", 1.0),
+}
+"""Telemetry of autotile for each quantity of NVMLObserver, and its factor: W, J, MHz, degrees Celsius."""
+
+
+class Observation:
+    """The observers of a call, which are observers or functions that return one.
+
+    Raises
+    ------
+    InputError
+        An observer has no counterpart here.
+    """
+
+    def __init__(self, observers: Iterable[Any] | None) -> None:
+        given = [(type(one).__name__, one) for one in map(_instance, observers or ())]
+        self._nvml: list[str] = []
+        for kind, each in given:
+            if kind == "NVMLObserver":
+                continuous = getattr(each, "continuous_observer", None)  # Kernel Tuner's own class keeps power there
+                self._nvml += [*each.observables, *getattr(continuous, "observables", [])]
+        self._has_registers = any(kind == "RegisterObserver" for kind, _ in given)
+        self._called = [each for kind, each in given if kind not in ("NVMLObserver", "RegisterObserver")]
+        self.of_output = [each for each in self._called if callable(getattr(each, "process_output", None))]
+        for each in self._called:
+            methods = {name: getattr(type(each), name, None) for name in _LAUNCH_METHODS}
+            own = [
+                name
+                for name, method in methods.items()
+                if method is not None and ".observers" not in getattr(method, "__module__", "")
+            ]
+            if own:
+                warnings.warn(
+                    f"the observer {type(each).__name__}: {', '.join(own)} are not called, as autotile times launches "
+                    "in another process without a stop between them; its get_results is",
+                    stacklevel=3,
+                )
+        for name in self._nvml:
+            if name not in _TELEMETRY:
+                warnings.warn(f"NVMLObserver: {name!r} is not read by autotile, and left out", stacklevel=3)
+
+    @property
+    def needs_energy(self) -> bool:
+        """Whether the energy of a launch is to be measured."""
+        return "nvml_energy" in self._nvml
+
+    def register_device(self, device: DeviceProperties, index: int) -> None:
+        """Pass the device on to the observers that are called."""
+        shown = SimpleNamespace(
+            name=device.name,
+            max_threads=device.max_threads_per_block,
+            cc=device.compute_capability.replace(".", ""),
+            env={"device_name": device.name, "compute_capability": device.compute_capability},
+            device=index,
+        )
+        for each in self._called:
+            if callable(register := getattr(each, "register_device", None)):
+                register(shown)
+
+    def results(self, params: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
+        """Return the values that observers add to the result of a configuration that has a time."""
+        found: dict[str, Any] = {}
+        for name in self._nvml:
+            key, factor = _TELEMETRY.get(name, ("", 1.0))
+            if (value := trial.telemetry.get(key)) is not None:
+                found[name] = factor * float(value)
+        if self._has_registers and trial.resources is not None:
+            found["num_regs"] = trial.resources.registers
+        for each in self._called:
+            if callable(register := getattr(each, "register_configuration", None)):
+                register(dict(params))
+            if each not in self.of_output:
+                found |= each.get_results()
+        return found
+
+    def output_check(
+        self,
+        arguments: Mapping[int, NDArray[Any]],
+        count: int,
+        answer: Sequence[Any] | None,
+        verify: Callable[..., Any] | None,
+        atol: float,
+    ) -> Callable[[Mapping[str, Any], Mapping[int, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]:
+        """Return a check of what a kernel wrote, by observers of the output and a function.
+
+        Parameters
+        ----------
+        arguments, count
+            Arguments of the kernel that are arrays, by position, and the number of all.
+        answer
+            Expected arguments; None for no answer.
+        verify
+            Function of answer, outputs and, if it takes it, ``atol``, which returns whether the outputs are right; None
+            for none.
+        """
+        options = {"atol": atol} if verify is not None and "atol" in inspect.signature(verify).parameters else {}
+
+        def check(
+            params: Mapping[str, Any], contents: Mapping[int, NDArray[Any]]
+        ) -> tuple[str, Mapping[str, float | str]]:
+            outputs: list[Any] = [None] * count
+            for index, stored in contents.items():
+                outputs[index] = restored_form(stored, arguments[index])
+            for each in self.of_output:
+                each.process_output(answer, outputs)
+            observed: dict[str, Any] = {
+                name: value for each in self.of_output for name, value in each.get_results().items()
+            }
+            kept: dict[str, Any] = {
+                name: value for name, value in observed.items() if isinstance(value, Number | np.generic)
+            }
+            numbers = {name: float(value) for name, value in kept.items()}
+            telemetry = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
+            is_right = verify is None or bool(verify(answer, outputs, **options))
+            return "" if is_right else "the function verify returned False", telemetry
+
+        return check
+
+
+def _instance(observer: Any) -> Any:
+    """Return an observer, which a function may make, as Kernel Tuner allows."""
+    if not callable(getattr(observer, "get_results", None)) or isinstance(observer, type):
+        if not callable(observer):
+            raise InputError(
+                f"an observer is {observer!r:.80}, expected a BenchmarkObserver, or a function that returns one"
+            )
+        return _instance(observer({"device": 0, "platform": 0, "compiler": None, "lang": "CUDA"}))
+    if (name := type(observer).__name__) in _UNSUPPORTED:  # Kernel Tuner's own class
+        raise InputError(f"{name} {_UNSUPPORTED[name]}")
+    return observer

@@ -1,22 +1,66 @@
-"""Kernel Tuner's strategies under the names of their modules, ``strategies.minimize``, and a search by one of them.
+"""The search of `tune_kernel`: a sampler of autotile, or a strategy of the installed Kernel Tuner over its session.
 
-The installed Kernel Tuner runs them over a session of autotile; so it does an object with a function ``tune``.
+Kernel Tuner's strategies have the names of their modules here, as ``strategies.minimize``; an object with a function
+``tune`` searches in the same way.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from autotile.kernel_tuner.installed import installed_module
-from autotile.kernel_tuner.parameter_codec import ParameterCodec
+from autotile.errors import InputError, nearest
+from autotile.kernel_tuner.parameters import ParameterCodec, Params
+from autotile.search.samplers import AUTO, BRUTE_FORCE, SAMPLERS, STRATEGY_PREFIX, check_sampler, strategy_names
 
-Evaluate = Callable[[Sequence[Mapping[str, Any]]], Sequence[dict[str, Any]]]
-"""Function that returns a result for each of some configurations."""
+_UNLIMITED_TRIALS = 1000
+"""Configurations that are tried where neither a strategy nor a limit is given."""
+_RANDOM_SHARE = 0.1
+"""Share of the space that Kernel Tuner's random_sample tries without a limit."""
+_LIMITS = ("max_fevals", "time_limit", "searchspace_construction_options")
+_MULTI_OBJECTIVE = ("nsga2", "nsga3")
+"""Strategies that follow several objectives."""
+
+
+def installed_module(name: str, purpose: str) -> Any:
+    """Return a module of Kernel Tuner.
+
+    Raises
+    ------
+    ImportError
+        Kernel Tuner, or a package that the module needs, is not installed.
+    """
+    try:
+        return import_module(f"kernel_tuner.{name}")
+    except ImportError as error:
+        raise ImportError(
+            f'{purpose} needs the package kernel_tuner: pip install "autotile[kernel-tuner]" ({error})'
+        ) from None
+
+
+class _InstalledModule(ModuleType):
+    """A module of the installed Kernel Tuner, by its name below ``kernel_tuner``; its names are looked up when used."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"autotile.kernel_tuner.{name}", f"Names of the installed ``kernel_tuner.{name}``.")
+        self._path = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(installed_module(self._path, f"{self.__name__}.{name}"), name)
+
+
+for _name in ("integration", "searchspace", "strategies.common", "strategies.wrapper"):
+    sys.modules[f"autotile.kernel_tuner.{_name}"] = _InstalledModule(_name)
 
 
 class Strategy:
@@ -29,33 +73,131 @@ class Strategy:
         return f"<strategy {self.name}>"
 
     def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> Any:
-        """Run the strategy of the installed Kernel Tuner."""
-        return installed_strategy(self.name).tune(searchspace, runner, tuning_options)
+        """Run the strategy of the installed Kernel Tuner.
+
+        Raises
+        ------
+        ImportError
+            It, or a package that it needs, is not installed.
+        """
+        purpose = f"the strategy {self.name!r}"
+        known = installed_module("interface", purpose).strategy_map
+        module = known[self.name] if self.name in known else installed_module(f"strategies.{self.name}", purpose)
+        return module.tune(searchspace, runner, tuning_options)
 
 
-def installed_strategy(name: str) -> Any:
-    """Return the module of a strategy of the installed Kernel Tuner.
+@dataclass(frozen=True)
+class StrategyChoice:
+    """A search.
 
-    Raises
-    ------
-    ImportError
-        It, or a package that it needs, is not installed.
+    Attributes
+    ----------
+    sampler
+        Sampler of autotile; None where ``strategy`` searches.
+    strategy
+        Object with a function ``tune``; None where the sampler searches.
+    trials, budget_s
+        Number of configurations to try, and time of the search in seconds; None for no limit.
+    options
+        ``strategy_options``.
     """
-    known = installed_module("interface", f"the strategy {name!r}").strategy_map
-    return known[name] if name in known else installed_module(f"strategies.{name}", f"the strategy {name!r}")
+
+    sampler: str | None
+    strategy: Any
+    trials: int | None
+    budget_s: float | None
+    options: Mapping[str, Any]
 
 
-class StrategyRunner:
-    """The part of Kernel Tuner's runners that strategies use.
+def choose_strategy(
+    strategy: Any, options: Mapping[str, Any] | None, combinations: int, objectives: Sequence[str] = ("time",)
+) -> StrategyChoice:
+    """Return the search for the arguments of `tune_kernel`.
+
+    A strategy of Kernel Tuner with options of its own, or one that follows several objectives, runs here, any other in
+    a process of its own.
 
     Parameters
     ----------
-    codec
-        The parameters.
-    evaluate
-        Measures configurations.
-    device
-        Object with ``name``, ``max_threads`` and ``env``.
+    strategy
+        None for autotile's own search; ``"brute_force"``, ``"random_sample"``, a sampler of autotile, a strategy of
+        Kernel Tuner by name, or an object with a function ``tune``.
+    options
+        ``strategy_options``.
+    combinations
+        Number of combinations of the parameters' values.
+    objectives
+        Keys of the results that the search minimises or maximises.
+
+    Raises
+    ------
+    InputError
+        There is no such strategy, it needs a package that is not installed, it has no such option, or a limit is not
+        positive. As Kernel Tuner's error for these, it is a `ValueError`.
+    """
+    given = dict(options or {})
+    limit, budget_s = _limit(given, "max_fevals"), _limit(given, "time_limit")
+    trials = int(limit) if limit is not None else None
+    if isinstance(strategy, Strategy):
+        strategy = strategy.name
+    else:  # a module of Kernel Tuner has its name
+        interface = sys.modules.get("kernel_tuner.interface")  # else it cannot be one of them
+        known = getattr(interface, "strategy_map", {})
+        strategy = next((name for name, module in known.items() if module is strategy), strategy)
+
+    def chosen(sampler: str | None, by: Any = None, count: int | None = trials) -> StrategyChoice:
+        return StrategyChoice(sampler, by, count, budget_s, given)
+
+    def check_options(*own: str) -> None:
+        if unknown := [option for option in given if option not in (*_LIMITS, *own)]:
+            expected = ", ".join((*own, *_LIMITS))
+            raise InputError(
+                f"the strategy {strategy!r} has no option {', '.join(map(repr, unknown))}; expected {expected}"
+            )
+
+    if strategy is None:
+        return chosen(AUTO, count=_UNLIMITED_TRIALS if trials is None and budget_s is None else trials)
+    if strategy == "brute_force":
+        check_options()
+        return chosen(BRUTE_FORCE)
+    if strategy == "random_sample":
+        check_options("fraction")
+        share = float(given.get("fraction", _RANDOM_SHARE))
+        is_limited = trials is not None or budget_s is not None
+        return chosen("random", count=trials if is_limited else max(1, int(share * combinations)))
+    if isinstance(strategy, str):
+        runs_here = any(option not in _LIMITS for option in given)
+        runs_here = runs_here or (len(objectives) > 1 and strategy in _MULTI_OBJECTIVE)
+        if strategy == AUTO or (strategy in SAMPLERS and not (runs_here and strategy in strategy_names())):
+            check_options()
+            return chosen(strategy)
+        listed = strategy_names()
+        if listed and strategy not in listed:  # what it lists and autotile refuses has an error of its own
+            raise InputError(
+                f"there is no strategy {strategy!r}{nearest(strategy, listed)}; expected one of {', '.join(listed)}, a "
+                f"sampler of autotile ({', '.join(SAMPLERS)}), or an object with a function tune"
+            )
+        check_sampler(STRATEGY_PREFIX + strategy)
+        return chosen(None, Strategy(strategy)) if runs_here else chosen(STRATEGY_PREFIX + strategy)
+    if callable(getattr(strategy, "tune", None)):
+        return chosen(None, strategy)
+    raise InputError(f"strategy is {strategy!r:.80}, expected a name, or an object with a function tune")
+
+
+def _limit(options: Mapping[str, Any], name: str) -> float | None:
+    value = options.get(name)
+    if value is None:
+        return None
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+        raise InputError(f"strategy_options[{name!r}] is {value!r}, expected a positive number")
+    return float(number)
+
+
+class _Runner:
+    """The part of Kernel Tuner's runners that strategies use.
+
+    ``evaluate`` returns a result for each of some configurations; ``dev`` has ``name``, ``max_threads`` and ``env``.
     """
 
     simulation_mode = False
@@ -63,11 +205,13 @@ class StrategyRunner:
     units: Mapping[str, str] = {"time": "ms"}
     accumulated_strategy_time = 0.0
 
-    def __init__(self, codec: ParameterCodec, evaluate: Evaluate, device: SimpleNamespace) -> None:
+    def __init__(
+        self, codec: ParameterCodec, evaluate: Callable[[Sequence[Params]], Sequence[Params]], device: SimpleNamespace
+    ) -> None:
         self._codec = codec
         self._evaluate = evaluate
+        self._tried: set[str] = set()
         self.dev = device
-        self.tried: set[str] = set()
 
     def add_strategy_time(self, seconds: float) -> None:
         """Add up the time that the strategy takes."""
@@ -90,21 +234,22 @@ class StrategyRunner:
             if key in allowed or tuning_options.budget.is_done():
                 continue
             allowed[key] = config
-            if key not in self.tried:
+            if key not in self._tried:
                 tuning_options.budget.add_evaluations(1)
-        self.tried |= allowed.keys()
+        self._tried |= allowed.keys()
         found = dict(zip(allowed, self._evaluate(list(allowed.values())), strict=True))
         return [dict(found[key]) if (key := self._codec.key(config)) in found else None for config in configs]
 
 
 def run_strategy(
-    strategy: Any,
-    configs: Sequence[Mapping[str, Any]],
-    runner: StrategyRunner,
+    chosen: StrategyChoice,
+    configs: Sequence[Params],
     codec: ParameterCodec,
+    evaluate: Callable[[Sequence[Params]], Sequence[Params]],
     *,
-    strategy_options: Mapping[str, Any],
-    objective: Sequence[str],
+    device_name: str,
+    max_threads: int,
+    objectives: Sequence[str],
     higher_is_better: Sequence[bool],
     seed: int | None,
     verbose: bool,
@@ -113,48 +258,43 @@ def run_strategy(
 
     Parameters
     ----------
-    strategy
-        Object with a function ``tune(searchspace, runner, tuning_options)``.
     configs
         All valid configurations.
-    runner
-        Measures configurations.
-    codec
-        The parameters.
-    strategy_options
-        Options of the strategy, with ``max_fevals`` and ``time_limit``.
-    objective, higher_is_better
+    evaluate
+        Returns a result for each of some configurations.
+    objectives, higher_is_better
         Keys of the results, and their directions.
     seed
         Seed of Python's and NumPy's random states; None to leave them.
-    verbose
-        Passed on.
 
     Raises
     ------
     ImportError
         Kernel Tuner is not installed.
     """
-    interface = installed_module("interface", "a strategy object")
-    util = installed_module("util", "a strategy object")
-    searchspaces = installed_module("searchspace", "a strategy object")
+    interface, util, searchspaces = (
+        installed_module(name, "a strategy object") for name in ("interface", "util", "searchspace")
+    )
     if seed is not None:
         random.seed(seed)
         np.random.seed(seed)
+    limits = {"max_fevals": chosen.trials, "time_limit": chosen.budget_s}
+    given = {**chosen.options, **{name: value for name, value in limits.items() if value is not None}}
     values = {name: list(listed) for name, listed in codec.values.items()}
     cache = {str(number): dict(config) for number, config in enumerate(configs)}
     searchspace = searchspaces.Searchspace(None, None, None, from_cache={"tune_params": values, "cache": cache})
-    max_fevals = min(strategy_options.get("max_fevals") or len(configs), len(configs))
+    max_fevals = min(given.get("max_fevals") or len(configs), len(configs))
+    strategy = chosen.strategy
     options = interface.Options(
         {
             "strategy": strategy.name if isinstance(strategy, Strategy) else strategy,
-            "strategy_options": interface.Options(strategy_options),
-            "budget": util.TuningBudget(strategy_options.get("time_limit"), max_fevals),
+            "strategy_options": interface.Options(given),
+            "budget": util.TuningBudget(given.get("time_limit"), max_fevals),
             "max_fevals": max_fevals,
             "seed": seed,
             "tune_params": values,
             "restrictions": [],
-            "objective": list(objective),
+            "objective": list(objectives),
             "objective_higher_is_better": list(higher_is_better),
             "simulation_mode": False,
             "verbose": verbose,
@@ -163,8 +303,9 @@ def run_strategy(
             "cachefile": None,
         }
     )
+    device = SimpleNamespace(name=device_name, max_threads=max_threads, env={"device_name": device_name})
     try:
-        strategy.tune(searchspace, runner, options)
+        strategy.tune(searchspace, _Runner(codec, evaluate, device), options)
     except util.StopCriterionReached as reached:
         if verbose:
             print(reached)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.kernel_tuner.restrictions import evaluate, replace_names
+from autotile.kernel_tuner.parameters import evaluate, replace_names
 
 default_block_size_names = ["block_size_x", "block_size_y", "block_size_z"]
 

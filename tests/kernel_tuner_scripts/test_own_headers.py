@@ -9,19 +9,16 @@ import pytest
 
 from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job
 from autotile.kernel.library import Kernel
-from autotile.kernel_tuner.kernel_definition import KernelTunerKernel
-from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros, block_names
-from autotile.kernel_tuner.parameter_codec import ParameterCodec
+from autotile.kernel_tuner.parameters import ParameterCodec
+from autotile.kernel_tuner.translation import ScriptKernel
 
 PARAMS = {"block_size_x": [32, 64], "which": [1, 2]}
 CODE = "%s\n__global__ void fill(float* x) { x[threadIdx.x] = VALUE; }\n"
 
 
 def described(source: Any, options: Any) -> Kernel:
-    codec = ParameterCodec(PARAMS)
-    launch = KernelTunerLaunch(64, (None, None, None), block_names(None, PARAMS))
     arguments = [np.zeros(64, np.float32)]
-    return KernelTunerKernel("fill", KernelSource(source, options), launch, Macros(launch), arguments, codec).build()
+    return ScriptKernel("fill", source, 64, arguments, ParameterCodec(PARAMS), options=options).build()
 
 
 def job(kernel: Kernel) -> CompileJob:

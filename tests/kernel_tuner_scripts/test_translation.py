@@ -15,19 +15,23 @@ from kernel_tuner.searchspace import Searchspace
 
 from autotile.errors import InputError
 from autotile.kernel_tuner.accuracy import TunablePrecision, error_metric_from_name
-from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros, block_names, nvrtc_options
-from autotile.kernel_tuner.parameter_codec import ParameterCodec
-from autotile.kernel_tuner.restrictions import (
+from autotile.kernel_tuner.parameters import (
+    ParameterCodec,
     check_restrictions,
     evaluate,
     holds_in_rows,
     replace_names,
     restriction_rules,
 )
+from autotile.kernel_tuner.translation import ScriptKernel, block_names, nvrtc_options
 from autotile.kernel_tuner.util import get_best_config, get_config_string, process_metrics
 
 PARAMS = {"block_size_x": 32, "block_size_y": 4, "tile_size_x": 3, "num_blocks": 7, "scale": 1.5}
 NAMES = ["block_size_x", "block_size_y", "block_size_z"]
+
+
+def script(problem_size: Any, source: Any = "", **options: Any) -> ScriptKernel:
+    return ScriptKernel("k", source, problem_size, [], ParameterCodec({"a": [1]}), **options)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ NAMES = ["block_size_x", "block_size_y", "block_size_z"]
     ],
 )
 def test_the_grid_is_theirs(problem_size: Any, grid_div: Any) -> None:
-    launch = KernelTunerLaunch(problem_size, grid_div, block_names(None, PARAMS))
+    launch = script(problem_size, grid_div=grid_div)
     threads, grid = util.setup_block_and_grid(problem_size, grid_div, PARAMS, NAMES)
     assert launch.grid(PARAMS) == grid
     assert launch.block(PARAMS) == threads
@@ -54,7 +58,7 @@ def test_the_grid_is_theirs(problem_size: Any, grid_div: Any) -> None:
 
 @pytest.mark.parametrize("size", [100, "block_size_x*4", lambda p: p["block_size_y"] * 8])
 def test_shared_memory_is_theirs(size: Any) -> None:
-    launch = KernelTunerLaunch(1, (None, None, None), block_names(None, PARAMS), {"size": size})
+    launch = script(1, smem_args={"size": size})
     assert launch.dynamic_smem_bytes(PARAMS) == util.get_smem_args({"size": size}, PARAMS)["size"]
 
 
@@ -69,13 +73,16 @@ def test_block_names_in_any_case_and_in_part() -> None:
     "defines", [None, {}, {"A": "block_size_x + 1", "B": lambda p: p["scale"], "C": 3, "D": "a\nb"}]
 )
 def test_macros_are_theirs(defines: Any) -> None:
-    launch = KernelTunerLaunch(1000, (None, None, None), block_names(None, PARAMS))
     code = "int main;\n"
     threads, grid = util.setup_block_and_grid(1000, (None, None, None), PARAMS, NAMES)
     _, theirs = util.prepare_kernel_string("k", code, PARAMS, grid, threads, NAMES, "CUDA", defines)
-    ours = Macros(launch, defines).prepended(code, PARAMS)
-    assert set(ours.splitlines()) == set(theirs.splitlines())
-    assert ours.endswith(code)
+    ours, _ = script(1000, code, defines=defines).variant(PARAMS)
+    before, ends, after = ours.rpartition(code)
+    assert ends
+    assert set((before + code).splitlines()) == set(theirs.splitlines())
+    known = {line.split()[1] for line in ours.splitlines() if line.startswith("#define")}
+    assert known >= PARAMS.keys()  # those that are no macros are defined behind the code
+    assert (after == "") == (defines is None)
 
 
 TUNE_PARAMS = {"a": [1, 2, 4, 8], "b": [1, 3, 5], "c": ["x", "y"], "d": [0.5, 1.5]}
@@ -154,8 +161,10 @@ def test_a_condition_holds_in_the_rows_where_it_holds_in_each(text: str, rows: l
 def test_conditions_of_suites_need_no_rows() -> None:
     columns = {"a": np.array([1, 2]), "b": np.array([0, 4])}
     assert holds_in_rows("a == 1 or (a * 2 + b) * 4 <= 64 and not a % 2 == 1", columns) is not None
-    assert holds_in_rows("a % b == 0", columns) is None
-    assert holds_in_rows("a in (1, 3)", columns) is None
+    assert holds_in_rows("a in (1, 3) and b / a < 0.5", columns).tolist() == [True, False]
+    assert holds_in_rows("1", columns).tolist() == [True, True]
+    for text in ("a % b == 0", "a and b", "round(a) == b", f"a / {2**60} < b", "'x'"):
+        assert holds_in_rows(text, columns) is None
 
 
 def test_what_is_no_restriction() -> None:
@@ -249,7 +258,7 @@ def test_parameters_that_cannot_be(params: Any) -> None:
 )
 def test_other_languages_are_refused(lang: str | None, source: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        KernelSource(source).check_language(lang)
+        script(1, source).check_language(lang)
 
 
 def test_options_of_nvcc_that_nvrtc_lacks_are_left_out() -> None:

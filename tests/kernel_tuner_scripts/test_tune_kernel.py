@@ -44,7 +44,7 @@ def _fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))
     device = device_profile("h200")
-    for module in ("kernel_tuner.tune_session", "kernel_tuner.kernel_definition", "tuning.backend"):
+    for module in ("kernel_tuner.interface", "kernel_tuner.translation", "tuning.backend"):
         monkeypatch.setattr(f"autotile.{module}.device_count", lambda: 1)
         monkeypatch.setattr(f"autotile.{module}.live_device", lambda _: device)
     monkeypatch.setattr("autotile.tuning.backend.has_driver", lambda: True)
@@ -205,22 +205,27 @@ def test_a_time_limit_is_used_up_and_holds_the_finals(monkeypatch: pytest.Monkey
         asked.append((options.budget_s, options.spend))
         raise InputError("stopped")
 
-    monkeypatch.setattr("autotile.kernel_tuner.tune_session.open_session", opened)
+    monkeypatch.setattr("autotile.kernel_tuner.interface.open_session", opened)
     for limits in ({"time_limit": 60}, {"max_fevals": 5}):
         with pytest.raises(InputError, match="stopped"):
             tuned(strategy_options=limits)
     assert asked == [(54.0, True), (None, False)]
 
 
-def test_arguments_that_depend_on_a_parameter() -> None:
+@pytest.mark.parametrize("choices", [(0, 1), (0.5, 1.5), ("a b", "c")])
+def test_arguments_that_depend_on_a_parameter(choices: Any) -> None:
     given = arguments()
     answers = [[given[1] + given[2], None, None, None], [2 * given[1], None, None, None]]
-    given[2] = Tunable("which", [given[2], given[1]])
+    given[2] = Tunable("which", dict(zip(choices, [given[2], given[1]], strict=True)))
     results, env = tuned(
-        given, {**SIZES, "which": [0, 1]}, answer=Tunable("which", answers), verify=lambda a, o: np.allclose(a[0], o[0])
+        given,
+        {**SIZES, "which": choices},
+        answer=Tunable("which", dict(zip(choices, answers, strict=True))),
+        verify=lambda a, o: np.allclose(a[0], o[0]),
+        defines={"block_size_x": "block_size_x"},
     )
     assert sorted((result["block_size_x"], result["which"]) for result in results) == [
-        (size, which) for size in SIZES["block_size_x"] for which in (0, 1)
+        (size, which) for size in SIZES["block_size_x"] for which in choices
     ]
     assert all("__error__" not in result for result in results)
     assert env["best_config"]["block_size_x"] == 128

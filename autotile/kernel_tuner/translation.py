@@ -1,0 +1,666 @@
+"""A kernel of autotile from the arguments of Kernel Tuner's `tune_kernel` and `run_kernel`, and one launch of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import random
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.documents import toml_text
+from autotile.core.dtypes import DTYPES, dtype_name, load_npy
+from autotile.core.model import Config, Outcome, config_text
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.driver import device_count, live_device
+from autotile.errors import InputError
+from autotile.kernel.computed import ConfigFunction, computed_values
+from autotile.kernel.library import Inspection, Kernel, Variant, make_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.problem import resolve_problem
+from autotile.kernel.sources import global_functions, included_files, read_bytes, sources_with_options
+from autotile.kernel.table import is_c_identifier
+from autotile.kernel_tuner.parameters import ParameterCodec, Params, evaluate, replace_names, restriction_rules
+from autotile.kernel_tuner.util import default_block_size_names
+from autotile.settings import read_settings
+from autotile.space.limits import check_config
+from autotile.workers.compile_pool import compile_in_worker
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import Candidate, Entry, Time, Workload
+
+_GPU_LANGUAGES = ("CUDA", "CUPY", "NVCUDA", "PYCUDA")
+"""Kernel Tuner's names of CUDA; autotile compiles all with NVRTC and launches with the driver."""
+_REFUSALS = {
+    "C": "a function that runs on the host cannot be tuned: autotile launches kernels itself, and times them alone; "
+    "pass the __global__ function that the host function launches, with lang='CUDA'",
+    "OPENCL": "autotile runs CUDA C++ only",
+    "HIP": "autotile runs CUDA C++ only; HIP code that NVRTC compiles can be passed with lang='CUDA'",
+    "JULIA": "autotile runs CUDA C++ only",
+    "FORTRAN": "autotile runs CUDA C++ only",
+    "HYPERTUNER": "autotile has no strategies of Kernel Tuner to tune",
+}
+_FILE_NAME_CHARACTERS = 250
+_CODE_MARKS = ("(", ")", "{", "}", ";", "\n", "__global__ ", "void ", "float ")
+_FILE_MARKS = (".c", ".h")
+_DEFAULT_BLOCK = (256, 1, 1)
+"""Threads of a block along each axis where no parameter states them."""
+_RELATIVE_TOLERANCE = 1e-5
+"""Relative tolerance of `numpy.allclose`, by which Kernel Tuner compares."""
+_MAX_SIZE = 2**31 - 1
+_SAMPLES = 64
+"""Configurations by whose source and launch a kernel is told from another one of the same name."""
+
+Check = Callable[[Params, Mapping[int, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]
+"""Function of a configuration and the stored contents of arguments by position; see `Inspection`."""
+
+
+@dataclass(frozen=True)
+class ScriptKernel:
+    """A kernel as Kernel Tuner's arguments describe it.
+
+    Attributes
+    ----------
+    name
+        Name of the ``__global__`` function, with template arguments if it is a template.
+    given
+        ``kernel_source``: code, a file, a function that returns the code of a configuration, or a list of files of
+        which the first has the kernel and includes the others.
+    problem_size
+        A number, text, function of the parameters, or up to three numbers and texts.
+    arguments
+        Arrays of NumPy, CuPy or PyTorch, NumPy numbers, and None for a null pointer.
+    codec
+        The parameters.
+    block_names
+        Names of the block's extents, see `block_names`.
+    grid_div
+        ``grid_div_x``, ``grid_div_y`` and ``grid_div_z``.
+    smem_args
+        ``smem_args``: its ``size`` is the dynamic shared memory in bytes.
+    options
+        ``compiler_options``: a list, or a function of the configuration.
+    defines
+        Values, texts or functions by the name of a macro; None for all parameters and the extents of the launch.
+    restrictions
+        In any form that `restriction_rules` takes.
+    constants
+        Arrays for ``__constant__`` variables, by name.
+    answer
+        Expected content of each argument after a launch, None where it is not compared; None for no answer.
+    atol
+        Absolute tolerance of the comparison.
+    is_agreement
+        Whether configurations are compared with each other where there is no answer.
+    check
+        Check of the outputs by a function, which takes the place of the comparison; None for none.
+    """
+
+    name: str
+    given: Any
+    problem_size: Any
+    arguments: Sequence[Any]
+    codec: ParameterCodec
+    block_names: tuple[str, str, str] = ("block_size_x", "block_size_y", "block_size_z")
+    grid_div: tuple[Any, Any, Any] = (None, None, None)
+    smem_args: Mapping[str, Any] | None = None
+    options: Sequence[str] | Callable[[Params], Sequence[str]] | None = None
+    defines: Mapping[str, Any] | None = None
+    restrictions: Any = None
+    constants: Mapping[str, Any] | None = None
+    answer: Sequence[Any] | None = None
+    atol: float = 1e-6
+    is_agreement: bool = False
+    check: Check | None = None
+
+    @property
+    def _first(self) -> Any:
+        """The source that has the kernel."""
+        return self.given[0] if isinstance(self.given, list | tuple) and self.given else self.given
+
+    @property
+    def path(self) -> Path | None:
+        """Path of the file of the kernel; None if it is code."""
+        first = self._first
+        if isinstance(first, str):
+            is_short = len(first) <= _FILE_NAME_CHARACTERS and not any(mark in first for mark in _CODE_MARKS)
+            return Path(first).absolute() if is_short and any(mark in first for mark in _FILE_MARKS) else None
+        return first.absolute() if isinstance(first, Path) else None
+
+    def text(self, params: Params) -> str:
+        """Return the code for a configuration, without its macros.
+
+        Raises
+        ------
+        InputError
+            The source has another type, or its file cannot be read.
+        """
+        text = self._first(dict(params)) if callable(self._first) else self._first
+        if (path := self.path) is not None:
+            try:
+                return path.read_text(errors="replace")
+            except OSError as error:
+                raise InputError(f"cannot read the source {path}: {error.strerror}") from None
+        if not isinstance(text, str):
+            raise InputError(f"kernel_source is {type(text).__name__}, expected code, a file, a function, or a list")
+        return text
+
+    def check_language(self, lang: str | None) -> None:
+        """Raise an `InputError` if ``lang``, or the code where it is None, is not CUDA C++."""
+        language = lang.upper() if lang else "CUDA"
+        if not lang and not callable(self._first):
+            code = self.text({}).lower()
+            language = "CUDA" if "__global__" in code else "OPENCL" if "__kernel" in code else "C"
+        if language in _GPU_LANGUAGES:
+            return
+        if language not in _REFUSALS:
+            raise InputError(f"there is no language {lang!r}; expected one of CUDA, CuPy, NVCUDA, or None")
+        found = f"lang={lang!r}" if lang else f"the code looks like {language}, as it has no __global__ function"
+        raise InputError(f"{found}: {_REFUSALS[language]}")
+
+    def block(self, params: Params) -> tuple[int, int, int]:
+        """Return the threads of a block along each axis."""
+        extents = zip(self.block_names, _DEFAULT_BLOCK, strict=True)
+        x, y, z = (int(params.get(name, default)) for name, default in extents)
+        return x, y, z
+
+    def grid(self, params: Params) -> tuple[int, int, int]:
+        """Return the blocks of the grid along each axis: the problem size over the divisors, rounded up.
+
+        Raises
+        ------
+        InputError
+            An extent of the problem, or a divisor, is neither a number nor text.
+        """
+        size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
+        if isinstance(size, str | Integral):
+            size = (size,)
+        if not isinstance(size, Iterable):
+            raise InputError(f"problem_size is {size!r}, expected a number, text, or up to three of them")
+        extents = []
+        for each in size:
+            if not isinstance(each, str | Integral):
+                raise InputError(f"problem_size contains {each!r}, expected whole numbers and texts")
+            extents.append(int(evaluate(each, params) if isinstance(each, str) else each))
+        if not 1 <= len(extents) <= 3:
+            raise InputError(f"problem_size has {len(extents)} extents, expected 1 to 3")
+        divisors = [_divisor(given, name, params) for given, name in zip(self.grid_div, self.block_names, strict=True)]
+        x, y, z = (
+            math.ceil(float(extent) / divisor) for extent, divisor in zip((*extents, 1, 1)[:3], divisors, strict=True)
+        )
+        return x, y, z
+
+    def dynamic_smem_bytes(self, params: Params) -> int:
+        """Return the dynamic shared memory of a block."""
+        size = (self.smem_args or {}).get("size", 0)
+        if callable(size):
+            size = size(params)
+        return int(evaluate(size, params) if isinstance(size, str) else size)
+
+    def macros(self, params: Params) -> dict[str, str]:
+        """Return the text of each macro of a configuration.
+
+        Raises
+        ------
+        InputError
+            A name is not a C identifier.
+        """
+        if self.defines is None:
+            grid = zip(("grid_size_x", "grid_size_y", "grid_size_z"), self.grid(params), strict=True)
+            block = zip(self.block_names, self.block(params), strict=True)
+            return {name: _macro_text(value) for name, value in (*grid, *block, *params.items(), ("kernel_tuner", 1))}
+        found = {}
+        for name, value in self.defines.items():
+            if not isinstance(name, str) or not is_c_identifier(name):
+                raise InputError(f"defines contains {name!r}, expected C identifiers")
+            text = replace_names(value, params) if isinstance(value, str) else value
+            found[name] = _macro_text(value(params) if callable(value) else text)
+        return found
+
+    def variant(self, params: Params) -> Variant:
+        """Return the code for a configuration with its macros, and its options for NVRTC.
+
+        Lines are counted from the first one of the source. Parameters that are no macros are defined at the end, as the
+        kernel's name may name them.
+        """
+        text, macros = self.text(params), self.macros(params)
+        if macros:
+            text = "".join(f"#define {name} {value}\n" for name, value in macros.items()) + "#line 1\n" + text
+        if self.defines is not None:
+            text += "".join(f"\n#define {name} {_macro_text(params[name])}" for name in params if name not in macros)
+            text += "\n"
+        options = self.options(params) if callable(self.options) else self.options
+        return Variant(text, nvrtc_options(options or ()))
+
+    @property
+    def arrays(self) -> dict[int, NDArray[Any]]:
+        """The arguments that are arrays, by position."""
+        found = {index: host_array(argument) for index, argument in enumerate(self.arguments)}
+        return {index: array for index, array in found.items() if array is not None}
+
+    def build(self) -> Kernel:
+        """Return the kernel for autotile.
+
+        Raises
+        ------
+        InputError
+            An argument cannot be used.
+        """
+        arrays, codec = self.arrays, self.codec
+        source = self.variant(self._sample(random.Random(0))).source
+        words = re.findall(r"[A-Za-z]\w*", self.name.partition("<")[0])
+        plain_name = str(words[-1]) if words else "kernel"
+        answered = [index for index in arrays if self.answer is not None and self.answer[index] is not None]
+        names, constant = self._signature(source)
+        written = [index for index in arrays if index not in constant or index in answered]
+        functions = self._launch_functions()
+        extents = self.problem_size if isinstance(self.problem_size, tuple | list) else (self.problem_size,)
+        sizes = {  # extents that are plain numbers, which are part of the key of results
+            f"problem_{axis}" if axis in codec.values else axis: int(extent)
+            for axis, extent in zip("xyz", extents, strict=False)
+            if isinstance(extent, int | np.integer) and 1 <= extent <= _MAX_SIZE
+        } or {"problem_x": 1}
+        block = []
+        for axis, (parameter, default) in enumerate(zip(self.block_names, _DEFAULT_BLOCK, strict=True)):
+            values = codec.declared.get(parameter)
+            is_number = values and codec.is_plain[parameter] and all(type(value) is int for value in values)
+            block.append(parameter if is_number else f"computed.block_{'xyz'[axis]}" if values else str(default))
+        arguments = {
+            name: _buffer_table(arrays[index], access="inout" if index in written else "in")
+            if index in arrays
+            else _scalar_table(index, argument)
+            for index, (name, argument) in enumerate(zip(names, self.arguments, strict=True))
+        }
+        for symbol, value in (self.constants or {}).items():
+            array = host_array(value)
+            table = _buffer_table(np.asarray(value) if array is None else array, access="in")
+            arguments[f"constant_{symbol}"] = {**table, "constant": symbol}
+        document = {
+            "kernel": {"name": plain_name, "template": f"{plain_name}.cu", "entry": self.name},
+            "problem": {"sizes": sizes, "ragged": sizes},
+            "parameters": codec.declared,
+            "computed": dict.fromkeys(functions, "number"),
+            "launch": {
+                "block": block,
+                "grid": [f"computed.grid_{axis}" for axis in "xyz"],
+                **({"dynamic_smem_bytes": "computed.smem"} if self.smem_args else {}),
+            },
+            "arguments": arguments,
+            "reference": self._reference(names, written, answered),
+        }
+        spec = parse_spec(
+            toml_text(document),
+            str(session_folder() / f"{plain_name}.toml"),
+            predicates=restriction_rules(self.restrictions, codec),
+            functions=functions,
+        )
+        kernel = make_kernel(spec, self.path or Path.cwd() / f"{plain_name}.cu", source)
+        return replace(
+            kernel,
+            source_hash=self._fingerprint(kernel),
+            variant=lambda config: self.variant(codec.decode(dict(config))),
+            inspection=self._inspection(names, answered if self.answer is not None else list(arrays)),
+        )
+
+    def _signature(self, source: str) -> tuple[list[str], set[int]]:
+        """Return the name of each argument, and the arrays that the code declares not to be written, by position."""
+        plain = self.name.partition("<")[0].rpartition("::")[2].strip()
+        function = next((each for each in global_functions(source) if each.name == plain), None)
+        if function is None or len(function.parameters) != len(self.arguments):
+            return [f"arg{index}" for index in range(len(self.arguments))], set()
+        constant = set()
+        for index, parameter in enumerate(function.parameters):
+            pointed, _, _ = parameter.type.rpartition("*")
+            if re.search(r"\bconst\b", pointed) and "*" not in pointed and "const_cast" not in source:
+                constant.add(index)
+        declared = [parameter.name for parameter in function.parameters]
+        return [f"arg{index}_{name}" if name else f"arg{index}" for index, name in enumerate(declared)], constant
+
+    def _launch_functions(self) -> dict[str, ConfigFunction]:
+        """Return the functions of ``[computed]``."""
+
+        def extent(of: Callable[[Params], Sequence[int]], axis: int) -> ConfigFunction:
+            return lambda config: of(self.codec.decode(config))[axis]
+
+        functions = {f"grid_{name}": extent(self.grid, axis) for axis, name in enumerate("xyz")}
+        functions |= {f"block_{name}": extent(self.block, axis) for axis, name in enumerate("xyz")}
+        if self.smem_args:
+            functions["smem"] = lambda config: self.dynamic_smem_bytes(self.codec.decode(config))
+        return functions
+
+    def _reference(self, names: Sequence[str], written: Sequence[int], answered: Sequence[int]) -> dict[str, Any]:
+        if not written:
+            raise InputError(f"{self.name} has no array that it could write; all are const in its signature")
+        answer = self.answer
+        if self.check is not None or answer is None or not answered:
+            is_compared = self.is_agreement and self.check is None
+            return {"verify": "agreement" if is_compared else "nothing"}
+        outputs = {}
+        for index in answered:
+            expected, array = host_array(answer[index]), self.arrays[index]
+            if expected is None or expected.size != array.size:
+                size = expected.size if expected is not None else type(answer[index]).__name__
+                raise InputError(f"answer[{index}] has {size} elements, expected {array.size} as argument {index} has")
+            outputs[names[index]] = {"file": save_array(np.ascontiguousarray(expected).reshape(-1))}
+        tolerance = {"absolute": float(self.atol), "relative": _RELATIVE_TOLERANCE}
+        unchecked = [names[index] for index in written if index not in answered]
+        return {
+            "outputs": outputs,
+            "tolerance": dict.fromkeys(outputs, tolerance),
+            **({"unchecked": unchecked} if unchecked else {}),
+        }
+
+    def _inspection(self, names: Sequence[str], positions: Sequence[int]) -> Inspection | None:
+        check = self.check
+        if check is None:
+            return None
+
+        def inspect(config: Config, contents: Mapping[str, NDArray[Any]]) -> tuple[str, Mapping[str, float | str]]:
+            return check(self.codec.decode(dict(config)), {index: contents[names[index]] for index in positions})
+
+        return Inspection(tuple(names[index] for index in positions), inspect, str(session_folder()))
+
+    def _sample(self, draw: random.Random) -> dict[str, Any]:
+        return {name: draw.choice(values) for name, values in self.codec.values.items()}
+
+    def _fingerprint(self, kernel: Kernel) -> str:
+        """Return a hash of the source and the launch of sampled configurations.
+
+        Both may be functions, which cannot be compared. It covers also the author's headers that the hash of a kernel's
+        source does not: in folders that ``compiler_options`` names, or included by some configurations only.
+        """
+        draw, digest = random.Random(1), hashlib.sha256(kernel.source_hash.encode())
+        encoded = {name: values for name, values in self.codec.values.items() if not self.codec.is_plain[name]}
+        digest.update(repr(encoded).encode())
+        for _ in range(_SAMPLES):
+            params = self._sample(draw)
+            try:
+                launch = self.grid(params), self.block(params), self.dynamic_smem_bytes(params)
+                made = tuple(self.variant(params))
+            except Exception as error:  # a configuration that the restrictions may exclude
+                launch, made = ((0, 0, 0), (0, 0, 0), 0), (type(error).__name__, ())
+            digest.update(repr((launch, made)).encode(errors="surrogatepass"))
+        is_varied = callable(self._first) or callable(self.options)
+        counts = [len(values) for values in self.codec.values.values()] if is_varied else [1]
+        further: frozenset[Path] = frozenset()
+        for number in range(max(counts)):  # each value of each parameter
+            params = {name: values[number % len(values)] for name, values in self.codec.values.items()}
+            try:
+                source, options = self.variant(params)
+            except Exception:  # a configuration that the restrictions may exclude
+                continue
+            further |= sources_with_options(kernel.template_path, source, kernel.include_folders, options).included
+        further -= included_files(kernel.template_path, kernel.source, kernel.include_folders)
+        for header in sorted(further):
+            digest.update(header.name.encode(errors="surrogateescape") + read_bytes(header, "included file"))
+        return digest.hexdigest()
+
+
+def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, str, str]:
+    """Return the names of the parameters that are the block's extents.
+
+    Parameters
+    ----------
+    given
+        The argument ``block_size_names``; None for the default names, in upper or lower case.
+    parameters
+        Names of the parameters.
+
+    Raises
+    ------
+    InputError
+        The argument is not a list of at most three names.
+    """
+    if given is not None:
+        if not isinstance(given, list | tuple) or len(given) > 3 or not all(isinstance(name, str) for name in given):
+            raise InputError(f"block_size_names is {given!r}, expected a list of at most three names")
+        x, y, z = list(given) + default_block_size_names[len(given) :]
+        return x, y, z
+    names = list(parameters)
+    spelled = {name.lower(): name for name in names if name.lower() not in names}
+    x, y, z = (spelled.get(name, name) for name in default_block_size_names)
+    return x, y, z
+
+
+def _divisor(given: Any, name: str, params: Params) -> float:
+    """Return the divisor of a dimension of the problem: the block's extent if nothing is given."""
+    if given is None:
+        return float(params.get(name, 1))
+    if callable(given):
+        return float(given(params))
+    if isinstance(given, str):
+        return float(int(evaluate(given, params)))
+    if isinstance(given, Integral):
+        return float(given)
+    if isinstance(given, Iterable):
+        return math.prod(_divisor(each, "", params) if each is not None else 1.0 for each in given)
+    raise InputError(f"a grid divisor is {given!r}, expected a number, text, a function, or a list of these")
+
+
+def _macro_text(value: Any) -> str:
+    plain = int(value) if isinstance(value, bool) else value
+    return str(plain).replace("\n", "\\\n")
+
+
+_DROPPED = ("-O0", "-O1", "-O2", "-O3", "-O4", "-c", "-shared", "--shared", "-cubin", "-ptx")
+_DROPPED_PREFIXES = (
+    *("-W", "-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code"),
+    *("-Xcompiler", "--compiler-options", "-ccbin", "--compiler-bindir", "-Xlinker", "-L", "-l", "--library"),
+)
+_WITH_VALUE = ("-Xcompiler", "--compiler-options", "-ccbin", "-gencode", "-arch", "-code", "-Xlinker")
+
+
+def nvrtc_options(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of a compiler that NVRTC has, too; the target and those for the host compiler are left out.
+
+    Raises
+    ------
+    InputError
+        The options are not a list of texts.
+    """
+    if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+        raise InputError(f"compiler_options is {options!r:.80}, expected a list of texts")
+    kept: list[str] = []
+    words = iter(options)
+    for option in words:
+        if option in _WITH_VALUE:
+            next(words, None)
+        elif option in ("-I", "--include-path"):
+            kept.append(f"-I{Path(next(words, '.')).absolute()}")
+        elif option.startswith("-I"):
+            kept.append(f"-I{Path(option[2:]).absolute()}")
+        elif option in ("-Xptxas", "--ptxas-options"):
+            kept.append(f"--ptxas-options={next(words, '')}")
+        elif option not in _DROPPED and not (
+            option.startswith(_DROPPED_PREFIXES) and not option.startswith("-lineinfo")
+        ):
+            kept.append(option)
+    return tuple(kept)
+
+
+def host_array(value: Any) -> NDArray[Any] | None:
+    """Return an array of NumPy, CuPy or PyTorch as one of NumPy; None if the value is no array."""
+    if isinstance(value, np.ndarray):
+        return value
+    if type(value).__module__.partition(".")[0] == "torch":
+        return np.asarray(value.detach().cpu())
+    if type(value).__module__.partition(".")[0] == "cupy" and hasattr(value, "get"):
+        return np.asarray(value.get())
+    return None
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Return whether a value is an array of CuPy, or a CUDA tensor of PyTorch, on which a kernel works in place."""
+    library = type(value).__module__.partition(".")[0]
+    return (library == "cupy" and hasattr(value, "get")) or (library == "torch" and bool(value.is_cuda))
+
+
+def _write_to_gpu(target: Any, content: NDArray[Any]) -> None:
+    """Copy a content to an array for which `is_on_gpu` is true, of the same shape and type."""
+    if type(target).__module__.partition(".")[0] == "torch":
+        import torch
+
+        target.copy_(torch.from_numpy(content))
+        return
+    import cupy
+
+    with target.device:
+        target[...] = cupy.asarray(content)
+        cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
+
+
+def restored_form(stored: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
+    """Return the content of a buffer in the type and the shape of the argument that it was made from."""
+    return stored.reshape(-1).view(like.dtype)[: like.size].reshape(like.shape)
+
+
+def _element_type(array: NDArray[Any]) -> str:
+    """Return the name of the element type that a buffer of an array has; bytes for types that autotile lacks."""
+    name = dtype_name(array.dtype)
+    return name if name in DTYPES else "uint8"
+
+
+def _buffer_table(array: NDArray[Any], *, access: str) -> dict[str, Any]:
+    """Return the entry of an array, whose elements are stored in a file; one zero for an empty one."""
+    flat = np.ascontiguousarray(array).reshape(-1) if array.size else np.zeros(1, array.dtype)
+    storage = np.dtype(DTYPES[_element_type(flat)].storage)
+    stored = flat.view(storage) if flat.dtype != storage else flat
+    return {
+        "buffer": _element_type(array),
+        "shape": [stored.size],
+        "access": access,
+        "file": save_array(stored),
+        "whole": True,
+    }
+
+
+def _scalar_table(index: int, argument: Any) -> dict[str, Any]:
+    if argument is None:
+        return {"scalar": "uint64", "value": 0}  # a null pointer
+    if not isinstance(argument, np.generic | int | float | np.ndarray):
+        raise InputError(
+            f"argument {index} is a {type(argument).__name__}, expected an array of NumPy, CuPy or PyTorch, a NumPy "
+            "number such as numpy.int32(5), or None for a null pointer"
+        )
+    value = np.asarray(argument)
+    plain = value.item()
+    if isinstance(plain, complex):
+        return {"scalar": str(value.dtype), "value": [plain.real, plain.imag]}
+    return {"scalar": _element_type(value), "value": plain}
+
+
+@cache
+def _private() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="autotile-kernel-tuner-")
+
+
+def session_folder() -> Path:
+    """Return a folder of this process, which is removed when it ends."""
+    return Path(_private().name)
+
+
+_HASHED_BYTES = 1 << 26
+
+
+def save_array(array: NDArray[Any]) -> str:
+    """Write an array of one axis to the folder of this process, and return the file's name.
+
+    The name is that of the content, so that equal arrays share a file.
+
+    Raises
+    ------
+    InputError
+        There is no room.
+    """
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    digest = hashlib.sha256(header.getvalue())
+    data = array.view(np.uint8).data if array.size else memoryview(b"")
+    for start in range(0, len(data), _HASHED_BYTES):
+        digest.update(data[start : start + _HASHED_BYTES])
+    path = session_folder() / f"{digest.hexdigest()[:40]}.npy"
+    if not path.exists():
+        try:
+            np.save(path, array, allow_pickle=False)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise InputError(f"cannot write an argument to {path.parent}: {error.strerror}; set TMPDIR") from None
+    return path.name
+
+
+_COMPILE_DEADLINE_S = 120.0
+_RUN_DEADLINE_S = 300.0
+
+
+def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
+    """Launch the only configuration of a kernel once, in a process of its own.
+
+    Arguments that are arrays on a GPU get what the kernel wrote, as if it had been launched on them.
+
+    Returns
+    -------
+    list
+        The arguments after the launch: arrays of NumPy, those that a kernel cannot write as copies, and the others as
+        they are.
+
+    Raises
+    ------
+    InputError
+        There is no GPU, the configuration exceeds its limits, does not compile, or its launch fails.
+    """
+    kernel = described.build()
+    if device_index >= device_count():
+        raise InputError(
+            f"there is no CUDA device {device_index} here, and run_kernel needs one; see `autotile doctor`"
+        )
+    device = live_device(device_index)
+    problem = resolve_problem(kernel.spec, {}, None, defaults=True)
+    config = dict(kernel.spec.default)
+    if reason := check_config(kernel.spec, config, problem.sizes, device, problem.dtype):
+        raise InputError(f"{described.name} cannot run with {config_text(config)}: {reason}")
+    settings = read_settings()
+    job = compile_job(kernel, config, problem.dtype, device.architecture, problem.sizes)
+    compiled = compile_in_worker(job, settings, _COMPILE_DEADLINE_S)
+    if compiled.cubin is None:
+        raise InputError(f"{described.name} does not compile: {compiled.reason}")
+    names = [buffer.name for buffer in kernel.spec.buffers if buffer.is_written]
+    with tempfile.TemporaryDirectory(dir=session_folder()) as folder:
+        workload = Workload(
+            spec_text=kernel.spec.text,
+            spec_source=kernel.spec.source,
+            sizes=problem.sizes,
+            dtype=problem.dtype,
+            l2="hot",
+            cache=str(settings.cache),
+            cache_limit_bytes=settings.cache_limit_bytes,
+            sample_limit_s=0.0,
+            device_index=device_index,
+            captured=tuple(names),
+            capture_folder=folder,
+        )
+        computed = computed_values(kernel.spec.computed, config)
+        candidate = Candidate(config, str(compiled.cubin.path), compiled.cubin.symbols, computed)
+        gpu = Gpu(workload, _RUN_DEADLINE_S)
+        try:
+            (evaluation,) = gpu.time(Time((Entry(candidate),)))
+        finally:
+            gpu.close()
+        if evaluation.outcome is not Outcome.OK or not evaluation.captured:
+            raise InputError(f"{described.name} failed with {config_text(config)}: {evaluation.reason}")
+        contents = {name: load_npy(Path(evaluation.captured) / f"{name}.npy") for name in names}
+    returned: list[Any] = list(described.arguments)
+    for index, array in described.arrays.items():
+        stored = contents.get(kernel.spec.arguments[index].name)
+        returned[index] = array.copy() if stored is None else restored_form(stored, array)
+        if is_on_gpu(described.arguments[index]) and returned[index].tobytes() != array.tobytes():
+            _write_to_gpu(described.arguments[index], returned[index])  # unchanged, it may be another argument, too
+    return returned
