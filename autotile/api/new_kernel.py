@@ -11,7 +11,7 @@ from typing import Any
 from autotile.core.argument_types import checked
 from autotile.core.text import Part, Result
 from autotile.errors import InputError
-from autotile.kernel.table import is_c_identifier, is_keyword
+from autotile.kernel.expressions import is_c_identifier, is_keyword
 from autotile.settings import user_path
 
 _SOURCE = """\

@@ -23,7 +23,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, DataError, InputError, ToolchainError
 from autotile.kernel.argument_kind import Workspace
 from autotile.kernel.arguments import encode_value
-from autotile.kernel.array_expressions import ArrayExpression, Matmul, ShapeOnly
+from autotile.kernel.expressions import ArrayExpression, Matmul, ShapeOnly
 from autotile.kernel.input_files import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
 from autotile.kernel.library import Kernel

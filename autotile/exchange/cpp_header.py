@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, assert_never
+from typing import assert_never
 
 import numpy as np
 
@@ -19,12 +19,9 @@ from autotile.cuda.driver import variable_symbols
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
 from autotile.families.rule import FamilyRule, Feature, Leaf, Split, Traits
-from autotile.kernel import expressions as nodes
-from autotile.kernel import real_numbers as real
-from autotile.kernel import whole_numbers as whole
 from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType, StructArgument, TensorMapArgument, TextureArgument
 from autotile.kernel.arguments import BufferArgument, Number, ScalarArgument, WorkspaceArgument
-from autotile.kernel.expressions import Expression
+from autotile.kernel.expressions import Expression, Node, evaluate
 from autotile.kernel.problem import capability_of, runs_on
 from autotile.kernel.spec import KernelSpec, Launch
 
@@ -288,50 +285,46 @@ def _choice(names: Mapping[int, str], value: str) -> str:
 
 _MAX_INT = 2**31 - 1
 
-_OPERATORS: Mapping[Callable[..., Any], str] = {
-    whole.add: "+",
-    whole.subtract: "-",
-    whole.multiply: "*",
-    whole.bit_and: "&",
-    whole.bit_or: "|",
-    whole.bit_xor: "^",
-    real.add: "+",
-    real.subtract: "-",
-    real.multiply: "*",
-    real.divide: "/",
-}
-"""Binary operators of both languages."""
+_INFIX = ("+", "-", "*", "&", "|", "^", "/")
+"""Operators of both languages."""
 
-_CALLS: Mapping[Callable[..., Any], str] = {
-    whole.floor_divide: "detail::floor_div",
-    whole.modulo: "detail::floor_mod",
-    whole.ceil_divide: "detail::ceil_div",
-    whole.power: "detail::power",
-    whole.minimum: "std::min<std::int64_t>",
-    whole.maximum: "std::max<std::int64_t>",
-    whole.absolute: "detail::absolute",
-    whole.greatest_divisor: "std::gcd<std::int64_t, std::int64_t>",
-    whole.least_multiple: "std::lcm<std::int64_t, std::int64_t>",
-    whole.shift_left: "detail::shift_left",
-    whole.shift_right: "detail::shift_right",
-    whole.ceil_log2: "detail::ceil_log2",
-    whole.is_power_of_two: "detail::is_power_of_two",
-    real.floor_divide: "detail::floor_div_real",
-    real.modulo: "detail::floor_mod_real",
-    real.power: "std::pow",
-    real.minimum: "std::min<double>",
-    real.maximum: "std::max<double>",
-    real.absolute: "std::fabs",
-    real.square_root: "std::sqrt",
-    real.log2: "std::log2",
-    real.log: "std::log",
-    real.exponential: "std::exp",
-    real.floor: "detail::whole(std::floor, {})",
-    real.ceil: "detail::whole(std::ceil, {})",
-    real.nearest_whole: "detail::whole(std::nearbyint, {})",
-    real.truncate: "detail::whole(std::trunc, {})",
+_ROUNDING = ("floor", "ceil", "round", "int")
+"""Functions that return a whole number as it is."""
+
+_WHOLE_CALLS = {
+    "//": "detail::floor_div",
+    "%": "detail::floor_mod",
+    "ceil_div": "detail::ceil_div",
+    "**": "detail::power",
+    "min": "std::min<std::int64_t>",
+    "max": "std::max<std::int64_t>",
+    "abs": "detail::absolute",
+    "gcd": "std::gcd<std::int64_t, std::int64_t>",
+    "lcm": "std::lcm<std::int64_t, std::int64_t>",
+    "<<": "detail::shift_left",
+    ">>": "detail::shift_right",
+    "ceil_log2": "detail::ceil_log2",
+    "is_power_of_two": "detail::is_power_of_two",
 }
-"""Functions by name, or with a place for the arguments."""
+"""C++ functions of whole numbers."""
+
+_REAL_CALLS = {
+    "//": "detail::floor_div_real",
+    "%": "detail::floor_mod_real",
+    "**": "std::pow",
+    "min": "std::min<double>",
+    "max": "std::max<double>",
+    "abs": "std::fabs",
+    "sqrt": "std::sqrt",
+    "log2": "std::log2",
+    "log": "std::log",
+    "exp": "std::exp",
+    "floor": "detail::whole(std::floor, {})",
+    "ceil": "detail::whole(std::ceil, {})",
+    "round": "detail::whole(std::nearbyint, {})",
+    "int": "detail::whole(std::trunc, {})",
+}
+"""C++ functions of real numbers, by name, or with a place for the arguments."""
 
 
 def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
@@ -366,7 +359,7 @@ def literal(value: Value | float) -> str:
         return '"' + "".join(map(_character, value)) + '"'
     if isinstance(value, float):
         return repr(value)
-    if value == whole.INT64_MIN:
+    if value == -(2**63):
         return f"({value + 1}LL - 1)"
     return str(value) if abs(value) <= _MAX_INT else f"{value}LL"
 
@@ -375,67 +368,61 @@ class _Writer:
     def __init__(self, symbols: Mapping[str, str]) -> None:
         self._symbols = symbols
 
-    def write(self, node: nodes.Node) -> str:
+    def write(self, node: Node) -> str:
         """Translate a node; its operands are parenthesized where needed."""
-        known: Any = node  # one of the classes below; mypy cannot derive that from the protocol
-        match known:
-            case nodes.Constant(value=str() as text):
-                written = f"std::string_view({literal(text)})"
-            case nodes.Constant(value=value):
-                written = literal(value)
-            case nodes.Name(name=name):
-                written = name if name.startswith("device.") else self._symbols[name]
-            case nodes.AsNumber(operand=operand):
-                written = f"std::int64_t{{{self.write(operand)}}}"
-            case nodes.AsReal(operand=operand):
-                written = f"static_cast<double>({self.write(operand)})"
-            case nodes.Operation():
-                written = self._operation(known)
-            case nodes.Not(operand=operand):
-                written = f"!{self._part(operand)}"
-            case nodes.BooleanOperation(word=word, operands=operands):
-                written = (" && " if word == "and" else " || ").join(map(self._part, operands))
-            case nodes.Comparison(first=first, links=links):
-                parts = [self._part(first), *(self._part(operand) for _, operand in links)]
-                steps = zip(parts, links, parts[1:], strict=False)
-                written = " && ".join(f"{left} {symbol} {right}" for left, (symbol, _), right in steps)
-            case nodes.Membership(operand=operand, members=members):
-                left = self._part(operand)
-                written = " || ".join(f"{left} == {self._part(member)}" for member in members)
-            case nodes.Conditional(condition=condition, chosen=chosen, otherwise=otherwise):
-                written = f"{self._part(condition)} ? {self._part(chosen)} : {self._part(otherwise)}"
-            case _:
-                assert_never(known)
-        return written
+        operands, value = node.operands, node.value
+        match node.operation:
+            case "constant":
+                return f"std::string_view({literal(value)})" if isinstance(value, str) else literal(value)
+            case "name":
+                return str(value) if value.startswith("device.") else self._symbols[value]
+            case "number":
+                return f"std::int64_t{{{self.write(operands[0])}}}"
+            case "real":
+                return f"static_cast<double>({self.write(operands[0])})"
+            case "not":
+                return f"!{self._part(operands[0])}"
+            case "and" | "or" as word:
+                return (" && " if word == "and" else " || ").join(map(self._part, operands))
+            case "compare":
+                parts = list(map(self._part, operands))
+                links = zip(parts, value, parts[1:], strict=False)
+                return " && ".join(f"{left} {sign} {right}" for left, sign, right in links)
+            case "in":
+                left, *members = map(self._part, operands)
+                return " || ".join(f"{left} == {member}" for member in members)
+            case "if":
+                condition, chosen, otherwise = map(self._part, operands)
+                return f"{condition} ? {chosen} : {otherwise}"
+        return self._operation(node)
 
-    def _part(self, node: nodes.Node) -> str:
+    def _part(self, node: Node) -> str:
         """Translate a node that is an operand."""
         text = self.write(node)
-        is_call = isinstance(node, nodes.Operation) and node.function not in _OPERATORS and text.endswith(")")
-        simple = is_call or isinstance(node, nodes.Constant | nodes.Name | nodes.AsNumber | nodes.AsReal)
+        is_call = callable(node.value) and node.operation not in _INFIX and text.endswith(")")
+        simple = is_call or node.operation in ("constant", "name", "number", "real")
         return text if (simple and not text.startswith("-")) or text.isdecimal() else f"({text})"
 
-    def _operation(self, node: nodes.Operation) -> str:
-        if all(_is_constant(operand) for operand in node.operands):
-            return literal(node.evaluate({}, True))  # C++ literals are ints, and products of them may need 64 bits
-        function, operands = node.function, node.operands
-        if function is whole.unchanged:
+    def _operation(self, node: Node) -> str:
+        if all(map(_is_constant, node.operands)):
+            return literal(evaluate(node, {}, True))  # C++ literals are ints, and products of them may need 64 bits
+        operands = node.operands
+        if node.operation == "float" or (node.operation in _ROUNDING and operands[0].kind == "number"):
             return self.write(operands[0])
-        if function is whole.invert:
+        if node.operation == "~":
             return f"~{self._part(operands[0])}"
-        if function in (whole.subtract, real.subtract) and operands[0] == nodes.Constant(0, operands[0].kind):
+        if node.operation == "-" and operands[0] == Node("constant", operands[0].kind, value=0):
             return f"-{self._part(operands[1])}"
-        if function in _OPERATORS:
+        if node.operation in _INFIX:
             left, right = map(self._part, operands)
-            return f"{left} {_OPERATORS[function]} {right}"
-        call, arguments = _CALLS[function], ", ".join(map(self.write, operands))
+            return f"{left} {node.operation} {right}"
+        call = (_REAL_CALLS if operands[0].kind == "real" else _WHOLE_CALLS)[node.operation]
+        arguments = ", ".join(map(self.write, operands))
         return call.format(arguments) if "{}" in call else f"{call}({arguments})"
 
 
-def _is_constant(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Operation):
-        return all(map(_is_constant, node.operands))
-    return isinstance(node, nodes.Constant)
+def _is_constant(node: Node) -> bool:
+    return node.operation == "constant" or (callable(node.value) and all(map(_is_constant, node.operands)))
 
 
 def family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:

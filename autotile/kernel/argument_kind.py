@@ -20,18 +20,19 @@ import numpy as np
 from autotile.core.dtypes import DTYPES, Dtype, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.array_shapes import ShapeOnly
 from autotile.kernel.expressions import (
     NOUNS,
     Expression,
     ExpressionError,
     ExpressionText,
-    Kind,
     Location,
+    ShapeOnly,
+    is_c_identifier,
     one_line,
     parse_expression,
 )
-from autotile.kernel.table import ProblemSection, Table, describe, is_c_identifier
+from autotile.kernel.functions import Kind
+from autotile.kernel.table import ProblemSection, Table, describe
 
 PROBLEM_DTYPE = "dtype"
 """Declares that an argument has the problem's element type."""

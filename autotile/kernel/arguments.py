@@ -6,7 +6,7 @@ are in `autotile.kernel.argument_kind`. Code outside this package queries an arg
 they lack: `autotile.cuda.packing` packs the parameters of a launch, `autotile.exchange.cpp_header` writes them in C++.
 
 The contents of buffers in tuning are declared by ``init``, a name or an expression of the language of
-`autotile.kernel.array_expressions` with generators of random numbers, or by ``file``.
+`autotile.kernel.expressions` with generators of random numbers, or by ``file``.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ from autotile.kernel.argument_kind import (
     known_type,
     parse_element_type,
 )
-from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
-from autotile.kernel.array_shapes import ShapeOnly
 from autotile.kernel.expressions import (
+    ArrayExpression,
     Expression,
     ExpressionError,
     ExpressionText,
-    Kind,
     Location,
+    ShapeOnly,
     canonical_text,
+    is_c_identifier,
     one_line,
+    parse_array_expression,
 )
-from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier
+from autotile.kernel.functions import Kind
+from autotile.kernel.table import ProblemSection, Table, check_names, describe
 from autotile.settings import available_cores
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from autotile.core.model import Value
 from autotile.errors import SpecError, listing, nearest
-from autotile.kernel.expressions import Environment, Expression, Kind, Location
-from autotile.kernel.whole_numbers import Operand, Rows
+from autotile.kernel.expressions import Environment, Expression, Location, Node
+from autotile.kernel.functions import Kind, Operand
 
 PREFIX = "computed."
 """Prefix of the names of computed values in expressions and in the configurations of a worker."""
@@ -204,7 +204,7 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
         An argument of the function is not a parameter.
     """
     names, takes_mapping = _arguments(function, parameters, location)
-    node = _PredicateNode(function, names, takes_mapping, location)
+    node = Node("function", "boolean", value=_Predicate(function, names, takes_mapping, location))
     return Expression(_name(function), frozenset(names), "boolean", location, node)
 
 
@@ -235,14 +235,13 @@ def _name(function: Predicate) -> str:
     return "a function" if name == "<lambda>" else f"{name}()"
 
 
-class _PredicateNode(NamedTuple):
+class _Predicate(NamedTuple):
     function: Predicate
     names: tuple[str, ...]
     takes_mapping: bool
     location: Location
-    kind: Kind = "boolean"
 
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
+    def __call__(self, env: Environment) -> Operand:
         """Return whether each combination meets the rule."""
         columns = np.broadcast_arrays(*(env[name] for name in self.names))
         shape = columns[0].shape if columns else ()

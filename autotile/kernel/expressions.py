@@ -1,32 +1,46 @@
-"""Scalar expressions of a search-space file: a closed language over whole and real numbers, booleans and strings.
+"""Expressions of a search-space file: a closed language over numbers, booleans and strings, and over whole arrays.
 
-Python's own parser reads the text. The parser here accepts only the parts of the syntax tree that are listed and
-determines the kind of each; the tree is only inspected, never compiled or executed. Array expressions share the text
-and its locations (`autotile.kernel.array_expressions`).
+Python's own parser reads the text. The parsers here accept only the parts of the syntax tree that they list; the tree
+is only inspected, never compiled or executed. `autotile.kernel.functions` states the operators and functions.
 
-In nodes, ``where`` selects the rows to evaluate, as in NumPy's ufuncs. ``and``, ``or`` and ``x if c else y`` narrow it,
-so that no row fails on an operand that Python would not have evaluated. Values in the other rows are undefined and
-never used. The nodes are named tuples: the first look-up of a process defines them all, and defining a dataclass takes
-six times as long.
+A scalar expression (`Expression`) knows the kind of each part when it is parsed. In its nodes, ``where`` selects the
+rows to evaluate, as in NumPy's ufuncs. ``and``, ``or`` and ``x if c else y`` narrow it, so that no row fails on an
+operand that Python would not have evaluated. Values in the other rows are undefined and never used.
+
+An array expression (`ArrayExpression`) gives the expected outputs of a kernel and the contents of its inputs. The shape
+of every intermediate array is computed, and bounded, before the array is.
 """
 
 from __future__ import annotations
 
 import ast
+import keyword
+import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from autotile.core.forks import cached_property
 from autotile.errors import SpecError, listing, nearest
-from autotile.kernel import real_numbers as real
-from autotile.kernel import whole_numbers as whole
-from autotile.kernel.whole_numbers import EvaluationError, Operand, Rows, any_row
+from autotile.kernel import functions as language
+from autotile.kernel.functions import (
+    ARRAY_FUNCTIONS,
+    COMPARISONS,
+    FUNCTIONS,
+    OPERATORS,
+    EvaluationError,
+    Kind,
+    Operand,
+    Rows,
+    any_row,
+)
 
 MAX_CHARACTERS = 1000
 """Maximum length of an expression."""
@@ -43,7 +57,6 @@ MAX_SHOWN = 160
 _BACKSLASH = chr(92)
 _WORD = re.compile(r"\w+")
 
-
 _PYTHON_ARGUMENTS = {
     "kernel.template": "source",
     "problem": "sizes",
@@ -52,6 +65,33 @@ _PYTHON_ARGUMENTS = {
     **{f"work.{name}": name for name in ("flops", "bytes")},
 }
 """Arguments of `autotile.kernel` whose names are not those of the sections that they are written to."""
+
+# Keywords of C++20, which a macro must not redefine, except those that are Python keywords too.
+_CXX_WORDS = (
+    "alignas alignof asm auto bool case catch char char8_t char16_t char32_t concept consteval constexpr constinit "
+    "const const_cast co_await co_return co_yield decltype default delete do double dynamic_cast enum explicit export "
+    "extern false float friend goto inline int long mutable namespace new noexcept nullptr operator private protected "
+    "public register reinterpret_cast requires short signed sizeof static static_assert static_cast struct switch "
+    "template this thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t"
+)
+_CXX_KEYWORDS = frozenset(_CXX_WORDS.split())
+
+RESERVED = {
+    "device": "the device's properties",
+    "DTYPE": "the macro that holds the element type",
+    **dict.fromkeys(("min", "max", "ceil_div"), "a function of expressions"),
+}
+"""Names that a search-space file must not define, with what they name."""
+
+
+def is_c_identifier(name: str) -> bool:
+    """Return whether a name is a C identifier."""
+    return name.isascii() and name.isidentifier()
+
+
+def is_keyword(name: str) -> bool:
+    """Return whether a name is a keyword of Python or C++, or reserved in a search-space file."""
+    return keyword.iskeyword(name) or name in _CXX_KEYWORDS or name in RESERVED
 
 
 def python_source(name: str) -> str:
@@ -64,20 +104,12 @@ def is_python_source(source: str) -> bool:
     return source.startswith("<kernel ")
 
 
-def python_argument(key: str) -> str:
-    """Return the argument of `autotile.kernel` that a key of a search-space file stands for.
-
-    Examples
-    --------
-    >>> python_argument("arguments.x.shape")
-    "arguments['x']['shape']"
-    >>> python_argument("problem.sizes.N")
-    "sizes['N']"
-    """
-    for prefix, argument in sorted(_PYTHON_ARGUMENTS.items(), key=lambda item: -len(item[0])):
-        if key == prefix or key.startswith(f"{prefix}."):
-            first, rest = argument, key[len(prefix) :].split(".")[1:]
-            break
+def _python_argument(key: str) -> str:
+    """Return the argument of `autotile.kernel` for a key: ``arguments['x']['shape']`` for ``arguments.x.shape``."""
+    prefixes = [prefix for prefix in _PYTHON_ARGUMENTS if key == prefix or key.startswith(f"{prefix}.")]
+    if prefixes:
+        prefix = max(prefixes, key=len)
+        first, rest = _PYTHON_ARGUMENTS[prefix], key[len(prefix) :].split(".")[1:]
     else:
         first, *rest = key.removeprefix("kernel.").split(".")
     return first + "".join(f"[{part!r}]" for part in rest)
@@ -98,7 +130,7 @@ class Location:
         shown = expression if len(expression) <= MAX_SHOWN and expression.isprintable() else ""
         key, line = self.key, self.line
         if is_python_source(self.source):
-            key, line = python_argument(key), None
+            key, line = _python_argument(key), None
         return kind(problem, source=self.source, key=key, line=line, column=column, expression=shown)
 
 
@@ -120,7 +152,7 @@ class ExpressionText:
 
     text: str
 
-    def column(self, node: ast.expr) -> int:
+    def column(self, node: ast.expr | ast.stmt) -> int:
         """Return the 1-based column of a node in characters; `ast` itself counts UTF-8 bytes."""
         return len(self.text.encode()[: node.col_offset].decode()) + 1
 
@@ -141,17 +173,8 @@ class ExpressionText:
         ExpressionError
             The text is empty, too long, too deeply nested, or not an expression.
         """
-        _check_characters(self.text)
-        try:
-            tree = ast.parse(self.text, mode="eval").body
-        except SyntaxError as error:
-            raise ExpressionError(f"not an expression: {error.msg}", self._clamp(error.offset)) from None
-        except (RecursionError, MemoryError):
-            raise ExpressionError("nested too deeply; split it into several named rules") from None
-        except ValueError as error:
-            raise ExpressionError(f"not an expression: {error}") from None
-        _check_depth(tree, self)
-        return tree
+        (statement,) = self._parsed(MAX_CHARACTERS, "eval", "an expression", "split it into several named rules")
+        return self._checked(statement)
 
     def parse_statements(self) -> tuple[list[tuple[str, ast.expr]], ast.expr]:
         """Parse assignments that end in one expression, ``t = x @ w; maximum(t, 0)``.
@@ -168,33 +191,54 @@ class ExpressionText:
         """
         if ";" not in self.text:
             return [], self.parse()
-        _check_characters(self.text, MAX_STATEMENT_CHARACTERS)
-        try:
-            statements = ast.parse(self.text).body
-        except SyntaxError as error:
-            raise ExpressionError(
-                f"not assignments and an expression: {error.msg}", self._clamp(error.offset)
-            ) from None
-        except (RecursionError, MemoryError, ValueError):
-            raise ExpressionError("nested too deeply; split it into several assignments") from None
+        statements = self._parsed(
+            MAX_STATEMENT_CHARACTERS, "exec", "assignments and an expression", "split it into several assignments"
+        )
         assigned: list[tuple[str, ast.expr]] = []
         for statement in statements[:-1]:
             match statement:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    _check_depth(value, self)
-                    assigned.append((name, value))
+                    assigned.append((name, self._checked(value)))
                 case _:
-                    raise ExpressionError("expected an assignment, as in t = x @ w", self._statement_column(statement))
+                    raise ExpressionError("expected an assignment, as in t = x @ w", self.column(statement))
         if not statements or not isinstance(statements[-1], ast.Expr):
             raise ExpressionError("expected an expression after the last assignment, as in t = x @ w; t + 1")
-        _check_depth(statements[-1].value, self)
-        return assigned, statements[-1].value
+        return assigned, self._checked(statements[-1].value)
 
-    def _statement_column(self, statement: ast.stmt) -> int:
-        return len(self.text.encode()[: statement.col_offset].decode()) + 1
+    def _parsed(self, limit: int, mode: str, what: str, cure: str) -> list[Any]:
+        """Return the statements, or the expression alone."""
+        text = self.text
+        if not text:
+            raise ExpressionError("the expression is empty")
+        if len(text) > limit:
+            raise ExpressionError(f"the expression has {len(text)} characters, at most {limit} are accepted; split it")
+        if not text.isprintable() or "#" in text or _BACKSLASH in text:
+            position, character = next(
+                (i, c) for i, c in enumerate(text, 1) if not c.isprintable() or c in ("#", _BACKSLASH)
+            )
+            raise ExpressionError(f"the character {character!r} is not accepted in an expression; remove it", position)
+        try:
+            parsed: Any = ast.parse(text, mode=mode)
+        except SyntaxError as error:
+            column = None if error.offset is None else min(max(error.offset, 1), len(text) + 1)
+            raise ExpressionError(f"not {what}: {error.msg}", column) from None
+        except (RecursionError, MemoryError):
+            raise ExpressionError(f"nested too deeply; {cure}") from None
+        except ValueError as error:
+            raise ExpressionError(f"not {what}: {error}") from None
+        return [parsed.body] if mode == "eval" else list(parsed.body)
 
-    def _clamp(self, offset: int | None) -> int | None:
-        return None if offset is None else min(max(offset, 1), len(self.text) + 1)
+    def _checked(self, tree: ast.expr) -> ast.expr:
+        """Return a tree that is not nested too deeply."""
+        if len(_WORD.sub("", self.text)) < MAX_DEPTH - 1:
+            return tree  # every level except the innermost takes an operator, a bracket or a space: ----x, (not(x))
+        level: list[ast.AST] = [tree]
+        for _ in range(MAX_DEPTH):
+            level = [child for node in level for child in ast.iter_child_nodes(node)]
+            if not level:
+                return tree
+        deep = next((node for node in level if isinstance(node, ast.expr)), tree)
+        raise self.error(deep, f"nested more than {MAX_DEPTH} deep; split it into several expressions")
 
 
 def one_line(text: str) -> str:
@@ -210,35 +254,6 @@ def canonical_text(text: str) -> str:
     return ast.unparse(ast.parse(text.strip(), mode="eval"))
 
 
-def _check_characters(text: str, limit: int = MAX_CHARACTERS) -> None:
-    if not text:
-        raise ExpressionError("the expression is empty")
-    if len(text) > limit:
-        raise ExpressionError(f"the expression has {len(text)} characters, at most {limit} are accepted; split it")
-    if text.isprintable() and "#" not in text and _BACKSLASH not in text:
-        return
-    for position, character in enumerate(text):
-        if not character.isprintable() or character in ("#", _BACKSLASH):
-            raise ExpressionError(
-                f"the character {character!r} is not accepted in an expression; remove it", position + 1
-            )
-
-
-def _check_depth(tree: ast.expr, text: ExpressionText) -> None:
-    if len(_WORD.sub("", text.text)) < MAX_DEPTH - 1:
-        return  # every level except the innermost takes an operator, a bracket or a space, as in ----x or (not(x))
-    level: list[ast.AST] = [tree]
-    for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-        if not level:
-            return
-    deep = next((node for node in level if isinstance(node, ast.expr)), tree)
-    raise text.error(deep, f"nested more than {MAX_DEPTH} deep; split it into several expressions")
-
-
-Kind = Literal["number", "real", "boolean", "string"]
-"""Kind of a value: a whole number of 64 bits, a real number (float64), a condition, or a text."""
-
 NOUNS: Mapping[Kind, str] = {
     "number": "a whole number",
     "real": "a real number",
@@ -249,397 +264,217 @@ NOUNS: Mapping[Kind, str] = {
 
 Environment = Mapping[str, Operand]
 
-COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
+class Node(NamedTuple):
+    """A part of a scalar expression.
 
-class Node(Protocol):
-    """A node of an expression; its kind is known when the text is parsed."""
+    Attributes
+    ----------
+    operation
+        ``constant`` or ``name``; ``and``, ``or``, ``not``, ``compare``, ``in`` (the first operand among the others),
+        ``if`` (condition, value, other value); ``number`` or ``real``, a conversion; ``function``, of Python; or an
+        operator or a function of the language, as a text spells it.
+    kind
+        Kind of the result.
+    operands
+        Operands, which are all whole or all real numbers for an operator or a function of the language.
+    value
+        The constant, the name, the signs of the comparisons, or the function of operands and selected rows.
+    column
+        1-based column in the text; 0 where no evaluation fails.
+    """
 
-    @property
-    def kind(self) -> Kind:
-        """Kind of the result."""
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return the value in the rows of ``where``, which selects at least one."""
-
-
-class Constant(NamedTuple):
-    """A literal."""
-
-    value: int | float | bool | str
+    operation: str
     kind: Kind
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return the value."""
-        return self.value
-
-
-class Name(NamedTuple):
-    """A parameter, a size, a flag or a property of the device."""
-
-    name: str
-    kind: Kind
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Look up the name; columns of numbers of any width become int64 or float64, those of flags bool."""
-        value, kind = env[self.name], _TYPES.get(self.kind)
-        if isinstance(value, np.ndarray) and kind is not None:
-            return value.astype(kind[0], copy=False)
-        return value if kind is None or self.kind == "number" else kind[1](value)
+    operands: tuple[Node, ...] = ()
+    value: Any = None
+    column: int = 0
 
 
-_TYPES: Mapping[Kind, tuple[type[np.generic], type]] = {
+_TYPES: Mapping[str, tuple[type[np.generic], type]] = {
     "number": (np.int64, int),
     "real": (np.float64, float),
     "boolean": (np.bool_, bool),
 }
 """Types of a column and of a scalar."""
 
-
-class AsNumber(NamedTuple):
-    """A boolean used as 0 or 1."""
-
-    operand: Node
-    kind: Kind = "number"
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return 0 or 1."""
-        value = self.operand.evaluate(env, where)
-        return value.astype(np.int64) if isinstance(value, np.ndarray) else int(value)
+_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {sign: function for sign, function, _ in COMPARISONS.values()}
 
 
-class AsReal(NamedTuple):
-    """A whole number, or a boolean as 0 or 1, used as a real number."""
+def evaluate(node: Node, env: Environment, where: Rows) -> Operand:
+    """Return the value of a node in the rows of ``where``, which selects at least one.
 
-    operand: Node
-    kind: Kind = "real"
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return the value as float64."""
-        value = self.operand.evaluate(env, where)
-        return value.astype(np.float64) if isinstance(value, np.ndarray) else float(value)
-
-
-class Operation(NamedTuple):
-    """An operation on numbers, which are all whole or all real."""
-
-    function: Callable[..., Operand]
-    """Function of `autotile.kernel.whole_numbers` or `real_numbers`, of the operands and the selected rows."""
-    operands: tuple[Node, ...]
-    column: int
-    """1-based column of the operation in the text."""
-    kind: Kind
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return the result; an error has the column and the rows."""
-        values = [operand.evaluate(env, where) for operand in self.operands]
-        try:
-            return self.function(*values, where)
-        except EvaluationError as error:
-            error.column = self.column
-            raise
-
-
-class Not(NamedTuple):
-    """Negation."""
-
-    operand: Node
-    kind: Kind = "boolean"
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return the negation of the operand."""
-        return _negation(self.operand.evaluate(env, where))
-
-
-class BooleanOperation(NamedTuple):
-    """``and`` or ``or`` over several conditions, each evaluated only in rows that the previous ones leave undecided."""
-
-    word: Literal["and", "or"]
-    operands: tuple[Node, ...]
-    kind: Kind = "boolean"
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return the combined condition, evaluated from left to right."""
-        is_or = self.word == "or"
-        undecided: Any = True
-        for operand in self.operands:
-            selected = where & undecided
-            if not any_row(selected):
-                break
-            value = operand.evaluate(env, selected)
-            undecided = undecided & (_negation(value) if is_or else value)
-        return _negation(undecided) if is_or else undecided
-
-
-class Comparison(NamedTuple):
-    """A comparison such as ``a < b <= c``; each operand is evaluated once, in rows where the previous links hold."""
-
-    first: Node
-    links: tuple[tuple[str, Node], ...]
-    kind: Kind = "boolean"
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return whether every link holds."""
-        holds: Any = True
-        left = self.first.evaluate(env, where)
-        for comparison, operand in self.links:
-            selected = where & holds
-            if not any_row(selected):
-                break
-            right = operand.evaluate(env, selected)
-            holds = holds & COMPARISONS[comparison](left, right)
-            left = right
-        return holds
-
-
-class Membership(NamedTuple):
-    """``x in (a, b, c)``."""
-
-    operand: Node
-    members: tuple[Node, ...]
-    kind: Kind = "boolean"
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return whether the operand equals a member."""
-        value = self.operand.evaluate(env, where)
-        found: Any = False
-        for member in self.members:
-            found = found | (value == member.evaluate(env, where))
-        return found
-
-
-class Conditional(NamedTuple):
-    """``x if c else y``; each branch is evaluated only in the rows that select it."""
-
-    condition: Node
-    chosen: Node
-    otherwise: Node
-    kind: Kind
-
-    def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Return the value of the selected branch in each row."""
-        condition = self.condition.evaluate(env, where)
-        if not isinstance(condition, np.ndarray):
-            return (self.chosen if condition else self.otherwise).evaluate(env, where)
-        first, second = where & condition, where & ~condition
-        if not any_row(second):
-            return self.chosen.evaluate(env, where)
-        if not any_row(first):
-            return self.otherwise.evaluate(env, where)
-        return np.where(condition, self.chosen.evaluate(env, first), self.otherwise.evaluate(env, second))
-
-
-def compiled(node: Node) -> Callable[[Environment], Any]:
-    """Return a function of the values of names, all scalars: what `Node.evaluate` does, four times faster.
-
-    It raises `EvaluationError` or an `ArithmeticError` where `Node.evaluate` raises, without a column.
+    Raises
+    ------
+    EvaluationError
+        There is no value in some row; the error has the column.
     """
-    made: Callable[[Environment], Any]
-    match node:
-        case Constant(value):
-            made = lambda env: value  # noqa: E731 - as are the others
-        case Name(name, kind):
-            made = operator.itemgetter(name)
-            if kind in ("boolean", "real"):
-                made = _applied(_TYPES[kind][1], made)
-        case AsNumber(operand):
-            made = _applied(int, compiled(operand))
-        case AsReal(operand):
-            made = _applied(float, compiled(operand))
-        case Not(operand):
-            made = _applied(operator.not_, compiled(operand))
-        case Operation(function, operands):
-            made = _compiled_operation(function, [compiled(operand) for operand in operands])
-        case BooleanOperation(word, operands):
-            made = _compiled_boolean(word == "or", [compiled(operand) for operand in operands])
-        case Comparison(first, links):
-            made = _compiled_comparison(compiled(first), [(COMPARISONS[sign], compiled(part)) for sign, part in links])
-        case Membership(operand, members):
-            left, others = compiled(operand), [compiled(member) for member in members]
-            made = lambda env: left(env) in [other(env) for other in others]  # noqa: E731
-        case Conditional(condition, chosen, otherwise):
-            holds, first_of, second_of = compiled(condition), compiled(chosen), compiled(otherwise)
-            made = lambda env: first_of(env) if holds(env) else second_of(env)  # noqa: E731
-        case _:  # such as a rule that is a function in Python
-            made = lambda env: node.evaluate(env, True)  # noqa: E731
-    return made
+    return _EVALUATE.get(node.operation, _computed)(node, env, where)
 
 
-def _applied(function: Callable[[Any], Any], operand: Callable[[Environment], Any]) -> Callable[[Environment], Any]:
-    return lambda env: function(operand(env))
+def _named(node: Node, env: Environment, where: Rows) -> Operand:
+    """Look up a name; columns of numbers of any width become int64 or float64, those of flags bool."""
+    value, types = env[node.value], _TYPES.get(node.kind)
+    if isinstance(value, np.ndarray) and types is not None:
+        return value.astype(types[0], copy=False)
+    return value if types is None or node.kind == "number" else types[1](value)
 
 
-_EXACT: Mapping[Callable[..., Operand], Callable[[Any, Any], Any]] = {
-    whole.add: operator.add,
-    whole.subtract: operator.sub,
-    whole.multiply: operator.mul,
-    whole.floor_divide: operator.floordiv,
-    whole.modulo: operator.mod,
-    whole.ceil_divide: lambda left, right: -(-left // right),
-}
-"""Python's function for those of two whole numbers, which is exact as long as the result fits in 64 bits."""
-_BUILT_IN: Mapping[Callable[..., Operand], Callable[[Any, Any], Any]] = {whole.minimum: min, whole.maximum: max}
+def _converted(node: Node, env: Environment, where: Rows) -> Operand:
+    value, types = evaluate(node.operands[0], env, where), _TYPES[node.kind]
+    return value.astype(types[0]) if isinstance(value, np.ndarray) else types[1](value)
 
 
-def _compiled_operation(
-    function: Callable[..., Operand], operands: Sequence[Callable[[Environment], Any]]
-) -> Callable[[Environment], Any]:
-    if len(operands) != 2:
-        return lambda env: function(*[operand(env) for operand in operands], True)
-    left, right = operands
-    exact = _EXACT.get(function)
-    if exact is not None:
-
-        def evaluate(env: Environment) -> Any:
-            value = exact(left(env), right(env))
-            return value if whole.INT64_MIN <= value <= whole.INT64_MAX else function(left(env), right(env), True)
-
-        return evaluate
-    built_in = _BUILT_IN.get(function)
-    if built_in is not None:
-        return lambda env: built_in(left(env), right(env))
-    return lambda env: function(left(env), right(env), True)
-
-
-def _compiled_boolean(is_or: bool, operands: Sequence[Callable[[Environment], Any]]) -> Callable[[Environment], Any]:
-    def evaluate(env: Environment) -> bool:
-        for operand in operands:
-            if bool(operand(env)) is is_or:
-                return is_or
-        return not is_or
-
-    return evaluate
-
-
-def _compiled_comparison(
-    first: Callable[[Environment], Any],
-    links: Sequence[tuple[Callable[[Any, Any], Any], Callable[[Environment], Any]]],
-) -> Callable[[Environment], Any]:
-    if len(links) == 1:
-        compare, second = links[0]
-        return lambda env: compare(first(env), second(env))
-
-    def evaluate(env: Environment) -> bool:
-        left = first(env)
-        for compare, operand in links:
-            right = operand(env)
-            if not compare(left, right):
-                return False
-            left = right
-        return True
-
-    return evaluate
+def _computed(node: Node, env: Environment, where: Rows) -> Operand:
+    values = [evaluate(operand, env, where) for operand in node.operands]
+    try:
+        return node.value(*values, where)
+    except EvaluationError as error:
+        error.column = node.column
+        raise
 
 
 def _negation(value: Operand) -> Operand:
     return ~value if isinstance(value, np.ndarray) else not value
 
 
-MAX_ARGUMENTS = 20
-"""Maximum number of arguments of a call."""
+def _combined(node: Node, env: Environment, where: Rows) -> Operand:
+    """Evaluate each condition only in rows that the previous ones leave undecided."""
+    is_or = node.operation == "or"
+    undecided: Any = True
+    for operand in node.operands:
+        selected = where & undecided
+        if not any_row(selected):
+            break
+        value = evaluate(operand, env, selected)
+        undecided = undecided & (_negation(value) if is_or else value)
+    return _negation(undecided) if is_or else undecided
 
 
-class Operator(NamedTuple):
-    """A binary operator.
+def _compared(node: Node, env: Environment, where: Rows) -> Operand:
+    """Evaluate each operand of ``a < b <= c`` once, in rows where the previous links hold."""
+    holds: Any = True
+    left = evaluate(node.operands[0], env, where)
+    for sign, operand in zip(node.value, node.operands[1:], strict=True):
+        selected = where & holds
+        if not any_row(selected):
+            break
+        right = evaluate(operand, env, selected)
+        holds = holds & _COMPARE[sign](left, right)
+        left = right
+    return holds
 
-    Attributes
-    ----------
-    whole
-        Function for two whole numbers; None if the operands are converted to real numbers.
-    real
-        Function for two real numbers; None if it takes whole numbers only.
-    divides
-        Whether the right operand must not be zero.
+
+def _among(node: Node, env: Environment, where: Rows) -> Operand:
+    value, *members = (evaluate(operand, env, where) for operand in node.operands)
+    found: Any = False
+    for member in members:
+        found = found | (value == member)
+    return found
+
+
+def _chosen(node: Node, env: Environment, where: Rows) -> Operand:
+    """Evaluate each branch only in the rows that select it."""
+    test, chosen, otherwise = node.operands
+    condition = evaluate(test, env, where)
+    if not isinstance(condition, np.ndarray):
+        return evaluate(chosen if condition else otherwise, env, where)
+    first, second = where & condition, where & ~condition
+    if not any_row(second):
+        return evaluate(chosen, env, where)
+    if not any_row(first):
+        return evaluate(otherwise, env, where)
+    return np.where(condition, evaluate(chosen, env, first), evaluate(otherwise, env, second))
+
+
+_EVALUATE: Mapping[str, Callable[[Node, Environment, Rows], Operand]] = {
+    "constant": lambda node, env, where: node.value,
+    "name": _named,
+    "number": _converted,
+    "real": _converted,
+    "not": lambda node, env, where: _negation(evaluate(node.operands[0], env, where)),
+    "and": _combined,
+    "or": _combined,
+    "compare": _compared,
+    "in": _among,
+    "if": _chosen,
+    "function": lambda node, env, where: node.value(env),
+}
+
+
+def compiled(node: Node) -> Callable[[Environment], Any]:
+    """Return a function of the values of names, all scalars: what `evaluate` does, four times faster.
+
+    It raises `EvaluationError` or an `ArithmeticError` where `evaluate` raises, without a column.
     """
+    value, parts = node.value, [compiled(operand) for operand in node.operands]
+    match node.operation:
+        case "constant":
+            return lambda env: value
+        case "name":
+            look_up = operator.itemgetter(value)
+            convert = _TYPES[node.kind][1] if node.kind in ("boolean", "real") else None
+            return look_up if convert is None else lambda env: convert(look_up(env))
+        case "number" | "real" | "not":
+            apply = operator.not_ if node.operation == "not" else _TYPES[node.operation][1]
+            (operand,) = parts
+            return lambda env: apply(operand(env))
+        case "and" | "or":
+            return _compiled_combination(node.operation == "or", parts)
+        case "compare":
+            return _compiled_comparison([_COMPARE[sign] for sign in value], parts)
+        case "in":
+            left, *others = parts
+            return lambda env: left(env) in [other(env) for other in others]
+        case "if":
+            holds, chosen, otherwise = parts
+            return lambda env: chosen(env) if holds(env) else otherwise(env)
+        case "function":
+            called: Callable[[Environment], Any] = value
+            return called
+    if len(parts) != 2:
+        return lambda env: value(*[part(env) for part in parts], True)
+    left, right = parts
+    plain = language.PLAIN.get(value)
+    if plain is None:
+        return lambda env: value(left(env), right(env), True)
 
-    whole: Callable[..., Operand] | None
-    real: Callable[..., Operand] | None
-    divides: bool = False
+    def computed(env: Environment) -> Any:
+        result = plain(left(env), right(env))
+        return result if language.INT64_MIN <= result <= language.INT64_MAX else value(left(env), right(env), True)
 
-
-OPERATORS: Mapping[type[ast.operator], Operator] = {
-    ast.Add: Operator(whole.add, real.add),
-    ast.Sub: Operator(whole.subtract, real.subtract),
-    ast.Mult: Operator(whole.multiply, real.multiply),
-    ast.Div: Operator(None, real.divide, divides=True),
-    ast.FloorDiv: Operator(whole.floor_divide, real.floor_divide, divides=True),
-    ast.Mod: Operator(whole.modulo, real.modulo, divides=True),
-    ast.Pow: Operator(whole.power, real.power),
-    ast.BitAnd: Operator(whole.bit_and, None),
-    ast.BitOr: Operator(whole.bit_or, None),
-    ast.BitXor: Operator(whole.bit_xor, None),
-    ast.LShift: Operator(whole.shift_left, None),
-    ast.RShift: Operator(whole.shift_right, None),
-}
-
-LOGICAL = (ast.BitAnd, ast.BitOr, ast.BitXor)
-"""Operators that combine two conditions to a condition, as in Python."""
-
-
-class Function(NamedTuple):
-    """A function of the language.
-
-    Attributes
-    ----------
-    usage
-        A call, for messages.
-    whole, real
-        Functions as of `Operator`.
-    result
-        Kind of the result; None for that of the operands.
-    arguments
-        Accepted counts of arguments; the function is applied from left to right to more than two.
-    divides
-        Whether the last argument must not be zero.
-    """
-
-    usage: str
-    whole: Callable[..., Operand] | None
-    real: Callable[..., Operand] | None
-    result: Kind | None = None
-    arguments: range = range(1, 2)
-    divides: bool = False
+    return computed
 
 
-_SEVERAL = range(2, MAX_ARGUMENTS + 1)
+def _compiled_combination(is_or: bool, parts: Sequence[Callable[[Environment], Any]]) -> Callable[[Environment], Any]:
+    def combined(env: Environment) -> bool:
+        for part in parts:
+            if bool(part(env)) is is_or:
+                return is_or
+        return not is_or
 
-FUNCTIONS: Mapping[str, Function] = {
-    "min": Function("min(a, b)", whole.minimum, real.minimum, arguments=_SEVERAL),
-    "max": Function("max(a, b)", whole.maximum, real.maximum, arguments=_SEVERAL),
-    "ceil_div": Function("ceil_div(a, b)", whole.ceil_divide, None, arguments=range(2, 3), divides=True),
-    "gcd": Function("gcd(a, b)", whole.greatest_divisor, None, arguments=_SEVERAL),
-    "lcm": Function("lcm(a, b)", whole.least_multiple, None, arguments=_SEVERAL),
-    "ceil_log2": Function("ceil_log2(a)", whole.ceil_log2, None),
-    "is_power_of_two": Function("is_power_of_two(a)", whole.is_power_of_two, None, "boolean"),
-    "abs": Function("abs(a)", whole.absolute, real.absolute),
-    "floor": Function("floor(a)", whole.unchanged, real.floor, "number"),
-    "ceil": Function("ceil(a)", whole.unchanged, real.ceil, "number"),
-    "round": Function("round(a)", whole.unchanged, real.nearest_whole, "number"),
-    "int": Function("int(a)", whole.unchanged, real.truncate, "number"),
-    "float": Function("float(a)", None, whole.unchanged),
-    "sqrt": Function("sqrt(a)", None, real.square_root),
-    "log2": Function("log2(a)", None, real.log2),
-    "log": Function("log(a)", None, real.log),
-    "exp": Function("exp(a)", None, real.exponential),
-}
-"""Functions of the language."""
+    return combined
 
 
-_COMPARISONS: Mapping[type[ast.cmpop], str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-}
+def _compiled_comparison(
+    compares: Sequence[Callable[[Any, Any], Any]], parts: Sequence[Callable[[Environment], Any]]
+) -> Callable[[Environment], Any]:
+    first, second = parts[:2]
+    if len(compares) == 1:
+        compare = compares[0]
+        return lambda env: compare(first(env), second(env))
+
+    def compared(env: Environment) -> bool:
+        left = first(env)
+        for compare, part in zip(compares, parts[1:], strict=True):
+            right = part(env)
+            if not compare(left, right):
+                return False
+            left = right
+        return True
+
+    return compared
+
 
 _LANGUAGE = (
     "use names, numbers, strings, + - * / // % ** & | ^ ~ << >>, comparisons, and/or/not, in, x if c else y and the "
@@ -670,44 +505,40 @@ class ExpressionParser:
 
     def node(self, tree: ast.expr) -> Node:
         """Convert an expression of any kind."""
-        node: Node
         match tree:
             case ast.Constant():
-                node = self._constant(tree)
+                return self._constant(tree)
             case ast.Name(id=name):
-                node = self._name(tree, name)
+                return self._name(tree, name)
             case ast.Attribute(value=ast.Name(id="device" | "computed" as group), attr=name):
-                node = self._name(tree, f"{group}.{name}")
+                return self._name(tree, f"{group}.{name}")
             case ast.BinOp():
-                node = self._binary(tree)
+                return self._binary(tree)
             case ast.UnaryOp():
-                node = self._unary(tree)
+                return self._unary(tree)
             case ast.BoolOp(op=word, values=operands):
                 conditions = tuple(self.condition(operand) for operand in operands)
-                node = BooleanOperation("and" if isinstance(word, ast.And) else "or", conditions)
+                return Node("and" if isinstance(word, ast.And) else "or", "boolean", conditions)
             case ast.Compare(ops=[ast.In() | ast.NotIn()]):
-                node = self._membership(tree)
+                return self._membership(tree)
             case ast.Compare():
-                node = self._comparison(tree)
+                return self._comparison(tree)
             case ast.IfExp():
-                node = self._conditional(tree)
+                return self._conditional(tree)
             case ast.Call():
-                node = self._call(tree)
+                return self._call(tree)
             case ast.Attribute():
                 raise self.text.error(tree, "only properties of 'device' are accepted, as in device.sm_count")
             case _:
                 raise self._unsupported(tree)
-        return node
 
-    def _number(self, tree: ast.expr) -> Node:
-        """Convert a whole or a real number."""
-        return self._as_number(tree, self.node(tree))
-
-    def _as_number(self, tree: ast.expr, node: Node) -> Node:
+    def _number(self, tree: ast.expr, node: Node | None = None) -> Node:
+        """Convert a whole or a real number; a condition is 0 or 1."""
+        node = self.node(tree) if node is None else node
         if node.kind == "string":
             excerpt = self.text.excerpt(tree)
             raise self.text.error(tree, f"{excerpt} is a string where a number is expected; strings take ==, != and in")
-        return AsNumber(node) if node.kind == "boolean" else node
+        return Node("number", "number", (node,)) if node.kind == "boolean" else node
 
     def condition(self, tree: ast.expr) -> Node:
         """Convert a condition."""
@@ -721,24 +552,24 @@ class ExpressionParser:
     def _constant(self, tree: ast.Constant) -> Node:
         match tree.value:
             case bool(value):
-                return Constant(value, "boolean")
-            case int(value) if value <= whole.INT64_MAX:
-                return Constant(value, "number")
+                return Node("constant", "boolean", value=value)
+            case int(value) if value <= language.INT64_MAX:
+                return Node("constant", "number", value=value)
             case int():
                 raise self.text.error(tree, "the number does not fit in 64 bits")
             case float(value) if np.isfinite(value):
-                return Constant(value, "real")
+                return Node("constant", "real", value=value)
             case float():
                 raise self.text.error(tree, "the number does not fit in float64")
             case str(value):
-                return Constant(value, "string")
+                return Node("constant", "string", value=value)
             case _:
                 raise self._unsupported(tree)
 
     def _name(self, tree: ast.expr, name: str) -> Node:
         if name in self.kinds:
             self.names.add(name)
-            return Name(name, self.kinds[name])
+            return Node("name", self.kinds[name], value=name)
         properties = [known for known in self.kinds if known.startswith("device.")]
         plain = [known for known in self.kinds if not known.startswith("device.")]
         if name in FUNCTIONS:
@@ -754,43 +585,42 @@ class ExpressionParser:
         known = OPERATORS.get(type(tree.op))
         if known is None:
             raise self.text.error(tree, f"this operator is not accepted; {_LANGUAGE}")
-        nodes = [self.node(tree.left), self.node(tree.right)]
-        if isinstance(tree.op, LOGICAL) and all(node.kind == "boolean" for node in nodes):
-            assert known.whole is not None
-            return Operation(known.whole, tuple(nodes), self.text.column(tree), "boolean")
-        trees = (tree.left, tree.right)
-        operands = tuple(self._as_number(part, node) for part, node in zip(trees, nodes, strict=True))
-        return self._operation(known, trees, operands, self.text.column(tree))
+        trees, nodes = (tree.left, tree.right), (self.node(tree.left), self.node(tree.right))
+        if isinstance(tree.op, language.LOGICAL) and all(node.kind == "boolean" for node in nodes):
+            return Node(known.usage, "boolean", nodes, known.whole, self.text.column(tree))
+        operands = tuple(self._number(part, node) for part, node in zip(trees, nodes, strict=True))
+        return self._operation(known.usage, known, trees, operands, self.text.column(tree))
 
     def _operation(
-        self, known: Operator | Function, trees: tuple[ast.expr, ...], operands: tuple[Node, ...], column: int
-    ) -> Operation:
+        self,
+        name: str,
+        known: language.Function,
+        trees: tuple[ast.expr, ...],
+        operands: tuple[Node, ...],
+        column: int,
+    ) -> Node:
         """Apply an operation to numbers: to whole ones if all are and it can, otherwise to real ones."""
         if known.divides:
             column = self.text.column(trees[-1])
-            if isinstance(operands[-1], Constant) and operands[-1].value == 0:
+            if operands[-1].operation == "constant" and operands[-1].value == 0:
                 raise self.text.error(trees[-1], "division by zero")
         real_tree = next((tree for tree, node in zip(trees, operands, strict=True) if node.kind == "real"), None)
         if known.real is None and real_tree is not None:
             hint = "round it with floor(), ceil() or round(), or divide with // or ceil_div"
             excerpt = self.text.excerpt(real_tree)
             raise self.text.error(real_tree, f"{excerpt} is a real number where a whole number is expected; {hint}")
-        result = known.result if isinstance(known, Function) else None
         if known.whole is not None and real_tree is None:
-            return Operation(known.whole, operands, column, result or "number")
-        assert known.real is not None
-        return Operation(known.real, tuple(map(_as_real, operands)), column, result or "real")
+            return Node(name, known.result or "number", operands, known.whole, column)
+        return Node(name, known.result or "real", tuple(map(_as_real, operands)), known.real, column)
 
     def _unary(self, tree: ast.UnaryOp) -> Node:
         column = self.text.column(tree)
         match tree.op:
             case ast.Not():
-                return Not(self.condition(tree.operand))
+                return Node("not", "boolean", (self.condition(tree.operand),))
             case ast.USub():
-                operand = self._number(tree.operand)
-                if operand.kind == "real":
-                    return Operation(real.subtract, (Constant(0.0, "real"), operand), column, "real")
-                return Operation(whole.subtract, (Constant(0, "number"), operand), column, "number")
+                operands = (Node("constant", "number", value=0), self._number(tree.operand))
+                return self._operation("-", OPERATORS[ast.Sub], (tree.operand, tree.operand), operands, column)
             case ast.UAdd():
                 return self._number(tree.operand)
             case _:
@@ -799,64 +629,52 @@ class ExpressionParser:
                     excerpt = self.text.excerpt(tree.operand)
                     problem = f"'~' takes a whole number, and {excerpt} is {NOUNS[operand.kind]}"
                     raise self.text.error(tree, f"{problem}; use 'not'" if operand.kind == "boolean" else problem)
-                return Operation(whole.invert, (operand,), column, "number")
+                return Node("~", "number", (operand,), language.invert, column)
 
     def _comparison(self, tree: ast.Compare) -> Node:
-        first = self.node(tree.left)
-        links = []
-        self._check_precedence(tree)
+        nodes, signs = [self.node(tree.left)], []
+        # Python reads a > 1 & b > 2 as the chain a > (1 & b) > 2.
+        for operand in tree.comparators[:-1]:
+            if isinstance(operand, ast.BinOp) and isinstance(operand.op, language.LOGICAL):
+                end = len(self.text.text.encode()[: operand.end_col_offset].decode())
+                before, after = self.text.text[: self.text.column(operand) - 1], self.text.text[end:]
+                if not (before.rstrip().endswith("(") and after.lstrip().startswith(")")):
+                    problem = "'&', '|' and '^' bind more tightly than a comparison"
+                    raise self.text.error(operand, f"{problem}; use 'and' or 'or', or add parentheses")
         for comparison, operand in zip(tree.ops, tree.comparators, strict=True):
-            symbol = _COMPARISONS.get(type(comparison))
-            if symbol is None:
+            if type(comparison) not in COMPARISONS:
                 raise self.text.error(operand, "'is' is not accepted, nor 'in' in a chain; use == or split with 'and'")
+            sign = COMPARISONS[type(comparison)][0]
             node = self.node(operand)
-            self._check_comparable(first, operand, node)
-            if node.kind == "string" and symbol not in ("==", "!="):
-                raise self.text.error(operand, f"strings have no order for {symbol!r}; they take ==, != and in")
-            links.append((symbol, node))
-        first, *operands = _alike([first, *(node for _, node in links)])
-        return Comparison(first, tuple((symbol, node) for (symbol, _), node in zip(links, operands, strict=True)))
+            self._check_comparable(nodes[0], operand, node)
+            if node.kind == "string" and sign not in ("==", "!="):
+                raise self.text.error(operand, f"strings have no order for {sign!r}; they take ==, != and in")
+            nodes.append(node)
+            signs.append(sign)
+        return Node("compare", "boolean", _alike(nodes), tuple(signs))
 
     def _membership(self, tree: ast.Compare) -> Node:
         members = tree.comparators[0]
         if not isinstance(members, ast.List | ast.Tuple) or not members.elts:
             raise self.text.error(members, "'in' takes a list of values, as in BM in (64, 128)")
-        operand = self.node(tree.left)
-        nodes = tuple(self.node(member) for member in members.elts)
-        for member, node in zip(members.elts, nodes, strict=True):
-            self._check_comparable(operand, member, node)
-        operand, *members_alike = _alike([operand, *nodes])
-        found = Membership(operand, tuple(members_alike))
-        return Not(found) if isinstance(tree.ops[0], ast.NotIn) else found
+        nodes = [self.node(tree.left), *map(self.node, members.elts)]
+        for member, node in zip(members.elts, nodes[1:], strict=True):
+            self._check_comparable(nodes[0], member, node)
+        found = Node("in", "boolean", _alike(nodes))
+        return Node("not", "boolean", (found,)) if isinstance(tree.ops[0], ast.NotIn) else found
 
     def _check_comparable(self, first: Node, tree: ast.expr, node: Node) -> None:
         if (node.kind == "string") != (first.kind == "string"):
-            raise self.text.error(
-                tree, f"{NOUNS[first.kind]} is compared with {NOUNS[node.kind]}; they are never equal"
-            )
-
-    def _check_precedence(self, tree: ast.Compare) -> None:
-        """Refuse ``a > 1 & b > 2``, which Python reads as the chain ``a > (1 & b) > 2``."""
-        for operand in tree.comparators[:-1]:
-            if isinstance(operand, ast.BinOp) and isinstance(operand.op, LOGICAL) and not self._is_enclosed(operand):
-                problem = "'&', '|' and '^' bind more tightly than a comparison; use 'and' or 'or', or add parentheses"
-                raise self.text.error(operand, problem)
-
-    def _is_enclosed(self, tree: ast.expr) -> bool:
-        """Return whether a subexpression stands in parentheses of its own."""
-        end = len(self.text.text.encode()[: tree.end_col_offset].decode())
-        return self.text.text[: self.text.column(tree) - 1].rstrip().endswith("(") and self.text.text[
-            end:
-        ].lstrip().startswith(")")
+            problem = f"{NOUNS[first.kind]} is compared with {NOUNS[node.kind]}; they are never equal"
+            raise self.text.error(tree, problem)
 
     def _conditional(self, tree: ast.IfExp) -> Node:
         condition = self.condition(tree.test)
         chosen, otherwise = self.node(tree.body), self.node(tree.orelse)
         if chosen.kind != otherwise.kind:
-            chosen, otherwise = self._as_number(tree.body, chosen), self._as_number(tree.orelse, otherwise)
-        if chosen.kind != otherwise.kind:
-            chosen, otherwise = _as_real(chosen), _as_real(otherwise)
-        return Conditional(condition, chosen, otherwise, chosen.kind)
+            chosen, otherwise = self._number(tree.body, chosen), self._number(tree.orelse, otherwise)
+        chosen, otherwise = _alike([chosen, otherwise])
+        return Node("if", chosen.kind, (condition, chosen, otherwise))
 
     def _call(self, tree: ast.Call) -> Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
@@ -867,24 +685,40 @@ class ExpressionParser:
         known = FUNCTIONS[name]
         if tree.keywords or any(isinstance(argument, ast.Starred) for argument in tree.args):
             raise self.text.error(tree, f"{name} takes plain arguments only, as in {known.usage}")
-        if len(tree.args) not in known.arguments:
-            raise self.text.error(tree, f"{name} takes {_count_text(known.arguments)}, got {len(tree.args)}")
+        counts = known.arguments
+        if len(tree.args) not in counts:
+            accepted = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+            plural = "argument" if accepted == "1" else "arguments"
+            raise self.text.error(tree, f"{name} takes {accepted} {plural}, got {len(tree.args)}")
         operands = [self._number(argument) for argument in tree.args]
         column = self.text.column(tree)
         if len(operands) <= 2:
-            return self._operation(known, tuple(tree.args), tuple(operands), column)
+            return self._operation(name, known, tuple(tree.args), tuple(operands), column)
         result, *others = operands
         for other, part in zip(others, tree.args[1:], strict=True):
-            result = self._operation(known, (tree.args[0], part), (result, other), column)
+            result = self._operation(name, known, (tree.args[0], part), (result, other), column)
         return result
 
     def _unsupported(self, tree: ast.expr) -> ExpressionError:
         return self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
 
+def _as_real(node: Node) -> Node:
+    """Return a number as a real number."""
+    if node.operation == "constant":
+        return Node("constant", "real", value=float(node.value))
+    return node if node.kind == "real" else Node("real", "real", (node,))
+
+
+def _alike(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return operands that are compared: all as real numbers if one is."""
+    nodes = tuple(nodes)
+    return tuple(map(_as_real, nodes)) if any(node.kind == "real" for node in nodes) else nodes
+
+
 @dataclass(frozen=True)
 class Expression:
-    """A parsed expression.
+    """A parsed scalar expression.
 
     Attributes
     ----------
@@ -924,9 +758,9 @@ class Expression:
             finite, in a row that is evaluated. The message gives the values of the names in that row.
         """
         try:
-            value = self.node.evaluate(env, True)
+            value = evaluate(self.node, env, True)
         except EvaluationError as error:
-            problem = f"{error.problem}{_first_values(error.rows, self._columns(env))}"
+            problem = f"{error.problem}{self._first_values(error.rows, env)}"
             raise self.location.error(problem, column=error.column, expression=self.text) from None
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
@@ -955,20 +789,27 @@ class Expression:
 
     def as_number(self) -> Expression:
         """Return the condition as a number, 0 or 1."""
-        return replace(self, kind="number", node=AsNumber(self.node))
+        return replace(self, kind="number", node=Node("number", "number", (self.node,)))
 
     def rounded(self) -> Expression:
         """Return a real expression rounded to the nearest whole number; any other as it is."""
         if self.kind != "real":
             return self
-        return replace(self, kind="number", node=Operation(real.nearest_whole, (self.node,), 1, "number"))
+        return replace(self, kind="number", node=Node("round", "number", (self.node,), language.nearest_whole, 1))
 
-    def _columns(self, env: Environment) -> dict[str, Operand]:
-        return {name: env[name] for name in sorted(self.names)}
+    def _first_values(self, rows: Rows, env: Environment) -> str:
+        """Return the values in the first of the given rows as text: ``" where BM = 64, TM = 0"``."""
+        columns = {name: env[name] for name in sorted(self.names)}
+        if not columns:
+            return ""
+        shape = np.broadcast_shapes(np.shape(rows), *(np.shape(column) for column in columns.values()))
+        index = np.unravel_index(int(np.argmax(np.broadcast_to(rows, shape))), shape)
+        values = {name: np.broadcast_to(column, shape)[index].item() for name, column in columns.items()}
+        return " where " + ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = UNKNOWN_LOCATION) -> Expression:
-    """Parse and check an expression.
+    """Parse and check a scalar expression.
 
     Parameters
     ----------
@@ -993,30 +834,560 @@ def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = 
     return Expression(line_of_text, frozenset(parser.names), node.kind, location, node)
 
 
-def _as_real(node: Node) -> Node:
-    """Return a number as a real number."""
-    if isinstance(node, Constant):
-        return Constant(float(node.value), "real")
-    return node if node.kind == "real" else AsReal(node)
+class ShapeOnly:
+    """Stand-in for an array of which only the shape is known; expressions of it are evaluated to shapes.
+
+    Parameters
+    ----------
+    shape
+        Shape of the array.
+    operands
+        Arrays that it is computed from.
+
+    Attributes
+    ----------
+    largest
+        Number of elements of the largest array among it and all that it is computed from.
+    """
+
+    __slots__ = ("largest", "shape")
+
+    def __init__(self, shape: language.Shape, *operands: Any) -> None:
+        self.shape = shape
+        largest = [operand.largest for operand in operands if isinstance(operand, ShapeOnly)]
+        self.largest: int = max(math.prod(shape), *largest, 0)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
 
 
-def _alike(nodes: list[Node]) -> list[Node]:
-    """Return operands that are compared: all as real numbers if one is."""
-    return [_as_real(node) for node in nodes] if any(node.kind == "real" for node in nodes) else nodes
+Matmul = Callable[[Any, Any], Any]
 
 
-def _count_text(counts: range) -> str:
-    """Return accepted counts of arguments as text: ``"1 argument"``, ``"2 to 20 arguments"``."""
-    if len(counts) > 1:
-        return f"{counts[0]} to {counts[-1]} arguments"
-    return "1 argument" if counts[0] == 1 else f"{counts[0]} arguments"
+class Context(NamedTuple):
+    """Arrays, sizes and functions that a closure is evaluated with."""
+
+    env: Mapping[str, Any]
+    library: ModuleType
+    """NumPy or CuPy."""
+    matmul: Matmul
+    only_shapes: bool
+    """Whether arrays are `ShapeOnly`."""
 
 
-def _first_values(rows: Rows, columns: Mapping[str, Operand]) -> str:
-    """Return the values in the first of the given rows as text: ``" where BM = 64, TM = 0"``."""
-    if not columns:
-        return ""
-    shape = np.broadcast_shapes(np.shape(rows), *(np.shape(column) for column in columns.values()))
-    index = np.unravel_index(int(np.argmax(np.broadcast_to(rows, shape))), shape)
-    values = {name: np.broadcast_to(column, shape)[index].item() for name, column in columns.items()}
-    return " where " + ", ".join(f"{name} = {value}" for name, value in values.items())
+Closure = Callable[[Context], Any]
+
+
+def _is_on_device(value: Any) -> bool:
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array, or stands for one."""
+    return isinstance(value, np.ndarray | ShapeOnly) or _is_on_device(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) or (is_array(value) and value.ndim == 0) else value
+
+
+def _operand(value: Any) -> Any:
+    """Return an array with 64 bits an element: real numbers as float64, whole numbers exactly; a number as it is."""
+    if isinstance(value, ShapeOnly):
+        return value
+    if not is_array(value):
+        return _plain(value)
+    kind = value.dtype.kind
+    wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.bool_}.get(kind)
+    if kind == "u":
+        wide = np.uint64 if value.dtype.itemsize == 8 else np.int64
+    return value.astype(wide, copy=False)
+
+
+def _shape_of(value: Any) -> language.Shape:
+    return tuple(value.shape) if is_array(value) else ()
+
+
+def _result_of(
+    context: Context,
+    rule: Callable[..., language.Shape],
+    compute: language.Compute,
+    values: Sequence[Any],
+    kinds: Sequence[str],
+    *,
+    divides: bool,
+    takes_infinity: bool,
+) -> Any:
+    """Check the shape of a result, then compute it unless only shapes are known; parameters as of `ArrayParser`."""
+    known: list[Any] = []
+    operands: list[Any] = []
+    for kind, value in zip(kinds, values, strict=True):
+        if kind == "arrays":
+            known.append(tuple(map(_shape_of, value)))
+            operands += value
+        elif kind == "option" or value is None:
+            known.append(value)
+        else:
+            known.append(_shape_of(value))
+            operands.append(value)
+    shape = rule(*known)
+    language.check_size(shape)
+    if context.only_shapes and (shape or any(isinstance(operand, ShapeOnly) for operand in operands)):
+        for operand in operands:
+            if not is_array(operand) and not takes_infinity and not np.isfinite(operand):
+                raise ValueError(f"an operand is {operand}, so the result is not finite")
+        if divides and not is_array(operands[1]) and operands[1] == 0:
+            raise ValueError("the divisor is zero")
+        return ShapeOnly(shape, *operands)
+    library = context.library if shape or any(map(is_array, operands)) else np
+    if library is np:
+        language.check_host_size(shape)
+    result = compute(library, *values)
+    if _shape_of(result) != shape:
+        raise ValueError(f"the result has the shape {_shape_of(result)}, and not {shape} as expected")
+    return result
+
+
+_CONSTANTS = {"pi": math.pi, "inf": math.inf}
+
+_MAX_ITEMS = 64
+"""Maximum number of arrays in a list, and of indices."""
+
+_ARRAY_LANGUAGE = (
+    "use names, numbers, + - * / // % ** @, & | ^ ~ << >>, comparisons, x[i, a:b], x.T, x if c else y and functions"
+)
+_LISTS = (ast.Tuple, ast.List)
+_EXAMPLES = {"text": "'edge'", "boolean": "True"}
+
+
+class ArrayParser:
+    """Converts syntax trees to closures; raises `ExpressionError` for what is not in the language.
+
+    Parameters
+    ----------
+    text
+        Text of the tree, for messages.
+    known
+        Names of arrays and scalars.
+    kinds
+        Kind of each name that scalar expressions may use.
+
+    Attributes
+    ----------
+    used
+        Names used so far, without those that the text assigns.
+    """
+
+    def __init__(self, text: ExpressionText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
+        self.text = text
+        self.known = known
+        self.kinds = kinds
+        self.used: set[str] = set()
+        self._locals: set[str] = set()
+
+    def program(self) -> Closure:
+        """Convert the text: assignments, and the expression of the result."""
+        assigned, last = self.text.parse_statements()
+        steps: list[tuple[str, Closure]] = []
+        for name, tree in assigned:
+            if name in self.known or name in self._locals or name in ARRAY_FUNCTIONS:
+                raise self.text.error(tree, f"{name!r} already has a meaning; assign to another name")
+            steps.append((name, self.closure(tree)))
+            self._locals.add(name)
+        result = self.closure(last)
+        if not steps:
+            return result
+
+        def run(context: Context) -> Any:
+            env = dict(context.env)
+            context = context._replace(env=env)
+            for name, step in steps:
+                env[name] = step(context)
+            return result(context)
+
+        return run
+
+    def closure(self, tree: ast.expr) -> Closure:
+        """Convert an expression."""
+        match tree:
+            case ast.Constant():
+                return self._constant(tree)
+            case ast.Name():
+                return self._name(tree)
+            case ast.UnaryOp():
+                return self._unary(tree)
+            case ast.BinOp():
+                return self._binary(tree)
+            case ast.Compare():
+                return self._comparison(tree)
+            case ast.IfExp():  # whose condition is a scalar expression
+                parser = ExpressionParser(self.text, self.kinds)
+                condition = self._scalar(tree.test, parser, parser.condition(tree.test))
+                chosen, otherwise = self.closure(tree.body), self.closure(tree.orelse)
+                return lambda context: (chosen if condition(context) else otherwise)(context)
+            case ast.Call():
+                return self._call(tree)
+            case ast.Subscript():
+                return self._subscript(tree)
+            case ast.Attribute(attr="T"):
+                array = self.closure(tree.value)
+                return self._applied(tree, lambda shape: shape[::-1], lambda xp, x: xp.transpose(x), [array])
+            case ast.BoolOp():
+                raise self.text.error(tree, "'and' and 'or' take single conditions; combine arrays with & and |")
+            case _:
+                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_ARRAY_LANGUAGE}")
+
+    def _constant(self, tree: ast.Constant) -> Closure:
+        value = tree.value
+        if isinstance(value, bool) or not isinstance(value, int | float | complex):
+            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_ARRAY_LANGUAGE}")
+        try:
+            value = language.bounded(value) if isinstance(value, int) else value
+        except OverflowError:
+            raise self.text.error(tree, "the number does not fit in float64") from None
+        return lambda context: value
+
+    def _name(self, tree: ast.Name) -> Closure:
+        name = tree.id
+        if name in self._locals:
+            return lambda context: context.env[name]
+        if name in self.known:
+            self.used.add(name)
+            return lambda context: _operand(context.env[name])
+        if name in _CONSTANTS:
+            return lambda context: _CONSTANTS[name]
+        hint = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
+        raise self.text.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
+
+    def _unary(self, tree: ast.UnaryOp) -> Closure:
+        operand = self.closure(tree.operand)
+        match tree.op:
+            case ast.USub():
+                return self._applied(tree, language.same, lambda xp, x: -language.numeric(x), [operand])
+            case ast.UAdd():
+                return operand
+            case ast.Invert():
+                return self._applied(tree, language.same, language.inverted, [operand])
+            case _:
+                raise self.text.error(tree, "'not' takes a single condition; use ~ for arrays")
+
+    def _binary(self, tree: ast.BinOp) -> Closure:
+        operands = [self.closure(tree.left), self.closure(tree.right)]
+        if isinstance(tree.op, ast.MatMult):
+            numeric = language.numeric
+
+            def product(context: Context) -> Any:
+                def compute(xp: ModuleType, a: Any, b: Any) -> Any:
+                    return context.matmul(numeric(a), numeric(b))
+
+                return self._applied(tree, language.product, compute, operands)(context)
+
+            return product
+        compute = language.ARRAY_OPERATORS.get(type(tree.op))
+        if compute is None:
+            raise self.text.error(tree, f"this operator is not accepted; {_ARRAY_LANGUAGE}")
+        divides = OPERATORS[type(tree.op)].divides
+        return self._applied(tree, language.elementwise, compute, operands, divides=divides)
+
+    def _comparison(self, tree: ast.Compare) -> Closure:
+        def compare(name: str) -> language.Compute:
+            return lambda xp, a, b: getattr(xp, name)(language.numeric(a), language.numeric(b))
+
+        operands = [self.closure(operand) for operand in (tree.left, *tree.comparators)]
+        links: list[Closure] = []
+        for comparison, *pair in zip(tree.ops, operands, operands[1:], strict=False):
+            if type(comparison) not in COMPARISONS:
+                raise self.text.error(tree, f"'in' and 'is' are not accepted; {_ARRAY_LANGUAGE}")
+            compute = compare(COMPARISONS[type(comparison)][2])
+            links.append(self._applied(tree, language.elementwise, compute, pair, takes_infinity=True))
+        result = links[0]
+        for link in links[1:]:
+            both = [result, link]
+            result = self._applied(tree, language.elementwise, lambda xp, a, b: xp.logical_and(a, b), both)
+        return result
+
+    def _scalar(self, tree: ast.expr, parser: ExpressionParser, node: Node) -> Closure:
+        """Return the value of a parsed scalar expression."""
+        self.used |= parser.names
+        whole = {name for name in parser.names if self.kinds[name] == "number"}  # a size may be given as a real number
+
+        def value(context: Context) -> Any:
+            names = {name: _plain(context.env[name]) for name in parser.names}
+            try:
+                return evaluate(node, {name: int(x) if name in whole else x for name, x in names.items()}, True)
+            except EvaluationError as error:
+                raise self.text.error(tree, error.problem) from None
+
+        return value
+
+    def _whole(self, tree: ast.expr) -> Closure:
+        """Convert a whole number: a scalar expression."""
+        parser = ExpressionParser(self.text, self.kinds)
+        try:
+            node = parser.node(tree)
+        except ExpressionError as error:
+            excerpt = self.text.excerpt(tree)
+            problem = f"{excerpt!r} is not a whole number, or an expression of sizes: {error.problem}"
+            raise ExpressionError(problem, error.column) from None
+        if node.kind != "number":
+            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a whole number")
+        return self._scalar(tree, parser, node)
+
+    def _wholes(self, tree: ast.expr) -> Closure:
+        """Convert a whole number, None, or a tuple of whole numbers or of such tuples."""
+        if isinstance(tree, ast.Constant) and tree.value is None:
+            return lambda context: None
+        return self._tuple(tree.elts, self._wholes) if isinstance(tree, _LISTS) else self._whole(tree)
+
+    def _applied(
+        self,
+        tree: ast.expr,
+        rule: Callable[..., language.Shape],
+        compute: language.Compute,
+        operands: Sequence[Closure],
+        *,
+        kinds: Sequence[str] = (),
+        divides: bool = False,
+        takes_infinity: bool = False,
+    ) -> Closure:
+        """Return the result of an operation on operands.
+
+        Parameters
+        ----------
+        tree
+            Where errors are.
+        rule, compute
+            Shape of the result, and the result, as of `ArrayFunction`.
+        kinds
+            What each operand is: ``"array"``, which includes numbers, ``"arrays"`` or ``"option"``; by default arrays.
+        divides
+            Whether the last operand must not be a literal zero.
+        takes_infinity
+            Whether the result may be finite although an operand is infinite.
+        """
+        known = kinds or ("array",) * len(operands)
+
+        def result(context: Context) -> Any:
+            values = [operand(context) for operand in operands]
+            try:
+                return _result_of(context, rule, compute, values, known, divides=divides, takes_infinity=takes_infinity)
+            except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError, AttributeError) as error:
+                if isinstance(error, MemoryError) and context.library is not np:
+                    raise  # of the device's memory; the host's may suffice
+                numbers = int | float | complex | np.generic
+                shown = [x for x in values if is_array(x) or (isinstance(x, numbers) and not isinstance(x, bool))]
+                found = " and ".join(str(_shape_of(value)) for value in shown)
+                if rule in (language.elementwise, language.product):
+                    raise self.text.error(tree, f"operands of shape {found} are not compatible: {error}") from None
+                raise self.text.error(tree, f"{error}{f' (of shape {found})' if found else ''}") from None
+
+        return result
+
+    def _subscript(self, tree: ast.Subscript) -> Closure:
+        parts = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
+        if len(parts) > _MAX_ITEMS:
+            raise self.text.error(tree, f"at most {_MAX_ITEMS} indices are accepted")
+        indices = [self._index(part) for part in parts]
+        array = self.closure(tree.value)
+
+        def result(context: Context) -> Any:
+            index = [part(context) for part in indices]
+            shapes = [_shape_of(part) if is_array(part) else part for part in index]
+            element = self._applied(
+                tree,
+                lambda shape: language.indexed(shape, shapes),
+                lambda xp, x: language.elements_at(xp, x, index),
+                [array],
+            )
+            return element(context)
+
+        return result
+
+    def _index(self, tree: ast.expr) -> Closure:
+        match tree:
+            case ast.Constant(value=value) if value is None or value is ...:
+                return lambda context: value
+            case ast.Slice(lower=lower, upper=upper, step=step):
+                bounds = [self._whole(bound) if bound is not None else None for bound in (lower, upper, step)]
+
+                def sliced(context: Context) -> slice:
+                    found = [bound(context) if bound else None for bound in bounds]
+                    if found[2] == 0:
+                        raise self.text.error(tree, "the step of a slice is 0")
+                    return slice(*found)
+
+                return sliced
+            case _:
+                is_scalar = all(not isinstance(n, ast.Name) or n.id in self.kinds for n in ast.walk(tree))
+                return self._whole(tree) if is_scalar else self.closure(tree)
+
+    def _call(self, tree: ast.Call) -> Closure:
+        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        if name not in ARRAY_FUNCTIONS:
+            called = self.text.excerpt(tree.func)
+            hint = f"{nearest(called, ARRAY_FUNCTIONS)} (functions: {', '.join(ARRAY_FUNCTIONS)})"
+            raise self.text.error(tree, f"{called!r} cannot be called{hint}")
+        function = ARRAY_FUNCTIONS[name]
+        kinds: list[str] = []
+        operands: list[Closure] = []
+        for option, argument in self._arguments(tree, name, function):
+            operands.append(self._argument(name, option, argument))
+            is_option = option.startswith("*") or option in language.OPTION_TYPES
+            kinds.append("arrays" if option in ("*arrays", "arrays") else "option" if is_option else "array")
+        takes_infinity = name in language.FINITE_OF_INFINITE
+        return self._applied(
+            tree, function.shape, function.compute, operands, kinds=kinds, takes_infinity=takes_infinity
+        )
+
+    def _arguments(self, tree: ast.Call, name: str, function: language.ArrayFunction) -> list[tuple[str, Any]]:
+        """Return each operand of the signature with its syntax tree, or with the literal of its default."""
+        refusal = self.text.error(tree, f"{name} is called as {function.usage(name)}")
+        if any(isinstance(argument, ast.Starred) for argument in tree.args) or len(tree.args) > _MAX_ITEMS:
+            raise refusal
+        given: dict[str, Any] = {}
+        positional = list(tree.args)
+        signature = [part.partition("=") for part in function.signature.split()]
+        for option, _, _ in signature:
+            if option.startswith("*"):
+                rest = positional[0].elts if len(positional) == 1 and isinstance(positional[0], _LISTS) else positional
+                if not rest:
+                    raise refusal
+                given[option] = list(rest)
+                positional = []
+            elif positional:
+                given[option] = positional.pop(0)
+        for word in tree.keywords:
+            if word.arg not in [option for option, _, _ in signature] or word.arg in given:
+                raise refusal
+            given[word.arg] = word.value
+        if positional or any(option not in given and not has_default for option, has_default, _ in signature):
+            raise refusal
+        return [
+            (option, given[option] if option in given else ast.parse(default, mode="eval").body)
+            for option, _, default in signature
+        ]
+
+    def _argument(self, name: str, option: str, tree: Any) -> Closure:
+        """Convert an operand of a call."""
+        if option.startswith("*"):
+            return self._tuple(tree, self.closure if option == "*arrays" else self._whole)
+        kind = language.OPTION_TYPES.get(option, "")
+        if kind in _EXAMPLES:
+            literal = tree.value if isinstance(tree, ast.Constant) else None
+            if not isinstance(literal, str if kind == "text" else bool):
+                raise self.text.error(tree, f"{option} of {name} is a {kind}, as in {option}={_EXAMPLES[kind]}")
+            return lambda context: literal
+        if isinstance(tree, ast.Constant) and tree.value is None:
+            return lambda context: None
+        if kind == "arrays":
+            if not isinstance(tree, _LISTS) or not 1 <= len(tree.elts) <= _MAX_ITEMS:
+                raise self.text.error(tree, f"{name} takes 1 to {_MAX_ITEMS} arrays in a list, as in {name}((a, b))")
+            return self._tuple(tree.elts, self.closure)
+        return {"whole numbers": self._wholes, "whole number": self._whole}.get(kind, self.closure)(tree)
+
+    def _tuple(self, trees: Sequence[ast.expr], convert: Callable[[ast.expr], Closure]) -> Closure:
+        items = [convert(tree) for tree in trees]
+        return lambda context: tuple(item(context) for item in items)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayExpression:
+    """A parsed array expression.
+
+    Attributes
+    ----------
+    text
+        Text, on one line.
+    names
+        All arrays and scalars in it.
+    """
+
+    text: str
+    names: frozenset[str]
+    location: Location = field(repr=False, compare=False)
+    closure: Closure = field(repr=False, compare=False)
+
+    @property
+    def canonical(self) -> str:
+        """Text with normalized spaces and parentheses."""
+        return canonical_text(self.text)
+
+    def shape(self, env: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the shape of the value, where ``env`` has `ShapeOnly` in place of arrays.
+
+        Raises
+        ------
+        SpecError
+            As for `evaluate`.
+        """
+        found: tuple[int, ...] = self.evaluate(env).shape
+        return found
+
+    def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Any:
+        """Evaluate the expression.
+
+        Parameters
+        ----------
+        env
+            Array or number for each of ``names``, of any dtype. Arrays of CuPy are evaluated by CuPy, on their device.
+        matmul
+            Implementation of ``@`` for two matrices or stacks of matrices; None for that of the array library.
+
+        Returns
+        -------
+        numpy.ndarray
+            float64, complex128, int64, uint64 or bool, of the library of the arrays in ``env``; real numbers are
+            float64, and whole numbers exact. Divisions by zero, overflows and logarithms of negative numbers give
+            infinities and NaNs, as on the device. A `ShapeOnly` if one is in ``env``.
+
+        Raises
+        ------
+        SpecError
+            Shapes are not compatible, an index is out of bounds, or an array would be too large.
+        """
+        values = list(env.values())
+        library: ModuleType = sys.modules["cupy"] if any(map(_is_on_device, values)) else np
+        only_shapes = any(isinstance(value, ShapeOnly) for value in values)
+        context = Context(env, library, matmul or library.matmul, only_shapes)
+        try:
+            with np.errstate(all="ignore"):
+                result = self.closure(context)
+        except ExpressionError as error:
+            raise self.location.error(error.problem, column=error.column, expression=self.text) from None
+        return result if is_array(result) else np.asarray(result)
+
+
+def parse_array_expression(
+    text: str,
+    names: Iterable[str],
+    kinds: Mapping[str, Kind] | None = None,
+    location: Location = UNKNOWN_LOCATION,
+) -> ArrayExpression:
+    """Parse and check an array expression, which may begin with assignments: ``t = x @ w; maximum(t, 0)``.
+
+    Parameters
+    ----------
+    text
+        The expression.
+    names
+        Arrays and scalars that the expression may use.
+    kinds
+        Kind of each name that scalar expressions may use: the condition of ``x if c else y``, bounds, shapes.
+    location
+        Location of the text, for messages.
+
+    Raises
+    ------
+    SpecError
+        The text is not in the language or uses an unknown name.
+    """
+    line_of_text = one_line(text)
+    parser = ArrayParser(ExpressionText(line_of_text), tuple(names), kinds or {})
+    try:
+        closure = parser.program()
+    except ExpressionError as error:
+        raise location.error(error.problem, column=error.column, expression=line_of_text) from None
+    return ArrayExpression(line_of_text, frozenset(parser.used), location, closure)

@@ -15,7 +15,8 @@ from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError, listing, nearest
 from autotile.kernel.argument_kind import StructValue, TensorMap, Texture, Workspace
 from autotile.kernel.arguments import Argument, BufferArgument, WorkspaceArgument, scalar_value
-from autotile.kernel.expressions import Expression, Kind
+from autotile.kernel.expressions import Expression
+from autotile.kernel.functions import Kind
 from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, is_entry
 from autotile.kernel.table import Table, describe
 

@@ -20,7 +20,8 @@ from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
-from autotile.kernel.expressions import Expression, Kind
+from autotile.kernel.expressions import Expression
+from autotile.kernel.functions import Kind
 from autotile.kernel.library import Kernel, is_path, load_kernel
 from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_dtypes, parse_flags, parse_sizes
 from autotile.kernel.problem import checked_size

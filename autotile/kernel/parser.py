@@ -13,7 +13,8 @@ from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
-from autotile.kernel.expressions import Kind
+from autotile.kernel.expressions import is_c_identifier
+from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
 from autotile.kernel.spec import (
@@ -28,7 +29,7 @@ from autotile.kernel.spec import (
     parse_objective,
     parse_reference,
 )
-from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier, read_document
+from autotile.kernel.table import ProblemSection, Table, check_names, describe, read_document
 
 if TYPE_CHECKING:
     from autotile.kernel.computed import Computed, ConfigFunction, Predicate

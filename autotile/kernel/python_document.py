@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from autotile.core.text import plural
 from autotile.errors import InputError, SpecError
 from autotile.kernel.computed import Predicate
-from autotile.kernel.expressions import python_source
+from autotile.kernel.expressions import is_keyword, python_source
 from autotile.kernel.python_arguments import Buffer, Scalar, Scratch, as_array, listed, parameter_names
-from autotile.kernel.table import is_keyword
 
 
 class PythonDocument(NamedTuple):

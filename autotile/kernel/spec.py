@@ -26,8 +26,8 @@ from autotile.kernel.arguments import (
     WorkspaceArgument,
     arguments_of_kind,
 )
-from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
-from autotile.kernel.expressions import Expression, Kind, Location, parse_expression
+from autotile.kernel.expressions import ArrayExpression, Expression, Location, parse_array_expression, parse_expression
+from autotile.kernel.functions import Kind
 from autotile.kernel.table import ProblemSection, Table, check_names, describe
 
 if TYPE_CHECKING:

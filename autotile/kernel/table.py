@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,18 @@ from typing import Any, TypeAlias
 
 from autotile.core.documents import MAX_KEY_PARTS, parse_toml
 from autotile.errors import SpecError, listing, nearest
-from autotile.kernel.expressions import NOUNS, Expression, Kind, Location, is_python_source, one_line, parse_expression
+from autotile.kernel.expressions import (
+    NOUNS,
+    RESERVED,
+    Expression,
+    Location,
+    is_c_identifier,
+    is_keyword,
+    is_python_source,
+    one_line,
+    parse_expression,
+)
+from autotile.kernel.functions import Kind
 
 MAX_BYTES = 2**20
 """Maximum size of a file."""
@@ -311,33 +321,6 @@ def _plain(key: str) -> str:
     return key.replace('"', "").replace("'", "").replace(" ", "")
 
 
-# Keywords of C++20, which a macro must not redefine, except those that are Python keywords too.
-_CXX_WORDS = (
-    "alignas alignof asm auto bool case catch char char8_t char16_t char32_t concept consteval constexpr constinit "
-    "const const_cast co_await co_return co_yield decltype default delete do double dynamic_cast enum explicit export "
-    "extern false float friend goto inline int long mutable namespace new noexcept nullptr operator private protected "
-    "public register reinterpret_cast requires short signed sizeof static static_assert static_cast struct switch "
-    "template this thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t"
-)
-_CXX_KEYWORDS = frozenset(_CXX_WORDS.split())
-
-_RESERVED = {
-    "device": "the device's properties",
-    "DTYPE": "the macro that holds the element type",
-    **dict.fromkeys(("min", "max", "ceil_div"), "a function of expressions"),
-}
-
-
-def is_c_identifier(name: str) -> bool:
-    """Return whether a name is a C identifier."""
-    return name.isascii() and name.isidentifier()
-
-
-def is_keyword(name: str) -> bool:
-    """Return whether a name is a keyword of Python or C++, or reserved in a search-space file."""
-    return keyword.iskeyword(name) or name in _CXX_KEYWORDS or name in _RESERVED
-
-
 def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
     """Check the names that the keys of a table define, and add them to ``taken``.
 
@@ -361,10 +344,10 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
             raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
         if name.startswith("__"):
             raise table.error(name, f"{name!r} is reserved for the compiler; use a name without leading '__'")
-        if keyword.iskeyword(name) or name in _CXX_KEYWORDS:
+        if is_keyword(name) and name not in RESERVED:
             hint = f"use another name, such as {name}_"
             raise table.error(name, f"{name!r} is a keyword of Python or C++; {hint}{note}")
-        other = _RESERVED.get(name) or taken.get(name)
+        other = RESERVED.get(name) or taken.get(name)
         if other:
             raise table.error(name, f"{name!r} already names {other}; use another name")
         taken[name] = what

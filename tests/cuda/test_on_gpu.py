@@ -12,7 +12,7 @@ from autotile.cuda.expected_outputs import ReferenceSolution
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.timing import DriftProbe, Telemetry, Timer
 from autotile.errors import InputError
-from autotile.kernel.array_expressions import parse_array_expression
+from autotile.kernel.expressions import parse_array_expression
 from autotile.kernel.spec import Tolerance
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ import pytest
 from array_cases import CASES, KINDS, environment
 
 from autotile.errors import SpecError
-from autotile.kernel.array_expressions import parse_array_expression
+from autotile.kernel.expressions import parse_array_expression
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.errors import SpecError
-from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
-from autotile.kernel.expressions import Kind, Location
+from autotile.kernel.expressions import ArrayExpression, Kind, Location, parse_array_expression
 
 NAMES = ("A", "B", "v", "alpha", "N")
 

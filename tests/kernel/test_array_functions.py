@@ -7,8 +7,8 @@ import pytest
 from array_cases import CASES, KINDS, environment
 
 from autotile.errors import SpecError
-from autotile.kernel.array_expressions import FUNCTIONS, ArrayFunction, parse_array_expression
-from autotile.kernel.array_shapes import ShapeOnly
+from autotile.kernel.expressions import ShapeOnly, parse_array_expression
+from autotile.kernel.functions import ARRAY_FUNCTIONS
 
 
 @pytest.mark.parametrize("text", CASES)
@@ -25,7 +25,7 @@ def test_values_and_shapes(text: str) -> None:
     assert expression.shape(shapes) == expected.shape
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ARRAY_FUNCTIONS)
 def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
     alike = {"cbrt", "arcsin", "arccos", "arctan", "tanh", "arccosh", "arctanh", "isnan", "isinf", "fmod", "copysign"}
     alike |= {"floor_divide", "angle", "float", "mean", "sqrt", "log", "minimum", "maximum"}
@@ -81,14 +81,6 @@ def test_faults(text: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_array_expression(text, [*environment()], KINDS).evaluate(environment())
     assert said in caught.value.problem
-
-
-def test_additional_functions() -> None:
-    normal = ArrayFunction("*shape", lambda shape: shape, lambda xp, shape: xp.full(shape, 0.5))
-    expression = parse_array_expression("normal(N, K) + 1", ["N"], KINDS, functions={"normal": normal})
-    assert expression.evaluate({"N": 2, "K": 3}).tolist() == [[1.5] * 3] * 2
-    with pytest.raises(SpecError, match="cannot be called"):
-        parse_array_expression("normal(N)", ["N"], KINDS)
 
 
 def test_an_operand_may_have_the_name_of_a_function() -> None:

@@ -14,8 +14,7 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES
 from autotile.errors import SpecError
 from autotile.kernel.arguments import BufferArgument, ScalarArgument
-from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
-from autotile.kernel.expressions import FUNCTIONS, Expression
+from autotile.kernel.expressions import ARRAY_FUNCTIONS, FUNCTIONS, Expression
 from autotile.kernel.parser import SECTIONS, derived_ragged, parse_spec
 from autotile.kernel.spec import KNOWN_OPTIONS
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spec_samples import SGEMM
 
 from autotile.errors import SpecError
-from autotile.kernel.array_expressions import ShapeOnly, parse_array_expression
+from autotile.kernel.expressions import ShapeOnly, parse_array_expression
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.parser import parse_spec
 
