@@ -31,8 +31,7 @@ from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.search.samplers import Lookahead
-from autotile.search.search import Search
-from autotile.search.shortlist import Shortlist
+from autotile.search.search import Search, Shortlist
 from autotile.space.limits import compiled_occupancy
 from autotile.space.search_space import SearchSpace
 

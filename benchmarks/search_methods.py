@@ -38,7 +38,7 @@ from autotile.space.search_space import SearchSpace
 from autotile.space.time_estimate import estimate_times
 
 if TYPE_CHECKING:
-    from autotile.search.shortlist import Shortlist
+    from autotile.search.search import Shortlist
     from autotile.search.transfer import Estimate
 
 _REDRAWS = 200
@@ -199,8 +199,7 @@ def _session(
     name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int, *, estimates: bool = False
 ) -> list[int]:
     from autotile.search.samplers import lookahead_of
-    from autotile.search.search import Search
-    from autotile.search.shortlist import Shortlist
+    from autotile.search.search import Search, Shortlist
 
     lookahead = lookahead_of(name, SESSION_WORKERS, SESSION_GPUS)
     estimate = recorded.estimate if estimates else None
@@ -213,7 +212,7 @@ def _session(
 def session(shortlist: Shortlist, trial_of: Callable[[int], Trial]) -> Iterator[tuple[int, Trial]]:
     """Yield the rows and trials of a session in the order in which they end, until no row is left.
 
-    The session chooses a trial whenever it may, as `autotile.search.shortlist.Shortlist` describes: while one runs and
+    The session chooses a trial whenever it may, as `autotile.search.search.Shortlist` describes: while one runs and
     `Lookahead.queued` wait for the GPU, it waits for the oldest. A candidate that does not compile ends at once.
 
     Parameters

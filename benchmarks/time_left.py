@@ -31,8 +31,7 @@ from search_methods import session
 
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.search.samplers import DEFAULT, lookahead_of
-from autotile.search.search import Search
-from autotile.search.shortlist import Shortlist
+from autotile.search.search import Search, Shortlist
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import TimeLeft
 
@@ -96,10 +95,10 @@ def search(path: Path, seed: int, limit: int) -> ReplayedSearch:
     found = ReplayedSearch([], [], None, None)
     settled_at = until_at = None
     for _ in session(shortlist, bench.trial):
-        settles = shortlist.trials_until_settled(SETTLED)
+        settles = shortlist.trials_until(SETTLED, settled=True)
         count = len(found.settles_after) + 1
         found.settles_after.append(None if settles is None else max(settles, SETTLED_TRIALS - count))
-        found.until_after.append(shortlist.trials_until_expected(UNTIL))
+        found.until_after.append(shortlist.trials_until(UNTIL, settled=False))
         gain, expected = shortlist.settled_gain, shortlist.expected_gain
         if settled_at is None and gain is not None and gain < SETTLED and count >= SETTLED_TRIALS:
             settled_at = count

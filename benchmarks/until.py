@@ -24,8 +24,7 @@ from provenance import provenance
 from search_methods import session
 
 from autotile.search.samplers import DEFAULT, lookahead_of
-from autotile.search.search import Search
-from autotile.search.shortlist import Shortlist
+from autotile.search.search import Search, Shortlist
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
 GAINS = (0.01, 0.02, 0.05)

@@ -461,7 +461,7 @@ def _newest_study(studies: Sequence[StudySummary], problem: Problem, gpu_name: s
 
 
 def _write_optuna(export: _Export) -> None:
-    from autotile.search.study import study_of_trials, study_to_storage
+    from autotile.search.search import study_of_trials, study_to_storage
 
     _check_optuna_file(export.path)
     trials = [stored.trial for stored in export.trials]

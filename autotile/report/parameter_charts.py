@@ -102,9 +102,9 @@ def study_effects(study: StudyData) -> StudyEffects:
         limits=(),
         seconds=0.0,
     )
-    importance = importance_of(table, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
-    effects = tuple(ParameterEffect(one.parameter, one.share, one.alone, one.matters) for one in importance.effects)
-    return StudyEffects(effects, importance.doubt)
+    found, doubt = importance_of(table, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
+    effects = tuple(ParameterEffect(one.parameter, one.share, one.alone, one.matters) for one in found)
+    return StudyEffects(effects, doubt)
 
 
 def timed_trials(study: StudyData) -> list[Trial]:

@@ -1,11 +1,15 @@
-"""Gaussian process regression with a Matern-5/2 kernel, extended by one observation at a time."""
+"""Gaussian process regression over configurations: their coordinates, the process, and its fit.
+
+The kernel is Matern-5/2; observations are added one at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -13,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from autotile.core.model import Trial, Value
+from autotile.kernel.spec import Parameter
 from autotile.settings import variable_set
 
 # OpenBLAS makes a thread a core when SciPy is imported. On 16 cores each of them then spun for 0.12 s, beside the first
@@ -21,50 +27,191 @@ with variable_set("OPENBLAS_THREAD_TIMEOUT", "4"):
     from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtri
     from scipy.special import ndtr
 
+Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Rows = NDArray[np.int64]
+PointsOf = Callable[[Rows], Floats]
+"""Returns the coordinates of rows, shape (rows, coordinates)."""
 
-class _OneBlasThread:
-    """Context that limits BLAS to one thread; entering it again within itself costs nothing."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._entered = 0
-        self._limit: AbstractContextManager[object] = nullcontext()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._entered += 1
-            if self._entered == 1:
-                self._limit = _controller().limit(limits=1, user_api="blas")
-                self._limit.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._entered -= 1
-            if self._entered == 0:
-                self._limit.__exit__(None, None, None)
+_blas_lock = Lock()
+_blas_limits: list[ExitStack] = []
+"""A context for each entry of `one_blas_thread`; the first one limits the threads."""
 
 
-_ONE_BLAS_THREAD = _OneBlasThread()
-
-
-def one_blas_thread() -> AbstractContextManager[None]:
-    """Return a context in which BLAS uses one thread, in all threads of the process.
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let BLAS use one thread, in all threads of the process; entering it again within itself costs nothing.
 
     On two busy cores, a proposal over 14,712 rows took 190 ms with OpenBLAS's default number of threads, which wait for
     each other spinning, and 4 ms with one.
     """
-    return _ONE_BLAS_THREAD
+    with _blas_lock:
+        _blas_limits.append(ExitStack())
+        if len(_blas_limits) == 1:
+            _blas_limits[0].enter_context(_blas_controller().limit(limits=1, user_api="blas"))
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            if len(_blas_limits) == 1:
+                _blas_limits[0].close()
+                _blas_limits.clear()
+            else:
+                _blas_limits.pop()
 
 
 @cache
-def _controller() -> ThreadpoolController:
-    """Return a controller of the loaded BLAS libraries, NumPy's and SciPy's."""
-    import scipy.linalg  # noqa: F401 - SciPy has a BLAS of its own
+def _blas_controller() -> ThreadpoolController:
+    import scipy.linalg  # noqa: F401 - SciPy has a BLAS of its own, which the controller must find
 
     return ThreadpoolController()
 
 
-Floats = NDArray[np.float64]
+def positions(values: Sequence[Value]) -> Rows | None:
+    """Return the position of each value in ascending order; None unless all values are numbers."""
+    if any(isinstance(value, bool | str) for value in values):
+        return None
+    return np.argsort(np.argsort(np.array(values))).astype(np.int64)
+
+
+def features_of(compiled: Trial, sm_count: int) -> Floats | None:
+    """Return coordinates of a candidate's resources, each about 0 to 1, shape (7,); None if it did not compile.
+
+    Registers, spilled bytes, shared memory, threads per block and blocks per SM enter by their logarithm, scaled to the
+    range that GPUs allow. Occupancy and the filled share of the last wave of blocks are between 0 and 1 already.
+    """
+    geometry, resources, occupancy = compiled.geometry, compiled.resources, compiled.occupancy
+    if geometry is None or resources is None or occupancy is None:
+        return None
+    smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
+    waves = geometry.blocks / (sm_count * max(1, occupancy.blocks_per_sm))
+    return np.array(
+        [
+            np.log2(max(resources.registers, 1) / 16) / 4,
+            np.log2(1 + resources.spill_bytes / 16) / 8,
+            np.log2(1 + smem_bytes / 1024) / 8,
+            np.log2(geometry.threads / 32) / 5,
+            np.log2(max(1, occupancy.blocks_per_sm)) / 5,
+            occupancy.occupancy,
+            waves / np.ceil(waves),
+        ]
+    )
+
+
+def compiled_points(
+    points: PointsOf, groups: Rows, features: Mapping[int, Floats], fitted: Rows
+) -> tuple[PointsOf, Rows]:
+    """Return the coordinates of compiled rows, those of their parameters followed by their resources, and the groups.
+
+    Features that are constant among the rows that a model is fitted to are left out; each other is a group of its own.
+    A row without features, which did not compile, has the mean of the others.
+
+    Parameters
+    ----------
+    points, groups
+        Coordinates of rows by their parameters, and their groups, see `Embedding`.
+    features
+        Result of `features_of` by row.
+    fitted
+        Rows that the model is fitted to.
+    """
+    known = np.array([features[row] for row in fitted.tolist() if row in features])
+    varying = np.flatnonzero(np.ptp(known, axis=0) > 0) if len(known) else np.zeros(0, np.int64)
+    if not len(varying):
+        return points, groups
+    mean = known.mean(axis=0)
+
+    def compiled(rows: Rows) -> Floats:
+        used = [features.get(row, mean)[varying] for row in rows.tolist()]
+        return np.concatenate([points(rows), np.array(used).reshape(len(rows), len(varying))], axis=1)
+
+    return compiled, np.append(groups, groups.max(initial=-1) + 1 + np.arange(len(varying)))
+
+
+_CHOICE_COORDINATE = np.sqrt(0.5)
+"""Coordinate of a choice, with which two different choices are at distance 1."""
+
+
+class Embedding:
+    """Coordinates of configurations, in groups that share a length scale.
+
+    A parameter of numbers is one coordinate between 0 and 1: the logarithm if all are positive, so that a doubling is
+    the same step everywhere, else the position in ascending order. If such numbers are integers and not all powers of
+    two, a second coordinate is the number of factors of two: warps, banks and vector loads make 48 unlike 47. Strings,
+    booleans and numbers that merely enumerate choices (0, 1, 2) have one coordinate per choice, all of one group.
+
+    The last group holds the products of any two tile sizes, on one scale: threads of a block, elements of a tile, work
+    of a thread. It needs few coordinates: the squared differences of all sums of two of p logarithms add up to p - 2
+    times those of each logarithm plus that of the sum of all.
+
+    Attributes
+    ----------
+    groups
+        Group of each coordinate, shape (coordinates,).
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        tables = [(index, table) for index, each in enumerate(parameters) for table in _tables(each.values)]
+        sizes = [
+            (index, logs) for index, each in enumerate(parameters) if (logs := _logarithms(each.values)) is not None
+        ]
+        self._tables = tables
+        self._sizes: list[tuple[int, Floats]] = []
+        """Logarithms of the sizes, divided by the mean range of a sum of two; none if there are fewer than two."""
+        if len(sizes) > 1:
+            mean_range = 2 * float(np.mean([np.ptp(column) for _, column in sizes]))
+            self._sizes = [(index, column / mean_range) for index, column in sizes]
+        groups = [[group] * table.shape[1] for group, (_, table) in enumerate(tables)]
+        products = [len(tables)] * (len(self._sizes) + 1 if self._sizes else 0)
+        self.groups: Rows = np.array([*chain.from_iterable(groups), *products], np.int64)
+
+    def of(self, codes: NDArray[np.integer]) -> Floats:
+        """Return the coordinates, shape (n, coordinates), of configurations by their codes, shape (n, parameters)."""
+        own = self.of_each(codes)
+        if not self._sizes:
+            return own
+        columns = np.stack([column[codes[:, index]] for index, column in self._sizes], axis=1)
+        total = columns.sum(axis=1, keepdims=True)
+        return np.concatenate([own, np.sqrt(len(self._sizes) - 2) * columns, total], axis=1)
+
+    def of_each(self, codes: NDArray[np.integer]) -> Floats:
+        """Return the coordinates that belong to one parameter each."""
+        columns = [table[codes[:, index]] for index, table in self._tables]
+        return np.concatenate(columns, axis=1) if columns else np.zeros((len(codes), 0))
+
+
+def _tables(values: Sequence[Value]) -> list[Floats]:
+    """Return the coordinates of each value, one table per group, of shape (values, coordinates of the group)."""
+    count = len(values)
+    if count < 2:
+        return []
+    if count == 2:
+        return [np.array([[0.0], [1.0]])]
+    ordinals = positions(values)
+    if ordinals is None or sorted(map(float, values)) == list(range(count)):
+        return [_CHOICE_COORDINATE * np.eye(count)]
+    logarithms = _logarithms(values)
+    if logarithms is None:
+        return [ordinals[:, None] / (count - 1)]
+    tables = [_unit(logarithms)]
+    twos = np.array([(v & -v).bit_length() - 1 if isinstance(v, int) else 0 for v in values], np.float64)
+    if twos.any() and not np.array_equal(twos, logarithms):
+        tables.append(_unit(twos))
+    return tables
+
+
+def _logarithms(values: Sequence[Value]) -> Floats | None:
+    """Return the logarithm of each value if these are sizes: at least three positive numbers."""
+    if len(values) < 3 or positions(values) is None:
+        return None
+    numbers = np.array(values, np.float64)
+    return np.log2(numbers) if numbers.min() > 0 else None
+
+
+def _unit(column: Floats) -> Floats:
+    """Return a column scaled to 0 to 1, shape (n, 1); all 0 if it is constant."""
+    shifted = column - column.min()
+    return np.asarray(shifted / (shifted.max() or 1.0))[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +239,6 @@ def matern(squared: NDArray[Any]) -> NDArray[Any]:
     reach = np.sqrt(5 * squared)
     return np.asarray((1 + reach * (1 + reach / 3)) * np.exp(-reach))
 
-
-Singles = NDArray[np.float32]
 
 _SPARE = 64
 """Number of observations that memory is reserved for."""
@@ -146,25 +291,20 @@ class GaussianProcess:
         self._inverse: Floats = np.zeros_like(self._factor)
         self._inverse[:count, :count] = np.tril(dtrtri(self._factor[:count, :count], lower=1)[0])
         self._single_inverse: Singles = self._inverse.astype(np.float32)
-        self.set_points(points)
-
-    def set_points(self, points: Floats) -> None:
-        """Set the points of predictions, shape (points, coordinates)."""
         self._points: Singles = np.zeros((0, len(self._scale)), np.float32)
         self._squares: Singles = np.zeros(0, np.float32)
         self._explained: Singles = np.zeros(0, np.float32)
         self._whitened: Singles = np.zeros((0, len(self._factor)), np.float32)
         self.replace_points(np.zeros(0, np.int64), points)
 
-    def replace_points(self, indices: NDArray[np.int64], points: Floats) -> None:
+    def replace_points(self, indices: Rows, points: Floats) -> None:
         """Replace the points of predictions with the given indices, and append the others, shape (n, coordinates)."""
         count, appended = self._count, len(points) - len(indices)
         if appended:
             indices = np.append(indices, len(self._points) + np.arange(appended))
-            self._points = _longer(self._points, appended)
-            self._squares = _longer(self._squares, appended)
-            self._explained = _longer(self._explained, appended)
-            self._whitened = _longer(self._whitened, appended)
+            size = len(self._points) + appended
+            self._points, self._squares = _padded(self._points, size), _padded(self._squares, size)
+            self._explained, self._whitened = _padded(self._explained, size), _padded(self._whitened, size)
         scaled = (points * self._scale).astype(np.float32)
         squares = np.square(scaled).sum(axis=1)
         across = self._prior_with(scaled, squares)
@@ -174,13 +314,18 @@ class GaussianProcess:
         self._explained[indices] = np.square(whitened).sum(axis=1)
         self._whitened[indices, :count] = whitened
 
-    def __len__(self) -> int:
-        return self._count
-
     def observe(self, points: Floats) -> None:
         """Add observations at points, shape (n, coordinates); several at once take little longer than one."""
         count, end = self._count, self._count + len(points)
-        self._reserve(end)
+        if end > len(self._factor):
+            larger = end + _SPARE
+            self._observed, self._observed_squares = (
+                _padded(each, larger) for each in (self._observed, self._observed_squares)
+            )
+            self._factor, self._inverse, self._single_inverse = (
+                _padded(each, larger, larger) for each in (self._factor, self._inverse, self._single_inverse)
+            )
+            self._whitened = _padded(self._whitened, len(self._whitened), larger)
         scaled = points * self._scale
         squares = np.square(scaled).sum(axis=1)
         inverse = self._inverse[:count, :count]
@@ -221,7 +366,15 @@ class GaussianProcess:
         deviation : numpy.ndarray
             Standard deviation of the first target, shape (points,).
         """
-        solved = self._whiten(targets, known)
+        # solve L x = targets, with x = 0 for unknown targets, which are as expected
+        solved = np.zeros_like(targets)
+        first = int(np.argmin(known)) if not known.all() else len(known)  # unknown targets are mostly the newest
+        inverse = self._inverse[:first, :first]
+        for each, target in zip(solved, targets, strict=True):  # faster than one product of matrices
+            each[:first] = inverse @ target[:first]
+        for index in first + np.flatnonzero(known[first:]):
+            expected = solved[:, :index] @ self._factor[index, :index]
+            solved[:, index] = (targets[:, index] - expected) / self._factor[index, index]
         seen = self._whitened[:, : self._count]
         mean = np.stack([seen @ each for each in solved.astype(np.float32)])  # faster than one product of matrices
         squares = float(solved[0] @ solved[0])
@@ -235,77 +388,30 @@ class GaussianProcess:
         kind = points.dtype
         return _prior_between(points, squares, observed.astype(kind, copy=False), of_observed.astype(kind, copy=False))
 
-    def among(self, indices: NDArray[np.int64]) -> Posterior:
-        """Return the posterior at some of the points, by their indices, until the next observation."""
-        return Posterior(
-            self._points[indices],
-            self._squares[indices],
-            self._whitened[indices, : self._count],
-            np.maximum(1 - self._explained[indices], np.float32(_MIN_VARIANCE)),
-            self._noise,
-        )
+    def among(self, indices: Rows) -> Callable[[int], Floats]:
+        """Return a function for some of the points, by their indices, that is valid until the next observation.
 
-    def _whiten(self, targets: Floats, known: NDArray[np.bool_]) -> Floats:
-        """Solve L x = targets, with x = 0 for unknown targets, which are as expected."""
-        solved = np.zeros_like(targets)
-        first = int(np.argmin(known)) if not known.all() else len(known)  # unknown targets are mostly the newest
-        inverse = self._inverse[:first, :first]
-        for each, target in zip(solved, targets, strict=True):  # faster than one product of matrices
-            each[:first] = inverse @ target[:first]
-        for index in first + np.flatnonzero(known[first:]):
-            expected = solved[:, :index] @ self._factor[index, :index]
-            solved[:, index] = (targets[:, index] - expected) / self._factor[index, index]
-        return solved
-
-    def _reserve(self, count: int) -> None:
-        if count > len(self._factor):
-            larger = count + _SPARE
-            self._observed = _longer(self._observed, larger - len(self._observed))
-            self._observed_squares = _longer(self._observed_squares, larger - len(self._observed_squares))
-            self._factor = _padded(self._factor, (larger, larger))
-            self._inverse = _padded(self._inverse, (larger, larger))
-            self._single_inverse = _padded(self._single_inverse, (larger, larger))
-            self._whitened = _padded(self._whitened, (len(self._whitened), larger))
-
-
-@dataclass(frozen=True, slots=True)
-class Posterior:
-    """Covariances between a few points, given the observations."""
-
-    points: Singles
-    squares: Singles
-    whitened: Singles
-    variance: Singles
-    noise: float
-
-    def explained_by(self, index: int) -> Floats:
-        """Return the share of the variance at each point that an observation at one of them would explain.
-
-        Parameters
-        ----------
-        index
-            Index of that point.
-
-        Returns
-        -------
-        numpy.ndarray
-            Shape (points,).
+        It returns the share of the variance at each of these points, shape (points,), that an observation at one of
+        them, by its index among them, would explain.
         """
-        squared = self.squares + self.squares[index] - 2 * (self.points @ self.points[index])
-        covariance = matern(np.maximum(squared, 0)) - self.whitened @ self.whitened[index]
-        shares = np.square(covariance) / (self.variance * (self.variance[index] + np.float32(self.noise)))
-        return np.asarray(np.minimum(shares, 1.0), np.float64)
+        points, squares = self._points[indices], self._squares[indices]
+        whitened = self._whitened[indices, : self._count]
+        variance = np.maximum(1 - self._explained[indices], np.float32(_MIN_VARIANCE))
+        noise = np.float32(self._noise)
+
+        def explained_by(index: int) -> Floats:
+            squared = squares + squares[index] - 2 * (points @ points[index])
+            covariance = matern(np.maximum(squared, 0)) - whitened @ whitened[index]
+            shares = np.square(covariance) / (variance * (variance[index] + noise))
+            return np.asarray(np.minimum(shares, 1.0), np.float64)
+
+        return explained_by
 
 
-def _longer(array: NDArray[Any], count: int) -> NDArray[Any]:
-    """Return an array with zeros appended along its first axis."""
-    return np.concatenate([array, np.zeros((count, *array.shape[1:]), array.dtype)])
-
-
-def _padded(array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
-    """Return an array with zeros appended to its rows and columns."""
-    larger = np.zeros(shape, array.dtype)
-    larger[: array.shape[0], : array.shape[1]] = array
+def _padded(array: NDArray[Any], *shape: int) -> NDArray[Any]:
+    """Return an array with zeros appended along its axes."""
+    larger = np.zeros((*shape, *array.shape[len(shape) :]), array.dtype)
+    larger[tuple(slice(size) for size in array.shape)] = array
     return larger
 
 
@@ -361,27 +467,27 @@ _NOISE_SPREAD = 1.5
 _NOISE_BOUNDS = (1e-5, 1.0)
 _MIN_NOISE = 1e-6
 _AMPLITUDE_TRIALS = 2.0
-_MAX_STEPS = 30
-"""Maximum number of optimiser steps; the prior keeps the start near the optimum."""
-
 _TOLERANCE = 1e-3
 """Decrease of the negative log posterior density below which an optimiser step is not worth its time."""
 
 _SUFFICIENT_DECREASE = 1e-4
-_MIN_STEP = 1e-3
+_STEPS = tuple(0.5**halvings for halvings in range(10))
 _MIN_CURVATURE = 1e-9
 
 
 def fit(
     points: Floats,
     targets: Floats,
-    groups: NDArray[np.int64],
+    groups: Rows,
     noise: Floats | float = 0.0,
     *,
     start: Hyperparameters | None = None,
-    max_steps: int = _MAX_STEPS,
+    max_steps: int = 30,
 ) -> Hyperparameters:
     """Fit the maximum a posteriori hyperparameters, with log-normal priors and the amplitude integrated out.
+
+    The optimiser is BFGS in a box (Nocedal and Wright, 2006, algorithm 6.1). There are few variables, and the density
+    takes 0.1 ms; SciPy's optimiser takes as long again for each step, and its import longer than all fits of a session.
 
     Parameters
     ----------
@@ -396,94 +502,34 @@ def fit(
     start
         Hyperparameters that the optimiser starts from, of the first coordinates; None for the medians of the priors.
     max_steps
-        Maximum number of optimiser steps.
+        Maximum number of optimiser steps; the prior keeps the start near the optimum.
     """
-    likelihood = _Likelihood(points, targets, groups, noise)
-    bounds = np.array([_LENGTH_BOUNDS] * likelihood.groups + [np.log(_NOISE_BOUNDS)])
-    first = likelihood.center.copy()
+    density, center, spread = density_of(points, targets, groups, noise)
+    low, high = np.array([_LENGTH_BOUNDS] * (len(center) - 1) + [np.log(_NOISE_BOUNDS)]).T
+    first = center.copy()
+    inverse: Floats = np.diag(np.square(spread))  # estimate of the inverse Hessian
     if start is not None:
         shared = groups[: len(start.scale)]
         first[shared] = -np.log(start.scale[: len(shared)])
         first[-1] = np.log(start.noise)
-    covariance = np.diag(np.square(likelihood.spread))
-    if start is not None and start.covariance is not None and start.covariance.shape == covariance.shape:
-        covariance = start.covariance
-    fitted, covariance = _minimum(
-        likelihood, first, bounds, inverse=covariance, longest=likelihood.spread, max_steps=max_steps
-    )
-    return Hyperparameters(np.exp(-fitted[:-1])[groups], float(np.exp(fitted[-1])) + _MIN_NOISE, covariance)
-
-
-def informative(ascending: NDArray[np.int64], max_count: int) -> NDArray[np.int64]:
-    """Select at most ``max_count`` trials to fit to: half of them the best, the others evenly spaced.
-
-    The cost of a fit grows with the cube of their number.
-
-    Parameters
-    ----------
-    ascending
-        Indices of the trials, from the best to the worst.
-    max_count
-        Maximum number of trials.
-    """
-    if len(ascending) <= max_count:
-        return np.sort(ascending)
-    half = max_count // 2
-    others = np.linspace(half, len(ascending) - 1, half).astype(np.int64)
-    return np.sort(np.concatenate([ascending[:half], ascending[others]]))
-
-
-def _minimum(
-    function: Callable[[Floats], tuple[float, Floats]],
-    start: Floats,
-    bounds: Floats,
-    *,
-    inverse: Floats,
-    longest: Floats,
-    max_steps: int,
-) -> tuple[Floats, Floats]:
-    """Minimise a function with its gradient over a box by BFGS (Nocedal and Wright, 2006, algorithm 6.1).
-
-    There are few variables, and the function takes 0.1 ms. SciPy's optimiser takes as long again for each step, and its
-    import longer than all fits of a session.
-
-    Parameters
-    ----------
-    function
-        Return the value and its gradient.
-    start, bounds
-        First point, and the least and the largest value of each variable, shape (variables, 2).
-    inverse
-        First estimate of the inverse Hessian.
-    longest
-        Longest step of each variable.
-    max_steps
-        Maximum number of steps.
-
-    Returns
-    -------
-    minimum, inverse
-        Minimum within the box, and the last estimate of the inverse Hessian.
-    """
-    low, high = bounds.T
-    point = np.clip(start, low, high)
-    value, gradient = function(point)
+        if start.covariance is not None and start.covariance.shape == inverse.shape:
+            inverse = start.covariance
+    point = np.clip(first, low, high)
+    value, gradient = density(point)
     for _ in range(max_steps):
         held = np.where(gradient > 0, point <= low, point >= high)
         direction = np.where(held, 0.0, -inverse @ np.where(held, 0.0, gradient))
-        direction /= max(1.0, float(np.abs(direction / longest).max()))
+        direction /= max(1.0, float(np.abs(direction / spread).max()))
         slope = float(gradient @ direction)
         if slope > -_TOLERANCE:
             break
-        step = 1.0
-        while True:
+        for step in _STEPS:
             tried = np.clip(point + step * direction, low, high)
-            reached, steepness = function(tried)
+            reached, steepness = density(tried)
             if reached <= value + _SUFFICIENT_DECREASE * step * slope:
                 break
-            step /= 2
-            if step < _MIN_STEP:
-                return point, inverse
+        else:
+            break  # no step is an improvement
         moved, change = tried - point, steepness - gradient
         curvature = float(moved @ change)
         if curvature > _MIN_CURVATURE:
@@ -492,51 +538,66 @@ def _minimum(
             grown = (1 + float(change @ scaled) / curvature) * np.outer(moved, moved) / curvature
             inverse = inverse + grown - shrunk - shrunk.T
         point, value, gradient = tried, reached, steepness
-    return point, inverse
+    return Hyperparameters(np.exp(-point[:-1])[groups], float(np.exp(point[-1])) + _MIN_NOISE, inverse)
 
 
-class _Likelihood:
-    """Negative log posterior density of log length scales and log noise, with its gradient.
+Density = Callable[[Floats], tuple[float, Floats]]
 
-    Of the symmetric matrices, only the pairs below the diagonal are computed.
+
+def density_of(
+    points: Floats, targets: Floats, groups: Rows, known_noise: Floats | float = 0.0
+) -> tuple[Density, Floats, Floats]:
+    """Return the negative log posterior density of log length scales and log noise, and center and spread of its prior.
+
+    The density is a function that returns its value and its gradient. Of the symmetric matrices, only the pairs below
+    the diagonal are computed.
     """
+    count, group_count = len(targets), int(groups.max()) + 1
+    known_noise = known_noise + _MIN_NOISE
+    first, second = np.tril_indices(count, -1)
+    pairs = (
+        first + count * second
+    )  # index of each pair in a matrix whose columns are contiguous, as LAPACK expects them
+    squares: Floats = np.zeros((group_count, len(first)))
+    for group, column in zip(groups, points.T, strict=True):
+        squares[group] += np.square(column[first] - column[second])
+    length = np.log(_LENGTH) + 0.25 * np.log(group_count)
+    center: Floats = np.append(np.full(group_count, length), np.log(_NOISE))
+    spread: Floats = np.append(np.full(group_count, _LENGTH_SPREAD), _NOISE_SPREAD)
 
-    def __init__(
-        self, points: Floats, targets: Floats, groups: NDArray[np.int64], known_noise: Floats | float = 0.0
-    ) -> None:
-        self.groups = int(groups.max()) + 1
-        self._targets = targets
-        self._known_noise = known_noise + _MIN_NOISE
-        self._count = len(targets)
-        first, second = np.tril_indices(self._count, -1)
-        self._pairs = first + self._count * second
-        """Index of each pair in a matrix whose columns are contiguous, as LAPACK expects them."""
-        self._squares: Floats = np.zeros((self.groups, len(first)))
-        for group, column in zip(groups, points.T, strict=True):
-            self._squares[group] += np.square(column[first] - column[second])
-        length = np.log(_LENGTH) + 0.25 * np.log(self.groups)
-        self.center: Floats = np.append(np.full(self.groups, length), np.log(_NOISE))
-        self.spread = np.append(np.full(self.groups, _LENGTH_SPREAD), _NOISE_SPREAD)
-
-    def __call__(self, logarithms: Floats) -> tuple[float, Floats]:
+    def density(logarithms: Floats) -> tuple[float, Floats]:
         weights, noise = np.exp(-2 * logarithms[:-1]), float(np.exp(logarithms[-1]))
-        reach = np.sqrt(5 * weights @ self._squares)
+        reach = np.sqrt(5 * weights @ squares)
         decay = np.exp(-reach)
-        covariance: Floats = np.zeros(self._count**2)
-        covariance[self._pairs] = (1 + reach * (1 + reach / 3)) * decay
-        covariance[:: self._count + 1] = 1 + noise + self._known_noise
-        factor, fault = dpotrf(covariance.reshape(self._count, self._count).T, lower=1, clean=0, overwrite_a=1)
+        covariance: Floats = np.zeros(count**2)
+        covariance[pairs] = (1 + reach * (1 + reach / 3)) * decay
+        covariance[:: count + 1] = 1 + noise + known_noise
+        factor, fault = dpotrf(covariance.reshape(count, count).T, lower=1, clean=0, overwrite_a=1)
         if fault:
             raise np.linalg.LinAlgError("the covariance is not positive definite")
         determinant = np.log(np.diag(factor)).sum()
-        solved, _ = dpotrs(factor, self._targets, lower=1)
+        solved, _ = dpotrs(factor, targets, lower=1)
         inverse, _ = dpotri(factor, lower=1, overwrite_c=1)
-        freedom = self._count + _AMPLITUDE_TRIALS
-        amplitude = (float(self._targets @ solved) + _AMPLITUDE_TRIALS) / freedom
-        slope = inverse.T.ravel()[self._pairs] - np.outer(solved / amplitude, solved).ravel()[self._pairs]
+        freedom = count + _AMPLITUDE_TRIALS
+        amplitude = (float(targets @ solved) + _AMPLITUDE_TRIALS) / freedom
+        slope = inverse.T.ravel()[pairs] - np.outer(solved / amplitude, solved).ravel()[pairs]
         # d kernel / d log length = 5/3 (1 + reach) decay * weight * square; a pair counts twice, the slope half
-        by_length = (5 / 3) * weights * (self._squares @ (slope * (1 + reach) * decay))
+        by_length = (5 / 3) * weights * (squares @ (slope * (1 + reach) * decay))
         by_noise = 0.5 * noise * (np.trace(inverse) - float(solved @ solved) / amplitude)
-        deviations = (logarithms - self.center) / self.spread
+        deviations = (logarithms - center) / spread
         value = 0.5 * freedom * np.log(amplitude) + determinant + 0.5 * (deviations @ deviations)
-        return float(value), np.append(by_length, by_noise) + deviations / self.spread
+        return float(value), np.append(by_length, by_noise) + deviations / spread
+
+    return density, center, spread
+
+
+def informative(ascending: Rows, max_count: int) -> Rows:
+    """Select at most ``max_count`` trials to fit to: half of them the best, the others evenly spaced.
+
+    The cost of a fit grows with the cube of their number. ``ascending`` holds their indices, the best first.
+    """
+    if len(ascending) <= max_count:
+        return np.sort(ascending)
+    half = max_count // 2
+    others = np.linspace(half, len(ascending) - 1, half).astype(np.int64)
+    return np.sort(np.concatenate([ascending[:half], ascending[others]]))

@@ -2,23 +2,427 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from optuna.study import Study
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from scipy.special import ndtri
 
-from autotile.search.embedding import Embedding, Rows
-from autotile.search.gaussian_process import Floats, Posterior, log_expected_improvement, one_blas_thread
-from autotile.search.history import History, Result, result_of
-from autotile.search.row_sampler import RankingSampler, rows_to_evaluate
-from autotile.search.study import RELATIVE_ERROR
-from autotile.search.surrogate import STARTUP, Prediction, Refits, Surrogate
-from autotile.search.transfer import EstimatedSpeeds, ExpectedSpeeds, MisleadingSource, TransferPrior
+from autotile.search.gaussian_process import (
+    Embedding,
+    Floats,
+    GaussianProcess,
+    Hyperparameters,
+    PointsOf,
+    Rows,
+    compiled_points,
+    fit,
+    informative,
+    log_expected_improvement,
+    one_blas_thread,
+)
+from autotile.search.row_sampler import RowSampler, rows_to_evaluate
+from autotile.search.transfer import ExpectedSpeeds, MisleadingSource, TransferPrior
 from autotile.space.search_space import SearchSpace
+
+RELATIVE_ERROR = "relative_error"
+"""User attribute of a measured trial: standard error of its time over its time."""
+
+_FAILED_QUANTILE = 0.8
+"""Quantile of the losses of successful trials that is the loss of a failed one: bad, but not so bad that its neighbours
+are avoided; the probability of success is predicted separately."""
+
+_SUM_SHARE = 0.05
+"""Weight of the sum in the augmented Chebyshev scalarisation (Knowles, ParEGO, 2006)."""
+
+Result = tuple[float, ...] | None
+"""Values of a trial; None for a failure."""
+
+
+def result_of(trial: FrozenTrial) -> Result:
+    """Return the values of a finished trial; None if it failed."""
+    reached = trial.state is TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
+    return tuple(trial.values) if reached and np.isfinite(trial.values).all() else None
+
+
+Scores = tuple[Floats, NDArray[np.bool_], int, float | None]
+"""The loss of each trial that ended and whether it failed, shape (trials,); the index of the best; `speed_of_loss`."""
+
+
+class History:
+    """Rows and results of trials, by their index in the order in which they began.
+
+    Attributes
+    ----------
+    begun, ended
+        Number of trials that began, and that ended.
+    first_success
+        Number of trials that ended before the first success; all if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ended = 0
+        self.first_success = 0
+        self._rows: Rows = np.zeros(64, np.int64)
+        self._order: Rows = np.zeros(64, np.int64)
+        self._values: Floats = np.zeros((64, 1))
+        self._errors: Floats = np.zeros(64)
+        self._scores: tuple[int, Scores] | None = None
+        """The trials of one objective, after the number of trials that they are of."""
+
+    def begin(self, row: int) -> int:
+        """Add a trial that begins; return its index."""
+        if self.begun == len(self._rows):
+            self._rows, self._order, self._values, self._errors = (
+                np.concatenate([each, np.zeros_like(each)])
+                for each in (self._rows, self._order, self._values, self._errors)
+            )
+        self._rows[self.begun] = row
+        self.begun += 1
+        return self.begun - 1
+
+    def end(self, index: int, result: Result, error: float = 0.0) -> None:
+        """Add the result of a trial, and the relative standard error of its first value, 0 if it is not known."""
+        if result is None and self.first_success == self.ended:
+            self.first_success += 1
+        if result is not None and len(result) != self._values.shape[1]:  # only failures so far
+            self._values = np.full((len(self._values), len(result)), np.nan)
+        self._order[self.ended] = index
+        self._values[self.ended] = np.nan if result is None else result
+        self._errors[self.ended] = error
+        self.ended += 1
+
+    def rows(self, indices: Rows) -> Rows:
+        """Return the rows of trials."""
+        return self._rows[indices]
+
+    def first_ended(self, count: int) -> Rows:
+        """Return the indices of the first trials that ended, in that order."""
+        return self._order[: min(count, self.ended)]
+
+    def values(self, count: int) -> Floats:
+        """Return the values of the first trials that ended, shape (count, objectives); NaN for failures."""
+        return self._values[: min(count, self.ended)]
+
+    def scores(self, directions: Sequence[StudyDirection], weights: Floats) -> Scores:
+        """Return the scores of the trials that ended, at least one of which succeeded; see `losses`."""
+        if self._scores is not None and self._scores[0] == self.ended and len(directions) == 1:
+            return self._scores[1]
+        values = self.values(self.ended)
+        failed = np.isnan(values[:, 0])
+        reached = losses(values, directions, weights)
+        best = int(np.argmin(np.where(failed, np.inf, reached)))
+        self._scores = self.ended, (reached, failed, best, speed_of_loss(values, directions))
+        return self._scores[1]
+
+    @property
+    def since_best(self) -> int:
+        """Number of trials that ended since the one with the lowest first value; 0 if there is none."""
+        first = self._values[: self.ended, 0]
+        return self.ended - 1 - int(np.argmin(np.where(np.isnan(first), np.inf, first))) if self.ended else 0
+
+    def successes(self) -> tuple[Rows, Floats]:
+        """Return the rows of the successful trials, in the order in which they ended, and their first values."""
+        first = self._values[: self.ended, 0]
+        ran = ~np.isnan(first)
+        return self._rows[self._order[: self.ended][ran]], first[ran]
+
+    def noise(self, count: int, directions: Sequence[StudyDirection]) -> Floats:
+        """Return the variance of each of `losses` due to the measurement error, of the first trials that ended."""
+        values = self.values(count)
+        deviation = speed_of_loss(values, directions)
+        noise = np.zeros(len(values))
+        if deviation:
+            ran = ~np.isnan(values[:, 0])
+            speeds = _speeds(values[ran, 0], directions[0])
+            noise[ran] = np.square(speeds * self._errors[: len(values)][ran] / deviation)
+        return noise
+
+
+def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats) -> Floats:
+    """Return the loss of each trial, with mean 0 and deviation 1 over the successful trials.
+
+    Parameters
+    ----------
+    values
+        Values of the trials, shape (trials, objectives); NaN for failures. At least one trial succeeded.
+    weights
+        Weights of the objectives, shape (objectives,); ignored if there is one objective.
+    """
+    ran = ~np.isnan(values[:, 0])
+    columns = [_scaled(column, direction) for column, direction in zip(values[ran].T, directions, strict=True)]
+    loss = columns[0]
+    if len(columns) > 1:
+        weighted = weights[:, None] * np.stack(columns)
+        loss = standardized(weighted.max(axis=0) + _SUM_SHARE * weighted.sum(axis=0))
+    if ran.all():
+        return loss
+    all_losses = np.full(len(values), np.quantile(loss, _FAILED_QUANTILE))
+    all_losses[ran] = loss
+    return all_losses
+
+
+def speed_of_loss(values: Floats, directions: Sequence[StudyDirection]) -> float | None:
+    """Return the speed, relative to the fastest trial, that corresponds to one unit of `losses`.
+
+    None if losses are not speeds: with several objectives, or values that are not positive.
+    """
+    first = values[:, 0]
+    measured = first[~np.isnan(first)]
+    if values.shape[1] > 1 or measured.min() <= 0:
+        return None
+    return _deviation(_speeds(measured, directions[0]))
+
+
+def _scaled(values: Floats, direction: StudyDirection) -> Floats:
+    """Return the standardized loss of one objective.
+
+    Times become speeds relative to the fastest, which spreads the fast trials and compresses the slow ones, whose
+    differences do not matter to the search. Values of any sign become normal scores of their ranks.
+    """
+    if values.min() > 0:
+        return standardized(-_speeds(values, direction))
+    ascending = values if direction is StudyDirection.MINIMIZE else -values
+    ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
+    return standardized(np.asarray(ndtri((ranks + 0.5) / len(values))))
+
+
+def _speeds(values: Floats, direction: StudyDirection) -> Floats:
+    """Return positive values relative to the best one, which becomes 1."""
+    return np.asarray(values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values)
+
+
+def standardized(values: Floats) -> Floats:
+    """Return values shifted and scaled to mean 0 and deviation 1."""
+    return np.asarray((values - values.mean()) / max(_deviation(values), 1e-6))
+
+
+def _deviation(values: Floats) -> float:
+    """Return the standard deviation; `numpy.std` takes some times as long for the few values of a search."""
+    centered = values - values.mean()
+    return math.sqrt(float(centered @ centered) / len(values))
+
+
+_MAX_FITTED = 128
+"""Maximum number of trials that hyperparameters are fitted to."""
+
+_FIRST_STEPS = 30
+_LATER_STEPS = 8
+"""Maximum numbers of optimiser steps of the first fit and of later ones, which begin at the previous one."""
+
+_BEST = 10
+"""Number of the best trials near which rows are evaluated."""
+
+_MIN_SUCCESS = 0.02
+"""Lower limit of the predicted probability of success, as the prediction may be wrong."""
+
+STARTUP = 6
+"""Number of trials that end before a model is used."""
+
+_GROWTH = 1.1
+"""Growth of the number of ended trials at which hyperparameters are fitted again."""
+
+_SETTLED_TRIALS = 100
+_SETTLED_GROWTH = 1.25
+"""The same after 100 trials: hyperparameters change little by then."""
+
+
+@cache
+def due_fit(ended: int) -> int:
+    """Return the largest number of trials up to ``ended`` at which hyperparameters are fitted."""
+    due = STARTUP
+    growth = _GROWTH
+    while (after := max(due + 2, int(due * growth))) <= ended:
+        due = after
+        growth = _GROWTH if due < _SETTLED_TRIALS else _SETTLED_GROWTH
+    return due
+
+
+class Surrogate:
+    """A Gaussian process over the rows of a space, updated with a history of trials and fitted again as trials end.
+
+    Its predictions depend only on the history, not on the times of the calls: a fit depends on the trials that had
+    ended by then and begins at the previous fit; the trials of the process are ordered by their end among those of the
+    fit, then by their beginning.
+
+    Parameters
+    ----------
+    points
+        Return the coordinates of rows by their parameters.
+    groups
+        Group of each coordinate; coordinates of a group share a length scale.
+    history
+        The trials.
+    directions
+        Directions of the study.
+    prior
+        Expected speeds, the mean of the process; ignored if there are several objectives.
+    features
+        Resources by row, which are further coordinates, see `compiled_points`; None for none.
+    max_first
+        Maximum number of the trials of the fit that are used, the informative ones.
+
+    Attributes
+    ----------
+    fitted
+        Number of trials of the newest fit, counted by their end; 0 before the first.
+    parameters
+        Hyperparameters of that fit.
+    best
+        Rows of the best of its trials, the best first.
+    prior
+        As given.
+    """
+
+    fitted = 0
+    parameters: Hyperparameters
+    best: Rows
+    _process: GaussianProcess
+
+    def __init__(
+        self,
+        points: PointsOf,
+        groups: Rows,
+        history: History,
+        *,
+        directions: Sequence[StudyDirection],
+        prior: ExpectedSpeeds | None = None,
+        features: Mapping[int, Floats] | None = None,
+        max_first: int,
+    ) -> None:
+        self.prior = prior if len(directions) == 1 else None
+        self._points_by_parameters = points
+        self._groups = groups
+        self._history = history
+        self._directions = directions
+        self._features = features
+        self._max_first = max_first
+
+    def update(self) -> bool:
+        """Fit again if that is due, which drops the rows that were set; return whether it was.
+
+        At least one trial must have succeeded.
+        """
+        first = max(STARTUP, self._history.first_success + 1)
+        due = max(due_fit(self._history.ended), first)
+        if due == self.fitted:
+            return False
+        for count in range(max(first, self.fitted + 1), due + 1):
+            if max(due_fit(count), first) == count:
+                self._fit(count)
+        self._begin_process()
+        return True
+
+    def _fit(self, count: int) -> None:
+        """Fit hyperparameters to the first trials that ended."""
+        history, directions = self._history, self._directions
+        observed, values = history.rows(history.first_ended(count)), history.values(count)
+        self._points, groups = self._points_by_parameters, self._groups
+        if self._features is not None:
+            self._points, groups = compiled_points(self._points, groups, self._features, observed)
+        loss = losses(values, directions, np.ones(len(directions)))
+        residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
+        chosen = informative(np.argsort(loss, kind="stable"), _MAX_FITTED)
+        self.parameters = fit(
+            self._points(observed[chosen]),
+            standardized(residual[chosen]),
+            groups,
+            history.noise(count, directions)[chosen],
+            start=self.parameters if self.fitted else None,
+            max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
+        )
+        self.fitted = count
+
+    def _begin_process(self) -> None:
+        """Begin a process with the trials of the newest fit."""
+        history, directions = self._history, self._directions
+        ended = history.first_ended(self.fitted)
+        ascending = np.argsort(losses(history.values(self.fitted), directions, np.ones(len(directions))), kind="stable")
+        self.best = history.rows(ended[ascending[:_BEST]])
+        chosen = informative(ascending, self._max_first)
+        self._indices: Rows = ended[chosen]
+        """Trials of the process, by their index in the history."""
+        self._included = set(ended.tolist())
+        self._seen = 0
+        self._rows: Rows = np.zeros(0, np.int64)
+        self._slots: dict[int, int] = {}
+        """Point of the process of each row."""
+        self._order: Rows = np.zeros(0, np.int64)
+        """The same in the order of the rows."""
+        self._free: list[int] = []
+        """Points of the process of rows that are not evaluated any more."""
+        observed, noise = self._points(history.rows(self._indices)), history.noise(self.fitted, directions)[chosen]
+        self._process = GaussianProcess(self.parameters, self._points(self._rows), observed, noise)
+
+    def set_rows(self, rows: Rows) -> None:
+        """Set the rows that `predict` evaluates; those that it evaluates already cost nothing."""
+        wanted = rows.tolist()
+        removed = self._slots.keys() - wanted
+        self._free += [self._slots.pop(row) for row in removed]
+        added = [row for row in wanted if row not in self._slots]
+        free, self._free = self._free[: len(added)], self._free[len(added) :]
+        appended = len(self._slots) + len(free) + len(self._free)
+        self._process.replace_points(np.array(free, np.int64), self._points(np.array(added, np.int64)))
+        slots = [*free, *range(appended, appended + len(added) - len(free))]
+        self._slots.update(zip(added, slots, strict=True))
+        self._rows = rows
+        self._order = np.array([self._slots[row] for row in wanted], np.int64)
+
+    def predict(self, weights: Floats) -> Ranking:
+        """Predict the rows that were set, with the trials since; ``weights`` are those of the objectives."""
+        history = self._history
+        added = [index for index in range(self._seen, history.begun) if index not in self._included]
+        self._seen = history.begun
+        if added:
+            self._process.observe(self._points(history.rows(np.array(added))))
+            self._indices = np.append(self._indices, added)
+        ended = history.first_ended(history.ended)
+        loss_of_ended, failed, best, speed = history.scores(self._directions, weights)
+        share = float(np.count_nonzero(failed)) / len(ended)
+        by_index = np.zeros((3, history.begun))
+        by_index[0, ended] = loss_of_ended
+        by_index[1, ended] = failed - share
+        by_index[2, ended] = 1
+        loss, failures, known = by_index[:, self._indices]
+        targets = np.stack([loss, failures]) if share else loss[None]
+        prior = np.zeros(0)
+        if self.prior is not None:
+            rows = np.concatenate([history.rows(self._indices), self._rows])
+            prior = self._prior_losses(rows, history.values(history.ended), loss_of_ended)
+            targets[0] -= prior[: len(self._indices)]
+        mean, deviation = self._process.predict(targets, known > 0)
+        mean, deviation = mean[:, self._order], deviation[self._order]
+        if self.prior is not None:
+            mean[0] += prior[len(self._indices) :]
+        success = 1 - share - mean[1] if share else np.ones(len(self._rows))
+        return Ranking(
+            rows=self._rows,
+            mean=mean[0],
+            deviation=deviation,
+            log_success=np.log(np.clip(success, _MIN_SUCCESS, 1.0)),
+            best=float(loss_of_ended[best]),
+            since_best=len(ended) - 1 - best,
+            speed=speed,
+            among=self.among,
+        )
+
+    def among(self, indices: Rows) -> Callable[[int], Floats]:
+        """Return `GaussianProcess.among` for some of the rows, by their indices, until the next call of `predict`."""
+        return self._process.among(self._order[indices])
+
+    def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
+        """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
+        assert self.prior is not None
+        ran = ~np.isnan(values[:, 0])
+        tried = self._history.rows(self._history.first_ended(len(values)))
+        return self.prior.losses(rows, tried[ran], values[ran, 0], loss[ran])
+
 
 _RANKED_ROWS = 256
 """Number of rows, the best by their gain and by their mean, that the proposals between two results choose among."""
@@ -27,85 +431,72 @@ _MIN_UNEXPLAINED = 1e-4
 """Smallest share of a variance that the result of another row is assumed to leave."""
 
 
+@dataclass(slots=True, eq=False)
 class Ranking:
-    """The best of the rows that a model predicts, with their predicted merit.
-
-    The results of chosen rows only lower the gains of others, so that the rows that are not among the best at first do
-    not become so before a trial begins or ends, or too late to matter.
-
-    Parameters
-    ----------
-    model, prediction
-        The model, and its prediction.
-    free
-        Whether each row may be chosen, shape (rows,).
+    """Rows with their predicted losses, among which several are chosen without a result in between.
 
     Attributes
     ----------
     rows
         The rows, shape (n,).
-    gain
-        Logarithm of the expected improvement times the probability of success, shape (n,).
-    mean
-        Predicted loss, shape (n,).
+    mean, deviation
+        Mean and standard deviation of the loss, shape (n,).
+    log_success
+        Logarithm of the probability of success, shape (n,).
+    best
+        Lowest loss so far.
     since_best
-        Number of trials that ended since the best one.
+        Number of trials that ended since then.
     speed
-        See `Prediction`.
+        Speed relative to the fastest trial of one unit of the loss; None if losses are not speeds.
+    among
+        `Surrogate.among`.
+    gain
+        Logarithm of the expected improvement times the probability of success, shape (n,); after `keep_best`.
+    count
+        Number of rows that were chosen.
     chosen
-        Row that was proposed last; None for none.
+        The last of these.
     """
 
-    def __init__(self, model: Surrogate, prediction: Prediction, free: NDArray[np.bool_]) -> None:
-        self.speed = prediction.speed
-        self.since_best = prediction.since_best
-        self.chosen: int | None = None
-        self._model = model
-        self._posterior: Posterior | None = None
-        self._best = prediction.best
-        success = np.log(prediction.success)
-        gain = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best) + success
-        kept = _best_of(np.where(free, gain, -np.inf), np.where(free, -prediction.mean, -np.inf))
-        self._kept = kept
-        self.rows = prediction.rows[kept]
-        self.mean = prediction.mean[kept]
-        self.gain = gain[kept]
-        self._deviation = prediction.deviation[kept]
-        self._success = success[kept]
+    rows: Rows
+    mean: Floats
+    deviation: Floats
+    log_success: Floats
+    best: float
+    since_best: int
+    speed: float | None
+    among: Callable[[Rows], Callable[[int], Floats]]
+    gain: Floats | None = None
+    count: int = 0
+    chosen: int | None = None
+    _kept: Rows | None = None
+    _explained_by: Callable[[int], Floats] | None = None
+
+    def keep_best(self, free: NDArray[np.bool_]) -> None:
+        """Compute the gains, and keep the best rows of those that may be chosen.
+
+        The results of chosen rows only lower the gains of others, so that the rows that are not among the best at first
+        do not become so before a trial begins or ends, or too late to matter.
+        """
+        gain = log_expected_improvement(self.mean, self.deviation, self.best) + self.log_success
+        self._kept = kept = np.arange(len(gain))
+        if len(gain) > _RANKED_ROWS:
+            merits = np.where(free, gain, -np.inf), np.where(free, -self.mean, -np.inf)
+            half = _RANKED_ROWS // 2
+            self._kept = kept = np.unique([np.argpartition(-merit, half)[:half] for merit in merits])
+        self.rows, self.mean, self.deviation = self.rows[kept], self.mean[kept], self.deviation[kept]
+        self.log_success, self.gain = self.log_success[kept], gain[kept]
 
     def expect(self, row: int) -> None:
         """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
+        assert self._kept is not None
+        if self._explained_by is None:
+            self._explained_by = self.among(self._kept)
         index = int(np.flatnonzero(self.rows == row)[0])
-        if self._posterior is None:
-            self._posterior = self._model.among(self._kept)
-        unexplained = np.maximum(1 - self._posterior.explained_by(index), _MIN_UNEXPLAINED)
-        self._deviation = self._deviation * np.sqrt(unexplained)
-        self.gain = log_expected_improvement(self.mean, self._deviation, self._best) + self._success
-
-
-@dataclass(slots=True)
-class Selection:
-    """Rows that are chosen among the same compiled ones, without a result in between: as many as GPUs are free.
-
-    The model is updated once for all of them. What has compiled since is left for the next result.
-    """
-
-    ended: int
-    """Number of trials that had ended."""
-    ranking: Ranking
-    count: int = 0
-    """Number of rows that were chosen."""
-
-    def holds(self, rows: Sequence[int]) -> bool:
-        """Return whether one of these rows is among the ranked ones."""
-        return bool(np.isin(self.ranking.rows, rows).any())
-
-
-def _best_of(*merits: Floats) -> NDArray[np.int64]:
-    """Return the indices, ascending, of the highest of each merit."""
-    if len(merits[0]) <= _RANKED_ROWS:
-        return np.arange(len(merits[0]))
-    return np.unique([np.argpartition(-merit, _RANKED_ROWS // 2)[: _RANKED_ROWS // 2] for merit in merits])
+        unexplained = np.maximum(1 - self._explained_by(index), _MIN_UNEXPLAINED)
+        self.deviation = self.deviation * np.sqrt(unexplained)
+        self.gain = log_expected_improvement(self.mean, self.deviation, self.best) + self.log_success
 
 
 _PRIOR_ROWS = 512
@@ -138,7 +529,7 @@ Draws = Callable[[], np.random.Generator]
 """Makes the generator of random numbers of one choice."""
 
 
-class FeasibleGPSampler(RankingSampler):
+class FeasibleGPSampler(RowSampler):
     """Proposes the row with the largest expected improvement under a Gaussian process.
 
     The first rows are spread over the space. After that, a process over the logarithms of the parameters, with fitted
@@ -148,10 +539,12 @@ class FeasibleGPSampler(RankingSampler):
 
     It supports studies of any direction, and of several objectives, with random weights for each proposal.
 
+    It can also rank compiled candidates. A nominated row is not proposed again and begins no trial. It may be measured
+    later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
+    study are seen by `remaining`.
+
     Parameters
     ----------
-    space, seed, available
-        As for `RowSampler`.
     prior
         Expected speeds from other studies. Some proposals follow it: the best rows by the prior at first, and then by a
         model of the difference between this space and the prior, fitted to all trials. The others are those of a search
@@ -189,7 +582,7 @@ class FeasibleGPSampler(RankingSampler):
         available: ArrayLike | None = None,
         *,
         prior: TransferPrior | None = None,
-        estimate: EstimatedSpeeds | None = None,
+        estimate: ExpectedSpeeds | None = None,
     ) -> None:
         super().__init__(space, seed, available)
         self._prior = prior or None
@@ -210,14 +603,11 @@ class FeasibleGPSampler(RankingSampler):
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
-        self._refits: dict[tuple[bool, ExpectedSpeeds | None], Refits] = {}
         self._models: dict[tuple[bool, ExpectedSpeeds | None], Surrogate] = {}
         """Model by whether it has resources as features, and by the prior that it uses."""
-        self._selections: dict[bool, Selection] = {}
-        """The newest selection among compiled rows, by whether it follows the prior."""
-        self._rankings: dict[bool, tuple[tuple[int, int], Ranking]] = {}
-        """Gains of the rows as of the last proposal, by whether it followed the prior, after the numbers of trials that
-        they depend on: those that had begun and ended."""
+        self._rankings: dict[tuple[bool, bool], tuple[tuple[int, ...], Ranking]] = {}
+        """The newest ranking by whether it is of compiled rows, and whether it follows the prior; after what it depends
+        on: the numbers of trials that had begun and ended, of compiled rows only the latter."""
 
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
@@ -228,7 +618,7 @@ class FeasibleGPSampler(RankingSampler):
         return chosen
 
     def describe(self, row: int, features: Floats) -> None:
-        """Take note of the resources of a compiled row."""
+        """Take note of the resources of a compiled row, see `autotile.search.gaussian_process.features_of`."""
         self._features[row] = features
 
     def begin(self, study: Study, row: int) -> None:
@@ -244,33 +634,30 @@ class FeasibleGPSampler(RankingSampler):
             self._told.add(row)
 
     def select(self, study: Study, rows: Sequence[int]) -> int:
-        """Choose the compiled row to measure, by the same criterion as for proposals, with resources as features."""
+        """Choose the row to measure among compiled ones, the oldest nomination first, by resources as further features.
+
+        Several are chosen without a result in between, as many as GPUs are free. The model is updated once for all of
+        them; what has compiled since is left for the next result.
+        """
         with self._lock, one_blas_thread():
             ended = self._history.ended
             guided = self._is_guided(ended)
             rows = [row for row in rows if (row in self._guided) is guided] or rows
-            history = self._trials(guided)
-            if _is_starting(history) or len(rows) == 1:
+            if _is_starting(self._trials(guided)) or len(rows) == 1:
                 return rows[0]
-            selection = self._selections.get(guided)
-            if selection is None or selection.ended != ended or len(study.directions) > 1 or not selection.holds(rows):
+            known, ranking = self._rankings.get((True, guided), ((), None))
+            is_old = known != (ended,) or len(study.directions) > 1
+            if ranking is None or is_old or not np.isin(ranking.rows, rows).any():
                 model = self._model(study, guided=guided, compiled=True)
                 model.set_rows(np.array(rows))
-                prediction = model.predict(history, _weights(study, self._draws(ended)))
-                ranking = Ranking(model, prediction, np.ones(len(rows), np.bool_))
-                selection = self._selections[guided] = Selection(ended, ranking)
-            return self._best_of_compiled(selection, rows)
-
-    def _best_of_compiled(self, selection: Selection, rows: Sequence[int]) -> int:
-        """Choose another row of a selection."""
-        ranking = selection.ranking
-        free = np.ones(len(ranking.rows), np.bool_)
-        if ranking.chosen is not None:
-            ranking.expect(ranking.chosen)
-            free = np.isin(ranking.rows, rows)
-        ranking.chosen = self._best(ranking, free, selection.ended + selection.count)
-        selection.count += 1
-        return ranking.chosen
+                ranking = model.predict(_weights(study, self._draws(ended)))
+                ranking.keep_best(np.ones(len(rows), np.bool_))
+                self._rankings[True, guided] = (ended,), ranking
+            if ranking.chosen is not None:
+                ranking.expect(ranking.chosen)
+            ranking.chosen = self._best(ranking, np.isin(ranking.rows, rows), ended + ranking.count)
+            ranking.count += 1
+            return ranking.chosen
 
     def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
         """Return the sources that the prior ignores, as the results of the study contradict them."""
@@ -346,27 +733,21 @@ class FeasibleGPSampler(RankingSampler):
                 return self._first(rng())
             estimated = self._estimated(turn)
             return estimated if estimated is not None else self._farthest(rng())
-        ranking = self._ranked(study, guided, rng)
+        history = self._trials(guided)
+        state = (history.begun, history.ended)
+        known, ranking = self._rankings.get((False, guided), ((), None))
+        if ranking is None or known != state or len(study.directions) > 1:
+            ranking = self._model(study, guided=guided).predict(_weights(study, rng))
+            ranking.keep_best(self._free(guided)[ranking.rows])
+            self._rankings[False, guided] = state, ranking
+        elif ranking.chosen is not None:
+            ranking.expect(ranking.chosen)
         free = self._free(guided)[ranking.rows]
         self.expected_gain = None
         if not free.any():
             return self.candidates.uniform(rng())
         ranking.chosen = self._best(ranking, free, turn)
         return ranking.chosen
-
-    def _ranked(self, study: Study, guided: bool, rng: Draws) -> Ranking:
-        """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
-        history = self._trials(guided)
-        state = (history.begun, history.ended)
-        known, ranking = self._rankings.get(guided, (None, None))
-        if ranking is None or known != state or len(study.directions) > 1:
-            model = self._model(study, guided=guided)
-            prediction = model.predict(history, _weights(study, rng))
-            ranking = Ranking(model, prediction, self._free(guided)[prediction.rows])
-            self._rankings[guided] = state, ranking
-        elif ranking.chosen is not None:
-            ranking.expect(ranking.chosen)
-        return ranking
 
     def _draws(self, turn: int) -> Draws:
         """Return the generator of a turn; few turns need it, and to make one takes as long as to rank 500 rows."""
@@ -425,6 +806,7 @@ class FeasibleGPSampler(RankingSampler):
 
     def _best(self, ranking: Ranking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
+        assert ranking.gain is not None
         gain = np.where(free, ranking.gain, -np.inf)
         best = int(np.argmax(gain))
         speed = ranking.speed
@@ -442,30 +824,22 @@ class FeasibleGPSampler(RankingSampler):
         prior: ExpectedSpeeds | None = self._prior if guided else None
         if self._estimate is not None and history.ended < _ESTIMATED_TRIALS:
             prior = self._estimate
-        if (compiled, prior) not in self._refits:
-            self._refits[compiled, prior] = Refits(
+        if (model := self._models.get((compiled, prior))) is None:
+            model = self._models[compiled, prior] = Surrogate(
                 self._points,
                 self._embedding.groups,
                 history,
                 directions=study.directions,
                 prior=prior,
                 features=self._features if compiled else None,
+                max_first=_MAX_COMPILED if compiled else _MAX_TRIALS,
             )
-        fit = self._refits[compiled, prior].newest()
-        model = self._models.get((compiled, prior))
-        if model is None or model.fit is not fit:
-            max_first = _MAX_COMPILED if compiled else _MAX_TRIALS
-            model = Surrogate(fit, history, directions=study.directions, prior=prior, max_first=max_first)
-            if not compiled:
-                model.set_rows(self._rows_to_evaluate(model, history))
-            self._models[compiled, prior] = model
+        if model.update() and not compiled:
+            tried = history.rows(history.first_ended(model.fitted))
+            rng = np.random.default_rng((self._seed, model.fitted))
+            rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
+            model.set_rows(rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS]))
         return model
-
-    def _rows_to_evaluate(self, model: Surrogate, history: History) -> Rows:
-        rng = np.random.default_rng((self._seed, model.fit.trials))
-        tried = history.rows(history.first_ended(model.fit.trials))
-        rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
-        return rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS])
 
     def _points(self, rows: Rows) -> Floats:
         codes = self.candidates.space.codes

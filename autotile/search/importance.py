@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from math import prod
 from typing import Any, Literal
@@ -13,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.model import Trial, Value
-from autotile.search.embedding import Rows, positions
-from autotile.search.gaussian_process import Floats, one_blas_thread
+from autotile.search.gaussian_process import Floats, Rows, one_blas_thread, positions
 from autotile.space.search_space import SearchSpace
 
 Codes = NDArray[np.integer]
@@ -25,23 +25,6 @@ _NOISES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Candidates for the variance of the noise, relative to that of the effects of single parameters."""
 _VARIANCE_ROWS = 500
 """Number of rows at which the variance of the prediction is computed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegressionWeights:
-    """Variances of the effects of pairs and of the noise, with their leave-one-out error.
-
-    Attributes
-    ----------
-    pairs, noise
-        Relative to the variance of the effects of single parameters.
-    error
-        Mean squared leave-one-out error, relative to the variance of the targets.
-    """
-
-    pairs: float
-    noise: float
-    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +61,12 @@ def column_of(values: Sequence[Value], trials: Codes, rows: Codes) -> Column:
     return Column(centered / (weights @ np.diag(centered)), trials, rows)
 
 
-def fit_weights(columns: Sequence[Column], targets: Floats) -> RegressionWeights:
-    """Return the weights with the least leave-one-out error (closed form: Rasmussen and Williams, 2006, eq. 5.12)."""
+def _fit_weights(columns: Sequence[Column], targets: Floats) -> tuple[float, float, float]:
+    """Return the variances of the effects of pairs and of the noise with the least leave-one-out error, and that error.
+
+    The variances are relative to that of the effects of single parameters; the error is the mean squared one, relative
+    to the variance of the targets (closed form: Rasmussen and Williams, 2006, eq. 5.12).
+    """
     fitted = []
     for pairs in _PAIR_WEIGHTS:
         values, vectors = np.linalg.eigh(_covariance(columns, pairs, len(columns)))
@@ -87,12 +74,12 @@ def fit_weights(columns: Sequence[Column], targets: Floats) -> RegressionWeights
         for noise in _NOISES:
             inverse = 1 / (np.maximum(values, 0) + noise)
             left_out = (vectors @ (projected * inverse)) / (np.square(vectors) @ inverse)
-            fitted.append(RegressionWeights(pairs, noise, float(np.mean(np.square(left_out)) / targets.var())))
-    return min(fitted, key=lambda weights: weights.error)
+            fitted.append((pairs, noise, float(np.mean(np.square(left_out)) / targets.var())))
+    return min(fitted, key=lambda weights: weights[2])
 
 
-def shares(
-    columns: Sequence[Column], targets: Floats, weights: RegressionWeights, parameters: int | None = None
+def _shares(
+    columns: Sequence[Column], targets: Floats, pairs: float, noise: float, parameters: int | None = None
 ) -> tuple[Floats, Floats]:
     """Return the share of each column in the variance of the predictions of the rows, alone and with half of each pair.
 
@@ -100,32 +87,19 @@ def shares(
     The shares add up to 1 even if the valid configurations correlate parameters; half of each pair's share is its
     Shapley value (Owen, 2014).
 
-    Parameters
-    ----------
-    columns
-        The parameters.
-    targets
-        Targets of the trials, shape (trials,).
-    weights
-        Result of `fit_weights`.
-    parameters
-        Number of columns that the weights were fitted to; None for all.
-
-    Returns
-    -------
-    alone, with_pairs : numpy.ndarray
-        Shape (columns,).
+    Both have shape (columns,). ``parameters`` is the number of columns that ``pairs`` and ``noise`` were fitted to,
+    None for all.
     """
     counted = parameters or len(columns)
-    covariance = _covariance(columns, weights.pairs, counted)
-    covariance.flat[:: len(targets) + 1] += weights.noise
+    covariance = _covariance(columns, pairs, counted)
+    covariance.flat[:: len(targets) + 1] += noise
     solved = np.linalg.solve(covariance, targets)
     across = [column.kernel[:, column.trials] for column in columns]
     alone = np.array([(each @ solved / counted)[column.rows] for each, column in zip(across, columns, strict=True)])
     couples = list(combinations(range(len(columns)), 2))
     together = np.zeros((len(couples), alone.shape[1]))
     for index, (first, second) in enumerate(couples):
-        table = _pair_scale(weights.pairs, counted) * (across[first] * solved) @ across[second].T
+        table = _pair_scale(pairs, counted) * (across[first] * solved) @ across[second].T
         together[index] = table[columns[first].rows, columns[second].rows]
     whole = alone.sum(axis=0) + together.sum(axis=0)
     centered = whole - whole.mean()
@@ -137,7 +111,7 @@ def shares(
     return own, shared
 
 
-def predicted_share(columns: Sequence[Column], targets: Floats, weights: RegressionWeights) -> float:
+def _predicted_share(columns: Sequence[Column], targets: Floats, pairs: float, noise: float) -> float:
     """Return the share of the variance over the rows that the regression predicts, by its own estimate.
 
     The variance is that of the predictions plus their mean posterior variance, which is large in regions that a search
@@ -145,13 +119,13 @@ def predicted_share(columns: Sequence[Column], targets: Floats, weights: Regress
     """
     count = len(columns)
     some = [Column(each.kernel, each.trials, each.rows[:_VARIANCE_ROWS]) for each in columns]
-    covariance = _covariance(columns, weights.pairs, count)
-    covariance.flat[:: len(targets) + 1] += weights.noise
-    across = _combined([each.kernel[each.rows][:, each.trials] for each in some], weights.pairs, count)
-    prior = _combined([np.diag(each.kernel)[each.rows] for each in some], weights.pairs, count)
+    covariance = _covariance(columns, pairs, count)
+    covariance.flat[:: len(targets) + 1] += noise
+    across = _combined([each.kernel[each.rows][:, each.trials] for each in some], pairs, count)
+    prior = _combined([np.diag(each.kernel)[each.rows] for each in some], pairs, count)
     solved = np.linalg.solve(covariance, np.column_stack([targets, across.T]))
     amplitude = float(targets @ solved[:, 0]) / len(targets)
-    posterior = amplitude * (prior - np.einsum("ij,ji->i", across, solved[:, 1:]) + weights.noise)
+    posterior = amplitude * (prior - np.einsum("ij,ji->i", across, solved[:, 1:]) + noise)
     predicted = float((across @ solved[:, 0]).var())
     return predicted / (predicted + float(posterior.mean()))
 
@@ -216,25 +190,9 @@ class Effect:
     matters: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Importance:
-    """The parameters that were tried at several values, the most important first.
-
-    Attributes
-    ----------
-    explained
-        Explained share of the variance: of the trials, by leave-one-out predictions, or of the valid configurations,
-        whichever is less.
-    doubt
-        Reason why there is no result; empty if there is one.
-    """
-
-    effects: tuple[Effect, ...] = ()
-    explained: float = 0.0
-    doubt: str = ""
-
-
-def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike, seed: int = 0) -> Importance:
+def importance_of(
+    space: SearchSpace, rows: ArrayLike, times_us: ArrayLike, seed: int = 0
+) -> tuple[tuple[Effect, ...], str]:
     """Attribute the differences between trials to the parameters.
 
     The logarithm of the time is regressed on the effects of single parameters and pairs (functional analysis of
@@ -258,60 +216,61 @@ def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike, seed
         Times in microseconds, positive, shape (n,).
     seed
         Seed of the shuffles and of the configurations that are averaged over.
+
+    Returns
+    -------
+    effects
+        Effects of the parameters that were tried at several values, the most important first; empty if the trials do
+        not support a statement.
+    doubt
+        Reason why there are none; empty if there are.
     """
     tried, times = np.asarray(rows, np.int64), np.asarray(times_us, np.float64)
     needed = max(_MIN_TRIALS, _MIN_TRIALS_PER_PARAMETER * sum(len(each.values) > 1 for each in space.parameters))
     if len(tried) < needed:
-        return Importance(doubt=f"{len(tried)} times are too few to tell what matters: {needed} are needed")
+        return (), f"{len(tried)} times are too few to tell what matters: {needed} are needed"
     if times.max() / times.min() - 1 < _MIN_SPREAD:
-        return Importance(doubt=f"the times differ by less than {100 * _MIN_SPREAD:.0f} %")
+        return (), f"the times differ by less than {100 * _MIN_SPREAD:.0f} %"
     rng = np.random.default_rng(seed)
-    with one_blas_thread():
-        return _attribute(space, *_sample(tried, np.log(times)), rng)
-
-
-def _sample(rows: Rows, targets: Floats) -> tuple[Rows, Floats]:
-    """Select trials evenly spaced over the targets, and standardize their targets to mean 0 and deviation 1."""
-    order = np.argsort(targets, kind="stable")
+    # trials evenly spaced over the times, with targets of mean 0 and deviation 1
+    order = np.argsort(np.log(times), kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, min(len(order), _MAX_TRIALS)).astype(np.int64)]
-    kept = targets[chosen]
-    return rows[chosen], (kept - kept.mean()) / kept.std()
+    kept = np.log(times)[chosen]
+    with one_blas_thread():
+        return _attribute(space, tried[chosen], (kept - kept.mean()) / kept.std(), rng)
 
 
-def _attribute(space: SearchSpace, rows: Rows, targets: Floats, rng: np.random.Generator) -> Importance:
+def _attribute(
+    space: SearchSpace, rows: Rows, targets: Floats, rng: np.random.Generator
+) -> tuple[tuple[Effect, ...], str]:
     sample = rng.choice(len(space), min(len(space), _MAX_ROWS), replace=False)
     columns = {
         parameter.name: column_of(parameter.values, trials, valid)
         for parameter, trials, valid in zip(space.parameters, space.codes[rows].T, space.codes[sample].T, strict=True)
         if len(np.unique(trials)) > 1 and len(np.unique(valid)) > 1
     }
-    mattering = _mattering(columns, targets, rng)
+    mattering: dict[str, Column] = {}
+    if columns:
+        real = list(columns.values())
+        pairs, noise, _ = _fit_weights(real, targets)
+        _, shared = _shares(real, targets, pairs, noise)
+        chance = 0.0  # largest share of a shuffled column
+        for _ in range(_SHUFFLES):
+            shuffled = [Column(each.kernel, rng.permutation(each.trials), rng.permutation(each.rows)) for each in real]
+            _, both = _shares([*real, *shuffled], targets, pairs, noise, len(real))
+            chance = max(chance, float(both[len(real) :].max()))
+        mattering = {name: column for (name, column), one in zip(columns.items(), shared, strict=True) if one > chance}
     kept = list(mattering.values())
-    weights = fit_weights(kept, targets) if kept else None
-    if weights is None or 1 - weights.error < _MIN_EXPLAINED:
-        return Importance(doubt="the parameters explain the differences no better than chance")
-    explained = min(1 - weights.error, predicted_share(kept, targets, weights))
+    pairs, noise, error = _fit_weights(kept, targets) if kept else (0.0, 0.0, 1.0)
+    if 1 - error < _MIN_EXPLAINED:
+        return (), "the parameters explain the differences no better than chance"
+    explained = min(1 - error, _predicted_share(kept, targets, pairs, noise))
     if explained < _MIN_PREDICTED:
-        return Importance(doubt="the trials predict too little of the rest of the space to tell what matters")
-    alone, shared = (np.maximum(explained * each, 0) for each in shares(kept, targets, weights))
+        return (), "the trials predict too little of the rest of the space to tell what matters"
+    alone, shared = (np.maximum(explained * each, 0) for each in _shares(kept, targets, pairs, noise))
     effects = [Effect(name, float(shared[i]), float(alone[i]), True) for i, name in enumerate(mattering)]
     effects += [Effect(name, 0.0, 0.0, False) for name in columns if name not in mattering]
-    return Importance(tuple(sorted(effects, key=lambda effect: -effect.share)), explained)
-
-
-def _mattering(columns: dict[str, Column], targets: Floats, rng: np.random.Generator) -> dict[str, Column]:
-    """Return the columns that explain more than any shuffled column."""
-    if not columns:
-        return {}
-    real = list(columns.values())
-    weights = fit_weights(real, targets)
-    _, shared = shares(real, targets, weights)
-    chance = 0.0
-    for _ in range(_SHUFFLES):
-        shuffled = [Column(each.kernel, rng.permutation(each.trials), rng.permutation(each.rows)) for each in real]
-        _, both = shares([*real, *shuffled], targets, weights, len(real))
-        chance = max(chance, float(both[len(real) :].max()))
-    return {name: column for (name, column), share in zip(columns.items(), shared, strict=True) if share > chance}
+    return tuple(sorted(effects, key=lambda effect: -effect.share)), ""
 
 
 _BEST_SHARE = 0.1
@@ -399,7 +358,20 @@ class ParameterEffects:
     @property
     def sentence(self) -> str:
         """Summary in one sentence."""
-        return "; ".join([*self._parameter_clauses(), *self._threshold_clauses()])
+        clauses = [] if self.effects else [self.doubt]
+        if self.effects:
+            first, *others = [effect for effect in self.effects if effect.matters]
+            named = [effect for effect in others if effect.share >= _NAMED_SHARE][: _MAX_NAMED - 1]
+            shares = [f"{first.parameter} explains {100 * first.share:.0f} % of the differences{self._values(first)}"]
+            shares += [f"{effect.parameter} {100 * effect.share:.0f} %{self._values(effect)}" for effect in named]
+            idle = [effect.parameter for effect in self.effects if not effect.matters]
+            clauses = [", ".join(shares), *([f"no effect is seen of {', '.join(idle)}"] if idle else [])]
+        if self.thresholds:
+            clearest = self.thresholds[0]
+            where = f"{'beyond' if clearest.side == 'above' else 'under'} {clearest.text}"
+            loss = int(100 * clearest.loss)
+            clauses.append(f"none of {clearest.trials} trials {where} came within {loss} % of the best")
+        return "; ".join(clauses)
 
     def to_json(self) -> dict[str, Any]:
         """Return ``importance``, ``thresholds`` and, as ``insight``, the sentence."""
@@ -418,37 +390,20 @@ class ParameterEffects:
             "insight": self.sentence,
         }
 
-    def _parameter_clauses(self) -> list[str]:
-        if not self.effects:
-            return [self.doubt]
-        first, *others = [effect for effect in self.effects if effect.matters]
-        named = [effect for effect in others if effect.share >= _NAMED_SHARE][: _MAX_NAMED - 1]
-        clauses = [f"{first.parameter} explains {100 * first.share:.0f} % of the differences{self._values(first)}"]
-        clauses += [f"{effect.parameter} {100 * effect.share:.0f} %{self._values(effect)}" for effect in named]
-        idle = [effect.parameter for effect in self.effects if not effect.matters]
-        return [", ".join(clauses), *([f"no effect is seen of {', '.join(idle)}"] if idle else [])]
-
     def _values(self, effect: Effect) -> str:
         values = self.favoured.get(effect.parameter, ())
         return f" (best at {' or '.join(map(str, values))})" if values else ""
-
-    def _threshold_clauses(self) -> list[str]:
-        if not self.thresholds:
-            return []
-        clearest = self.thresholds[0]
-        where = f"{'beyond' if clearest.side == 'above' else 'under'} {clearest.text}"
-        return [f"none of {clearest.trials} trials {where} came within {int(100 * clearest.loss)} % of the best"]
 
 
 def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> ParameterEffects:
     """Return the effects in the trials that have a time; failed trials are ignored."""
     timed = sorted((t for t in trials if t.outcome.has_time and t.time_us is not None), key=_cost)
     placed = [(row, _cost(trial)) for trial in timed if (row := space.row_of(trial.config)) is not None]
-    importance = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])
-    mattering = [effect.parameter for effect in importance.effects if effect.matters]
+    effects, doubt = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])
+    mattering = [effect.parameter for effect in effects if effect.matters]
     favoured = {name: values for name in mattering if (values := _favoured(name, timed))}
     others = [name for name in mattering if name not in favoured]
-    return ParameterEffects(importance.effects, favoured, tuple(_thresholds(others, timed)), importance.doubt)
+    return ParameterEffects(effects, favoured, tuple(_thresholds(others, timed)), doubt)
 
 
 def _favoured(parameter: str, timed: Sequence[Trial]) -> tuple[Value, ...]:
@@ -464,50 +419,29 @@ def _thresholds(parameters: Sequence[str], timed: Sequence[Trial]) -> list[Thres
     """Return the thresholds that the trials support, most significant first."""
     found: list[tuple[float, Threshold]] = []
     for name in [*_DERIVED, *parameters]:
-        read, text = _DERIVED.get(name, (_reader(name), f"{name}={{:g}}"))
+        read, text = _DERIVED.get(name, (partial(_number, name), f"{name}={{:g}}"))
         readings = [(value, _cost(trial)) for trial in timed if (value := read(trial)) is not None]
-        if len(readings) == len(timed):
-            found += _thresholds_of(name, text, np.array(readings, np.float64).reshape(-1, 2))
+        count = _best_count(timed)
+        if len(readings) < len(timed) or count < _MIN_BEST_TRIALS:
+            continue
+        values, times = np.array(readings, np.float64).T  # in the order of the times
+        sides: tuple[tuple[Literal["above", "below"], float], ...] = (
+            ("above", values[:count].max()),
+            ("below", values[:count].min()),
+        )
+        for side, value in sides:
+            beyond = times[values > value] if side == "above" else times[values < value]
+            loss = float(beyond.min() / times[0] - 1) if len(beyond) else 0.0
+            chance = prod((len(times) - len(beyond) - place) / (len(times) - place) for place in range(count))
+            if len(beyond) >= _MIN_OTHER_TRIALS and loss >= _MIN_LOSS and chance <= _MAX_CHANCE:
+                threshold = Threshold(name, side, float(value), len(beyond), loss, text.format(value))
+                found.append((chance, threshold))
     return [threshold for _, threshold in sorted(found, key=lambda pair: (pair[0], -pair[1].loss))]
 
 
-def _thresholds_of(name: str, text: str, readings: np.ndarray) -> list[tuple[float, Threshold]]:
-    """Return the thresholds of one quantity, each with its probability under chance.
-
-    Parameters
-    ----------
-    name, text
-        Quantity, and the format of its value.
-    readings
-        Value and time of each trial, in order of time, shape (trials, 2).
-    """
-    values, times = readings.T
-    count = _best_count(times)
-    if count < _MIN_BEST_TRIALS:
-        return []
-    found = []
-    sides: tuple[tuple[Literal["above", "below"], float], ...] = (
-        ("above", values[:count].max()),
-        ("below", values[:count].min()),
-    )
-    for side, value in sides:
-        beyond = times[values > value] if side == "above" else times[values < value]
-        loss = float(beyond.min() / times[0] - 1) if len(beyond) else 0.0
-        chance = prod((len(times) - len(beyond) - place) / (len(times) - place) for place in range(count))
-        if len(beyond) >= _MIN_OTHER_TRIALS and loss >= _MIN_LOSS and chance <= _MAX_CHANCE:
-            threshold = Threshold(name, side, float(value), len(beyond), loss, text.format(value))
-            found.append((chance, threshold))
-    return found
-
-
-def _reader(parameter: str) -> Callable[[Trial], float | None]:
-    """Return a function that reads a parameter from a trial, as a number or None."""
-
-    def read(trial: Trial) -> float | None:
-        value = trial.config[parameter]
-        return None if isinstance(value, bool | str) else float(value)
-
-    return read
+def _number(parameter: str, trial: Trial) -> float | None:
+    value = trial.config[parameter]
+    return None if isinstance(value, bool | str) else float(value)
 
 
 def _best_count(timed: Sequence[Any]) -> int:

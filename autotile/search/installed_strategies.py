@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial
 
 from autotile.errors import InputError, WorkerError, WorkerTimeoutError
 from autotile.kernel.spec import Parameter
-from autotile.search.embedding import positions
+from autotile.search.gaussian_process import positions
 from autotile.search.row_sampler import RowSampler
 from autotile.space.search_space import SearchSpace
 from autotile.workers.child import Child

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import optuna
 from numpy.typing import ArrayLike, NDArray
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseGASampler, BaseSampler, CmaEsSampler, RandomSampler, TPESampler
 from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
 from optuna.storages import InMemoryStorage
@@ -15,9 +15,8 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotile.kernel.spec import Parameter
-from autotile.search.embedding import positions
-from autotile.search.row_sampler import Candidates, RowSampler
-from autotile.search.study import quiet_optuna
+from autotile.search.gaussian_process import positions
+from autotile.search.row_sampler import RowSampler, quiet_optuna
 from autotile.space.search_space import SearchSpace
 
 _PROXY_NAME = "proxy"
@@ -36,33 +35,13 @@ class _Choices(CategoricalDistribution):
     __hash__ = CategoricalDistribution.__hash__
 
 
-class _Axis:
-    """One parameter with at least two values, as the wrapped sampler sees it."""
-
-    def __init__(self, index: int, parameter: Parameter, ordered: bool) -> None:
-        self.index = index
-        self.name = parameter.name
-        last = len(parameter.values) - 1
-        ordinals = positions(parameter.values) if ordered else None
-        self.ordinal_of_code = np.arange(last + 1) if ordinals is None else ordinals
-        self.code_of_ordinal = np.argsort(self.ordinal_of_code)
-        self.distribution = IntDistribution(0, last) if ordered else _Choices(range(last + 1))
-
-
 class ProxyStudy:
     """A private study that holds the trials of another study as a wrapped sampler sees them.
 
     It holds only the trials that are rows of the space, with an integer for each value, since some samplers cannot
     handle choices (CMA-ES) or ignore their order.
 
-    Parameters
-    ----------
-    parameters
-        Parameters of the space.
-    directions
-        Directions of the original study.
-    ordered
-        Whether the integers are in the order of the values; otherwise they are choices without an order.
+    The integers are in the order of the values if ``ordered``; otherwise they are choices without an order.
     """
 
     def __init__(self, parameters: Sequence[Parameter], directions: Sequence[StudyDirection], ordered: bool) -> None:
@@ -73,7 +52,15 @@ class ProxyStudy:
             )
         self._study_id = self._storage.get_study_id_from_name(_PROXY_NAME)
         self._width = len(parameters)
-        self._axes = [_Axis(i, each, ordered) for i, each in enumerate(parameters) if len(each.values) > 1]
+        self._axes: list[tuple[int, str, NDArray[np.int64], BaseDistribution]] = []
+        """Index, name, integer of each code and distribution of each parameter with at least two values."""
+        for index, parameter in enumerate(parameters):
+            last = len(parameter.values) - 1
+            if last > 0:
+                ordinals = positions(parameter.values) if ordered else None
+                distribution = IntDistribution(0, last) if ordered else _Choices(range(last + 1))
+                of_code = np.arange(last + 1) if ordinals is None else ordinals
+                self._axes.append((index, parameter.name, of_code, distribution))
         self._open: dict[int, Trial] = {}
 
     def begin(self, number: int, inner: BaseSampler) -> None:
@@ -87,18 +74,17 @@ class ProxyStudy:
         trial = self._storage.get_trial(self._trial_id(number))
         drawn = inner.sample_relative(study, trial, inner.infer_relative_search_space(study, trial))
         codes = np.zeros(self._width, np.int64)
-        for axis in self._axes:
-            if axis.name not in drawn:
-                drawn[axis.name] = inner.sample_independent(study, trial, axis.name, axis.distribution)
-            codes[axis.index] = axis.code_of_ordinal[int(drawn[axis.name])]
+        for index, name, ordinals, distribution in self._axes:
+            if name not in drawn:
+                drawn[name] = inner.sample_independent(study, trial, name, distribution)
+            codes[index] = np.flatnonzero(ordinals == int(drawn[name]))[0]
         return codes
 
     def set_codes(self, number: int, codes: NDArray[np.integer]) -> None:
         """Set the parameters of an open trial."""
         trial_id = self._trial_id(number)
-        for axis in self._axes:
-            ordinal = float(axis.ordinal_of_code[codes[axis.index]])
-            self._storage.set_trial_param(trial_id, axis.name, ordinal, axis.distribution)
+        for index, name, ordinals, distribution in self._axes:
+            self._storage.set_trial_param(trial_id, name, float(ordinals[codes[index]]), distribution)
 
     def end(self, trial: FrozenTrial) -> None:
         """Finish the proxy of a trial, with its values, its intermediate values and its constraints."""
@@ -128,14 +114,8 @@ class FeasibleSampler(RowSampler):
 
     Parameters
     ----------
-    space
-        The configurations.
     inner
         Constructor of the wrapped sampler, called as ``inner(seed=...)``, such as its class.
-    seed
-        Seed of the proposals, not negative.
-    available
-        Rows that may be proposed, bool, shape (rows,); None for all.
     startup
         Number of trials that must end, at least one of them successfully, before the wrapped sampler is used; until
         then, rows are drawn uniformly. Without trials the wrapped sampler would draw uniformly from all combinations,
@@ -185,7 +165,16 @@ class FeasibleSampler(RowSampler):
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         proxy = self._open_proxy(study, number, rng)
-        row = self._draw(proxy, number, rng)
+        if self._ended < self._startup or not self._succeeded:
+            row = self.candidates.uniform(rng)
+        else:
+            for _ in range(self._draws):
+                codes = proxy.draw(number)
+                row = int(self.candidates.free_rows_of(codes[None])[0])
+                if row >= 0:
+                    break
+            else:
+                row = self.candidates.nearest(codes, rng)
         proxy.set_codes(number, self.candidates.space.codes[row])
         return row
 
@@ -210,16 +199,6 @@ class FeasibleSampler(RowSampler):
             self._proxy.draw(number)
         return self._proxy
 
-    def _draw(self, proxy: ProxyStudy, number: int, rng: np.random.Generator) -> int:
-        if self._ended < self._startup or not self._succeeded:
-            return self.candidates.uniform(rng)
-        for _ in range(self._draws):
-            codes = proxy.draw(number)
-            row = int(self.candidates.free_rows_of(codes[None])[0])
-            if row >= 0:
-                return row
-        return self.candidates.nearest(codes, rng)
-
 
 _BATCH = 1024
 """Number of points drawn at once, enough to contain rows if one combination in a hundred is valid."""
@@ -234,41 +213,32 @@ class FeasibleTPESampler(FeasibleSampler):
     TPE draws points near the good trials and proposes the point with the largest ratio of the densities of good and bad
     trials. Here the points are free rows, so that no draw is wasted on invalid or tried configurations. Trials without
     a result count as bad ones, which spreads concurrent proposals.
-
-    Parameters
-    ----------
-    space, seed, available
-        As for `FeasibleSampler`.
     """
 
     def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
         super().__init__(space, self._tpe, seed, available=available, draws=_DRAWS)
-        self._estimator = _estimator_over(self.candidates)
+        candidates = self.candidates
+        index = {
+            parameter.name: position for position, parameter in enumerate(space.parameters) if len(parameter.values) > 1
+        }
+
+        class RowEstimator(_ParzenEstimator):
+            """Parzen estimator whose samples are free rows if any are drawn."""
+
+            def sample(self, rng: np.random.RandomState, size: int) -> dict[str, NDArray[np.float64]]:
+                if self._search_space.keys() != index.keys():
+                    return super().sample(rng, size)
+                points = super().sample(rng, _BATCH)
+                codes = np.zeros((_BATCH, len(candidates.space.parameters)), np.int64)
+                for name, values in points.items():
+                    codes[:, index[name]] = values
+                free = np.flatnonzero(candidates.free_rows_of(codes) >= 0)
+                kept = free[:size] if free.size else np.arange(size)
+                return {name: values[kept] for name, values in points.items()}
+
+        self._estimator = RowEstimator
 
     def _tpe(self, seed: int) -> TPESampler:
         sampler = TPESampler(n_startup_trials=1, multivariate=True, constant_liar=True, seed=seed)
         sampler._parzen_estimator_cls = self._estimator  # Optuna's hook for another estimator
         return sampler
-
-
-def _estimator_over(candidates: Candidates) -> type[_ParzenEstimator]:
-    """Return a class of Parzen estimators whose samples are free rows if any are drawn."""
-    index = {
-        parameter.name: position
-        for position, parameter in enumerate(candidates.space.parameters)
-        if len(parameter.values) > 1
-    }
-
-    class RowEstimator(_ParzenEstimator):
-        def sample(self, rng: np.random.RandomState, size: int) -> dict[str, NDArray[np.float64]]:
-            if self._search_space.keys() != index.keys():
-                return super().sample(rng, size)
-            points = super().sample(rng, _BATCH)
-            codes = np.zeros((_BATCH, len(candidates.space.parameters)), np.int64)
-            for name, values in points.items():
-                codes[:, index[name]] = values
-            free = np.flatnonzero(candidates.free_rows_of(codes) >= 0)
-            kept = free[:size] if free.size else np.arange(size)
-            return {name: values[kept] for name, values in points.items()}
-
-    return RowEstimator

@@ -1,30 +1,55 @@
-"""Samplers over the rows of a space, which propose each configuration at most once; the baseline samplers."""
+"""Samplers over the rows of a space, which propose each configuration at most once; the baseline sampler."""
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import optuna
 from numpy.typing import ArrayLike, NDArray
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotile.core.model import Value
 from autotile.errors import InputError
-from autotile.search.embedding import Rows, positions
-from autotile.search.gaussian_process import one_blas_thread
-from autotile.search.study import distributions_of
+from autotile.kernel.spec import Parameter
+from autotile.search.gaussian_process import Rows, one_blas_thread, positions
 from autotile.space.enumeration import rank
 from autotile.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from autotile.search.transfer import MisleadingSource
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Suppress Optuna's log messages below errors, and two warnings.
+
+    The warnings say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures from
+    their values.
+    """
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            warnings.filterwarnings("ignore", "Constraints have been set", UserWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def distributions_of(parameters: Iterable[Parameter]) -> dict[str, CategoricalDistribution]:
+    """Return the values of each parameter as choices, which Optuna's plots show."""
+    return {parameter.name: CategoricalDistribution(parameter.values) for parameter in parameters}
+
 
 _DISTANCE_TOLERANCE = 1e-5
 """Rounding error of a distance, a sum of float32 fractions between 0 and 1."""
@@ -33,17 +58,8 @@ _DISTANCE_TOLERANCE = 1e-5
 class Candidates:
     """Rows of a space that are free: available, and not taken yet.
 
-    Parameters
-    ----------
-    space
-        The space.
-    available
-        Rows that may be proposed, bool, shape (rows,); None for all.
-
     Attributes
     ----------
-    space
-        As given.
     free
         Whether each row is free, shape (rows,).
     remaining
@@ -52,7 +68,7 @@ class Candidates:
     Raises
     ------
     ValueError
-        ``available`` has another shape.
+        ``available`` has another shape than (rows,).
     """
 
     def __init__(self, space: SearchSpace, available: ArrayLike | None = None) -> None:
@@ -63,7 +79,15 @@ class Candidates:
         self.remaining = int(np.count_nonzero(self.free))
         self._sizes = [len(parameter.values) for parameter in space.parameters]
         self._ranks = rank(list(space.codes.T), self._sizes, len(space))
-        self._distances = [_distances(parameter.values) for parameter in space.parameters]
+        self._distances: list[NDArray[np.float32]] = []
+        """Distance between any two values of each parameter, 0 to 1, shape (values, values)."""
+        for parameter, size in zip(space.parameters, self._sizes, strict=True):
+            ordinals = positions(parameter.values)
+            if ordinals is None:
+                self._distances.append(1 - np.eye(size, dtype=np.float32))
+            else:
+                steps: Rows = np.abs(ordinals[:, None] - ordinals[None, :])
+                self._distances.append((steps / max(1, size - 1)).astype(np.float32))
 
     def take(self, row: int) -> None:
         """Mark a row as taken."""
@@ -75,27 +99,23 @@ class Candidates:
         self.remaining += int(not self.free[row])
         self.free[row] = True
 
-    def rows_of(self, codes: NDArray[np.int64]) -> Rows:
+    def rows_of(self, codes: Rows) -> Rows:
         """Return the row of each combination of codes, shape (n, parameters); -1 if it is invalid."""
         wanted = rank(list(codes.T), self._sizes, len(codes))
         rows = np.searchsorted(self._ranks, wanted)
         rows[rows == len(self._ranks)] = 0
         return np.where(self._ranks[rows] == wanted, rows, -1)
 
-    def free_rows_of(self, codes: NDArray[np.int64]) -> Rows:
+    def free_rows_of(self, codes: Rows) -> Rows:
         """Return the row of each combination of codes, shape (n, parameters); -1 if it is invalid or taken."""
         rows = self.rows_of(codes)
         return np.where((rows >= 0) & self.free[rows], rows, -1)
-
-    def first(self) -> int:
-        """Return the first free row."""
-        return int(np.argmax(self.free))
 
     def uniform(self, rng: np.random.Generator) -> int:
         """Draw a free row uniformly."""
         return int(np.flatnonzero(self.free)[rng.integers(self.remaining)])
 
-    def nearest(self, codes: NDArray[np.int64], rng: np.random.Generator) -> int:
+    def nearest(self, codes: Rows, rng: np.random.Generator) -> int:
         """Return the free row nearest to a combination of codes, shape (parameters,); ties are broken at random.
 
         A parameter of numbers adds the number of steps between the two values in ascending order, over the largest
@@ -108,16 +128,7 @@ class Candidates:
         return int(rng.choice(np.flatnonzero(distance <= distance.min() + _DISTANCE_TOLERANCE)))
 
 
-def _distances(values: Sequence[Value]) -> NDArray[np.float32]:
-    """Return the distance between any two values of a parameter, 0 to 1, shape (values, values)."""
-    ordinals = positions(values)
-    if ordinals is None:
-        return 1 - np.eye(len(values), dtype=np.float32)
-    steps: NDArray[np.int64] = np.abs(ordinals[:, None] - ordinals[None, :])
-    return (steps / max(1, len(values) - 1)).astype(np.float32)
-
-
-MAX_EVALUATED_ROWS = 4096
+_MAX_EVALUATED_ROWS = 4096
 """Size of the largest space of which a model evaluates every row."""
 
 _MIN_EVALUATED_ROWS = 1024
@@ -140,49 +151,29 @@ def rows_to_evaluate(candidates: Candidates, best: Rows, tried: Rows, rng: np.ra
     Half of the sample are rows near the best ones; the others are drawn uniformly, so that every region can be reached.
     The more trials, the smaller the sample.
 
-    Parameters
-    ----------
-    candidates
-        The space.
-    best
-        Best rows, the best first; at least one.
-    tried
-        Rows that need not be evaluated.
-    rng
-        Source of the sample.
+    ``best`` holds the best rows, at least one, the best first; those of ``tried`` need not be evaluated.
     """
     count = len(candidates.space)
-    limit = min(max(_MAX_PAIRS // max(1, len(tried)), _MIN_EVALUATED_ROWS), MAX_EVALUATED_ROWS)
+    limit = min(max(_MAX_PAIRS // max(1, len(tried)), _MIN_EVALUATED_ROWS), _MAX_EVALUATED_ROWS)
     if count <= limit:
         return np.arange(count)
     codes = candidates.space.codes[best].astype(np.int64)
     sizes = np.array([len(parameter.values) for parameter in candidates.space.parameters])
-    neighbours = candidates.rows_of(_neighbours(codes[:_BEST_WITH_NEIGHBOURS], sizes))
-    mutants = candidates.rows_of(_mutants(codes, sizes, rng))
-    untried = [np.setdiff1d(rows[rows >= 0], tried) for rows in (neighbours, mutants)]
-    near = np.unique(np.concatenate([rng.permutation(rows)[: limit // 4] for rows in untried]))
-    return np.union1d(near, rng.integers(count, size=limit // 2))
-
-
-def _neighbours(codes: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return all combinations that differ from one of these in at most one parameter."""
-    neighbours = []
+    neighbours = []  # all combinations that differ from one of the best few in at most one parameter
     for index, size in enumerate(sizes):
-        changed = np.repeat(codes, size, axis=0)
-        changed[:, index] = np.tile(np.arange(size), len(codes))
+        changed = np.repeat(codes[:_BEST_WITH_NEIGHBOURS], size, axis=0)
+        changed[:, index] = np.tile(np.arange(size), len(changed) // size)
         neighbours.append(changed)
-    return np.concatenate(neighbours)
-
-
-def _mutants(codes: NDArray[np.int64], sizes: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return random combinations that differ from these in up to three parameters."""
-    changed = codes[np.arange(_MUTANTS) % len(codes)]
+    mutants = codes[np.arange(_MUTANTS) % len(codes)]  # random combinations that differ in up to three
     changes = rng.integers(1, _MAX_CHANGES + 1, size=_MUTANTS)
     for step in range(_MAX_CHANGES):
-        mutants = np.flatnonzero(changes > step)
-        index = rng.integers(len(sizes), size=len(mutants))
-        changed[mutants, index] = rng.integers(sizes[index])
-    return changed
+        changing = np.flatnonzero(changes > step)
+        index_of_each = rng.integers(len(sizes), size=len(changing))
+        mutants[changing, index_of_each] = rng.integers(sizes[index_of_each])
+    found = [candidates.rows_of(each) for each in (np.concatenate(neighbours), mutants)]
+    untried = [np.setdiff1d(rows[rows >= 0], tried) for rows in found]
+    near = np.unique(np.concatenate([rng.permutation(rows)[: limit // 4] for rows in untried]))
+    return np.union1d(near, rng.integers(count, size=limit // 2))
 
 
 class RowSampler(BaseSampler):
@@ -194,7 +185,7 @@ class RowSampler(BaseSampler):
     Parameters
     ----------
     space
-        The configurations; the study must suggest the parameters with `autotile.search.study.distributions_of`.
+        The configurations; the study must suggest the parameters with `distributions_of`.
     seed
         Seed of the proposals, not negative.
     available
@@ -290,22 +281,20 @@ class RowSampler(BaseSampler):
         trials = study.get_trials(deepcopy=False)
         known = [n for n, row in self._open.items() if row is None or trials[n].state is not TrialState.RUNNING]
         for number in [*known, *range(self._seen, len(trials))]:
-            if number != current:
-                self._observe_trial(study, trials[number])
+            if number == current:
+                continue
+            trial, row = trials[number], self._open.pop(number, None)
+            if row is None:
+                row = self.candidates.space.row_of(trial.params)
+                if row is not None:
+                    self._adopt(study, number, row, self._next_rng())
+                    self._begin(number, row)
+            if not trial.state.is_finished():
+                self._open[number] = row
+            elif row is not None:
+                self._open.pop(number, None)
+                self._learn(trial)
         self._seen = len(trials)
-
-    def _observe_trial(self, study: Study, trial: FrozenTrial) -> None:
-        row = self._open.pop(trial.number, None)
-        if row is None:
-            row = self.candidates.space.row_of(trial.params)
-            if row is not None:
-                self._adopt(study, trial.number, row, self._next_rng())
-                self._begin(trial.number, row)
-        if not trial.state.is_finished():
-            self._open[trial.number] = row
-        elif row is not None:
-            self._open.pop(trial.number, None)
-            self._learn(trial)
 
     def _begin(self, number: int, row: int) -> None:
         self.candidates.take(row)
@@ -316,43 +305,12 @@ class RowSampler(BaseSampler):
         return np.random.default_rng((self._seed, self._begun))
 
 
-class RankingSampler(RowSampler):
-    """A sampler that chooses which of the compiled candidates is measured next.
+class BaselineSampler(RowSampler):
+    """Proposes every row, from the first to the last, or draws uniformly from the free rows."""
 
-    A nominated row is not proposed again and begins no trial. It may be measured later or never; its result is told, or
-    a trial with the row is added to the study. Trials that were added to the study are seen by `remaining`.
-    """
-
-    @abstractmethod
-    def nominate(self, study: Study, row: int | None = None) -> int:
-        """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
-
-    @abstractmethod
-    def describe(self, row: int, features: NDArray[np.float64]) -> None:
-        """Take note of the resources of a compiled row, see `autotile.search.embedding.features_of`."""
-
-    @abstractmethod
-    def begin(self, study: Study, row: int) -> None:
-        """Take note that a nominated row is being measured."""
-
-    @abstractmethod
-    def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
-        """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
-
-    @abstractmethod
-    def select(self, study: Study, rows: Sequence[int]) -> int:
-        """Choose the row to measure among nominated ones, at least one, the oldest nomination first."""
-
-
-class UniformSampler(RowSampler):
-    """Baseline sampler: draws uniformly from the free rows."""
+    def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None, *, in_order: bool) -> None:
+        super().__init__(space, seed, available)
+        self._in_order = in_order
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        return self.candidates.uniform(rng)
-
-
-class InOrderSampler(RowSampler):
-    """Baseline sampler: proposes every row, from the first to the last."""
-
-    def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        return self.candidates.first()
+        return int(np.argmax(self.candidates.free)) if self._in_order else self.candidates.uniform(rng)

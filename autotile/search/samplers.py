@@ -12,7 +12,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -102,7 +102,11 @@ class Lookahead:
         return self.per_measured > 1
 
     def nominated(self, begun: int) -> int:
-        """Number of candidates that were proposed when some trials had begun, if these rank and none was set aside."""
+        """Number of candidates that were proposed when some trials had begun, if these rank and none was set aside.
+
+        Those of some trials are nominated together. Where a candidate is first chosen many trials after its nomination,
+        a few trials more or less do not matter, and a model ranks the rows once for all of them.
+        """
         size = 256
         while size <= begun:
             size *= 2
@@ -120,17 +124,8 @@ class Lookahead:
         return min(max(_MIN_DELAY * self.gpus, lack), max(1, self.compiling // self.per_measured))
 
     def _together(self, begun: int) -> int:
-        """Number of trials for which candidates are nominated together.
-
-        Where a candidate is first chosen many trials after its nomination, a few trials more or less do not matter, and
-        a model ranks the rows once for all of them.
-        """
+        """Number of trials for which candidates are nominated together."""
         return max(1, self._delay(begun) // _BATCHES_PER_DELAY)
-
-    def _per_trial(self, begun: int) -> int:
-        """Number of candidates to nominate for each trial."""
-        idle = self.compiling // 2 // self._delay(begun)
-        return max(self.per_measured, min(_MAX_PER_TRIAL, idle))
 
 
 @cache
@@ -138,39 +133,15 @@ def _nominated(lookahead: Lookahead, size: int) -> list[int]:
     """Return `Lookahead.nominated` for up to ``size`` trials."""
     uninformed = _UNINFORMED + lookahead.queued
     counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY * lookahead.gpus)] * uninformed
-    begun = len(counts)
     while len(counts) < size:
-        together = lookahead._together(begun)
-        batch = sum(lookahead._per_trial(begun + each) for each in range(together))
-        counts += [counts[-1] + batch] * together
-        begun += together
+        begun, together = len(counts), lookahead._together(len(counts))
+        idle = (lookahead.compiling // 2 // lookahead._delay(begun + each) for each in range(together))
+        counts += [counts[-1] + sum(max(lookahead.per_measured, min(_MAX_PER_TRIAL, one)) for one in idle)] * together
     return counts[:size]
 
 
-class Package(NamedTuple):
-    """A package that a sampler requires beyond autotile's own dependencies."""
-
-    module: str
-    """Name to import it by."""
-    name: str
-    """Name in messages."""
-    install: str
-    """Argument of ``pip install``."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerInputs:
-    """Inputs of the construction of a sampler, see `make_sampler`."""
-
-    space: SearchSpace
-    seed: int
-    available: ArrayLike | None = None
-    sources: Sequence[Source] = ()
-    trials: int | None = None
-    estimate: Estimate | None = None
-
-
-Make = Callable[[SamplerInputs], "RowSampler"]
+Make = Callable[..., "RowSampler"]
+"""Called with space, seed and available rows, and by name with ``sources``, ``trials`` and ``estimate``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +155,8 @@ class SamplerEntry:
     make
         Constructor.
     lookahead
-        Number of candidates proposed ahead. A sampler whose lookahead ranks must derive from
-        `autotile.search.row_sampler.RankingSampler`.
+        Number of candidates proposed ahead. It ranks only with a sampler that has the methods of
+        `autotile.search.gp_sampler.FeasibleGPSampler`.
     learns
         Whether proposals depend on results; if not, it looks further ahead with many compile workers.
     predicts_gain
@@ -197,7 +168,8 @@ class SamplerEntry:
     exhaustive
         Whether it covers the whole space unless the number of trials is limited.
     packages
-        Packages that it requires.
+        Packages that it requires beyond autotile's own dependencies: name of the module, name in messages, and argument
+        of ``pip install``.
     alternative
         Sampler to use instead if a package is missing.
     """
@@ -210,52 +182,62 @@ class SamplerEntry:
     transfers: bool = False
     multi_objective: bool = True
     exhaustive: bool = False
-    packages: tuple[Package, ...] = ()
+    packages: tuple[tuple[str, str, str], ...] = ()
     alternative: str = "tpe"
 
     @property
-    def missing_package(self) -> Package | None:
+    def missing_package(self) -> tuple[str, str, str] | None:
         """First of the packages that is not installed; None if all are."""
-        return next((package for package in self.packages if find_spec(package.module) is None), None)
+        return next((package for package in self.packages if find_spec(package[0]) is None), None)
 
 
-def _feasible(inputs: SamplerInputs) -> RowSampler:
+def _feasible(
+    space: SearchSpace,
+    seed: int,
+    available: ArrayLike | None,
+    *,
+    sources: Sequence[Source],
+    trials: int | None,
+    estimate: Estimate | None,
+) -> RowSampler:
     from autotile.search.gp_sampler import FeasibleGPSampler
-    from autotile.search.transfer import EstimatedSpeeds, TransferPrior
+    from autotile.search.transfer import TransferPrior, estimated_speeds
 
-    prior = TransferPrior(inputs.space, inputs.sources) if inputs.sources else None
-    estimate = EstimatedSpeeds.of(inputs.space, inputs.estimate) if inputs.estimate is not None and not prior else None
-    return FeasibleGPSampler(inputs.space, inputs.seed, inputs.available, prior=prior, estimate=estimate)
+    prior = TransferPrior(space, sources) if sources else None
+    estimated = estimated_speeds(space, estimate) if estimate is not None and not prior else None
+    return FeasibleGPSampler(space, seed, available, prior=prior, estimate=estimated)
 
 
-def _tpe(inputs: SamplerInputs) -> RowSampler:
+def _tpe(space: SearchSpace, seed: int, available: ArrayLike | None, **_: Any) -> RowSampler:
     from autotile.search.optuna_samplers import FeasibleTPESampler
 
-    return FeasibleTPESampler(inputs.space, inputs.seed, inputs.available)
+    return FeasibleTPESampler(space, seed, available)
 
 
-def _random(inputs: SamplerInputs) -> RowSampler:
-    from autotile.search.row_sampler import UniformSampler
+def _baseline(in_order: bool, space: SearchSpace, seed: int, available: ArrayLike | None, **_: Any) -> RowSampler:
+    from autotile.search.row_sampler import BaselineSampler
 
-    return UniformSampler(inputs.space, inputs.seed, inputs.available)
+    return BaselineSampler(space, seed, available, in_order=in_order)
 
 
-def _brute_force(inputs: SamplerInputs) -> RowSampler:
-    from autotile.search.row_sampler import InOrderSampler
+def _strategy(
+    name: str, space: SearchSpace, seed: int, available: ArrayLike | None, *, trials: int | None, **_: Any
+) -> RowSampler:
+    from autotile.search.installed_strategies import KernelTunerSampler
 
-    return InOrderSampler(inputs.space, inputs.seed, inputs.available)
+    return KernelTunerSampler(space, name, seed, available, trials)
 
 
 def _optuna(name: str, arguments: Mapping[str, Any], **options: Any) -> Make:
     """Wrap a sampler of Optuna; ``options`` are those of `autotile.search.optuna_samplers.FeasibleSampler`."""
 
-    def make(inputs: SamplerInputs) -> RowSampler:
+    def make(space: SearchSpace, seed: int, available: ArrayLike | None, **_: Any) -> RowSampler:
         from optuna import samplers
 
         from autotile.search.optuna_samplers import FeasibleSampler
 
         inner = partial(getattr(samplers, name), **arguments)
-        return FeasibleSampler(inputs.space, inner, inputs.seed, available=inputs.available, **options)
+        return FeasibleSampler(space, inner, seed, available=available, **options)
 
     return make
 
@@ -274,37 +256,35 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
             "Optuna's Gaussian process: slow proposals",
             # a second draw would find the same maximum of the same model
             _optuna("GPSampler", {"n_startup_trials": 1, "warn_independent_sampling": False}, draws=1, ordered=True),
-            packages=(Package("torch", "torch", "torch"),),
+            packages=(("torch", "torch", "torch"),),
         ),
         "cmaes": SamplerEntry(
             "CMA-ES: an evolution strategy over the order of the values",
             _optuna("CmaEsSampler", {"warn_independent_sampling": False}, startup=1, ordered=True),
             multi_objective=False,
-            packages=(Package("cmaes", "cmaes", "cmaes"),),
+            packages=(("cmaes", "cmaes", "cmaes"),),
         ),
         "nsga2": SamplerEntry(
             "genetic algorithm: crosses and mutates the best configurations",
             _optuna("NSGAIISampler", {"population_size": _POPULATION}, startup=_POPULATION),
         ),
-        "random": SamplerEntry("uniform over the configurations that are left", _random, learns=False),
-        BRUTE_FORCE: SamplerEntry("every configuration, in order", _brute_force, learns=False, exhaustive=True),
+        "random": SamplerEntry(
+            "uniform over the configurations that are left", partial(_baseline, False), learns=False
+        ),
+        BRUTE_FORCE: SamplerEntry(
+            "every configuration, in order", partial(_baseline, True), learns=False, exhaustive=True
+        ),
     }
 )
 """The samplers except `AUTO` and the strategies of Kernel Tuner, of which `sampler_entry` makes the entries."""
 
 
-def _strategy(name: str, inputs: SamplerInputs) -> RowSampler:
-    from autotile.search.installed_strategies import KernelTunerSampler
-
-    return KernelTunerSampler(inputs.space, name, inputs.seed, inputs.available, inputs.trials)
-
-
-_KERNEL_TUNER = Package("kernel_tuner", "kernel_tuner", '"autotile[kernel-tuner]"')
+_KERNEL_TUNER = ("kernel_tuner", "kernel_tuner", '"autotile[kernel-tuner]"')
 _STRATEGY_PACKAGES = {
-    "bayes_opt": Package("sklearn", "scikit-learn", "scikit-learn"),
-    "nsga2": Package("pymoo", "pymoo", "pymoo"),
-    "nsga3": Package("pymoo", "pymoo", "pymoo"),
-    "skopt": Package("skopt", "scikit-optimize", "scikit-optimize"),
+    "bayes_opt": ("sklearn", "scikit-learn", "scikit-learn"),
+    "nsga2": ("pymoo", "pymoo", "pymoo"),
+    "nsga3": ("pymoo", "pymoo", "pymoo"),
+    "skopt": ("skopt", "scikit-optimize", "scikit-optimize"),
 }
 """Packages that strategies import besides Kernel Tuner's own dependencies."""
 _UNSUPPORTED_STRATEGIES = {
@@ -325,7 +305,16 @@ def sampler_entry(name: str) -> SamplerEntry:
         There is no such sampler.
     """
     if name.startswith(STRATEGY_PREFIX):
-        return _strategy_entry(name.removeprefix(STRATEGY_PREFIX))
+        strategy = name.removeprefix(STRATEGY_PREFIX)
+        own = _STRATEGY_PACKAGES.get(strategy)
+        return SamplerEntry(
+            f"Kernel Tuner's strategy {strategy}",
+            partial(_strategy, strategy),
+            lookahead=Lookahead(1),  # a strategy waits for each time before it wants another
+            multi_objective=False,
+            packages=(_KERNEL_TUNER, *([own] if own is not None else [])),
+            alternative="another strategy" if _strategy_names() else "another sampler",
+        )
     if (entry := SAMPLERS.get(name)) is None:
         known = [AUTO, *SAMPLERS, f"{STRATEGY_PREFIX}STRATEGY"]
         raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (known: {', '.join(known)})")
@@ -389,19 +378,8 @@ def make_sampler(
     ----------
     name
         One of `SAMPLERS`, ``auto``, or ``kernel-tuner:`` with a strategy of Kernel Tuner.
-    space
-        The configurations.
-    seed
-        Seed of the proposals, not negative.
-    available
-        Rows that may be proposed, bool, shape (rows,); None for all.
-    sources
-        Trials of other studies, used by samplers that transfer.
-    trials
-        Number of trials granted in total, by which some strategies of Kernel Tuner schedule their search; None if it
-        is not limited.
-    estimate
-        Function that estimates the time of each row, used by the default sampler where there are no sources.
+    seed, available, sources, trials, estimate
+        As for `autotile.search.search.Search`.
 
     Raises
     ------
@@ -410,7 +388,7 @@ def make_sampler(
     """
     check_sampler(name)
     entry = sampler_entry(resolve_sampler(name, space, available, trials))
-    return entry.make(SamplerInputs(space, seed, available, sources, trials, estimate))
+    return entry.make(space, seed, available, sources=sources, trials=trials, estimate=estimate)
 
 
 def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:
@@ -426,41 +404,23 @@ def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:
         return
     entry = sampler_entry(name)
     if name.startswith(STRATEGY_PREFIX):
-        _check_strategy(name)
+        if reason := _UNSUPPORTED_STRATEGIES.get(name.removeprefix(STRATEGY_PREFIX)):
+            raise InputError(f"the sampler {name!r} cannot be used: {reason}; choose another strategy")
+        known = _strategy_names()
+        if known and name not in known:
+            after = ", ".join(each.removeprefix(STRATEGY_PREFIX) for each in known)
+            raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (after {STRATEGY_PREFIX!r}: {after})")
     if len(objectives) > 1 and not entry.multi_objective:
         able = ", ".join(each for each, other in SAMPLERS.items() if other.multi_objective)
         raise InputError(f"the sampler {name!r} cannot follow several objectives ({', '.join(objectives)}); {able} can")
     if (package := entry.missing_package) is not None:
-        raise InputError(
-            f"the sampler {name!r} needs {package.name}: pip install {package.install}, or choose {entry.alternative}"
-        )
-
-
-def _strategy_entry(strategy: str) -> SamplerEntry:
-    own = _STRATEGY_PACKAGES.get(strategy)
-    return SamplerEntry(
-        f"Kernel Tuner's strategy {strategy}",
-        partial(_strategy, strategy),
-        lookahead=Lookahead(1),  # a strategy waits for each time before it wants another
-        multi_objective=False,
-        packages=(_KERNEL_TUNER, *([own] if own is not None else [])),
-        alternative="another strategy" if _strategy_names() else "another sampler",
-    )
-
-
-def _check_strategy(name: str) -> None:
-    """Raise if the installed Kernel Tuner has no such strategy, or one that is not supported."""
-    if reason := _UNSUPPORTED_STRATEGIES.get(name.removeprefix(STRATEGY_PREFIX)):
-        raise InputError(f"the sampler {name!r} cannot be used: {reason}; choose another strategy")
-    known = _strategy_names()
-    if known and name not in known:
-        after = ", ".join(each.removeprefix(STRATEGY_PREFIX) for each in known)
-        raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (after {STRATEGY_PREFIX!r}: {after})")
+        _, needed, install = package
+        raise InputError(f"the sampler {name!r} needs {needed}: pip install {install}, or choose {entry.alternative}")
 
 
 def strategy_names() -> tuple[str, ...]:
     """Return the names of Kernel Tuner's strategies, supported or not; empty if it is not installed."""
-    found = find_spec(_KERNEL_TUNER.module)
+    found = find_spec(_KERNEL_TUNER[0])
     if found is None or found.origin is None:
         return ()
     return _strategies_in(Path(found.origin).with_name("interface.py"))

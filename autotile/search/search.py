@@ -1,32 +1,207 @@
-"""A search over a space: its proposals, and its results."""
+"""A search over a space: its proposals, the candidates that wait to be measured, and its trials as an Optuna study."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import optuna
 from numpy.typing import ArrayLike, NDArray
-from optuna.trial import TrialState
+from optuna.distributions import CategoricalDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from scipy.special import ndtri
 
-from autotile.core.model import TIME, Config, Trial
-from autotile.errors import ConfigError
-from autotile.search.row_sampler import RankingSampler
-from autotile.search.samplers import check_sampler, make_sampler, resolve_sampler, sampler_entry
-from autotile.search.study import (
-    Objective,
-    attributes_of,
-    begun_trial,
-    constraints_of,
-    distributions_of,
-    finished_trial,
-    frozen_trial,
-    new_study,
-    relative_error,
-)
+from autotile.core.model import OBJECTIVES, TIME, Config, Trial, Value, objective_values
+from autotile.errors import ConfigError, InputError
+from autotile.kernel.spec import Parameter
+from autotile.search.gaussian_process import features_of
+from autotile.search.gp_sampler import RELATIVE_ERROR, FeasibleGPSampler
+from autotile.search.row_sampler import distributions_of, quiet_optuna
+from autotile.search.samplers import Lookahead, check_sampler, make_sampler, resolve_sampler, sampler_entry
 from autotile.search.transfer import Estimate, MisleadingSource, Source
 from autotile.space.search_space import SearchSpace
+
+FAILED = "failed"
+"""Constraint of every trial: 1 (violated) if the candidate failed, else 0."""
+
+_COVERAGE = 0.95
+_MIN_SAMPLES_OF_COVERAGE = 6
+"""Coverage of an interval of a median with at least six samples, see `autotile.core.statistics.median_interval`."""
+
+_VALUE_OF_FIRST_FAILURES = 1e6
+"""Value of a failure while nothing has been measured: one second in microseconds, longer than most kernels take."""
+
+
+class Objective:
+    """Values of trials in a study: the time in microseconds, or for a failure more than any time so far.
+
+    Optuna's samplers ignore failed trials, so a failed candidate is a complete trial in the study: its value is twice
+    the longest time measured so far, for samplers that use values only, and the constraint `FAILED` is violated, which
+    keeps it out of Optuna's best trial and among the bad trials in TPE. The value of a pruned candidate is its time.
+    Only a candidate whose result cannot be known is a failed trial, which samplers ignore.
+
+    Parameters
+    ----------
+    names
+        Objectives to minimise, of `autotile.core.model`, each in its own unit.
+    """
+
+    def __init__(self, names: Sequence[str] = (TIME,)) -> None:
+        self._names = tuple(names)
+        self._worst = [0.0] * len(self._names)
+
+    def result(self, trial: Trial) -> tuple[TrialState, list[float] | None]:
+        """Return the state and values of a trial; to be called in the order in which trials ended."""
+        if not trial.outcome.is_finding:
+            return TrialState.FAIL, None
+        values = objective_values(trial, self._names)
+        if values is None:
+            return TrialState.COMPLETE, [2 * worst or _VALUE_OF_FIRST_FAILURES for worst in self._worst]
+        self._worst = [max(pair) for pair in zip(self._worst, values, strict=True)]
+        return TrialState.COMPLETE, list(values)
+
+
+def constraints_of(trial: Trial) -> dict[str, float]:
+    """Return the constraints of a trial, see `FAILED`."""
+    return {FAILED: float(objective_values(trial, [TIME]) is None)}
+
+
+def attributes_of(trial: Trial) -> dict[str, str | int | float]:
+    """Return the user attributes of a trial, which Optuna's tables and dashboard show."""
+    shown: dict[str, str | int | float] = {"outcome": str(trial.outcome), "source": trial.source}
+    if trial.reason:
+        shown |= {"reason": trial.reason, "stage": trial.stage}
+    if trial.geometry is not None:
+        shown |= {"threads": trial.geometry.threads, "dynamic_smem_bytes": trial.geometry.dynamic_smem_bytes}
+    if trial.resources is not None:
+        shown |= {
+            "registers": trial.resources.registers,
+            "spill_bytes": trial.resources.spill_bytes,
+            "static_smem_bytes": trial.resources.static_smem_bytes,
+        }
+    if trial.occupancy is not None:
+        shown |= {
+            "occupancy": trial.occupancy.occupancy,
+            "blocks_per_sm": trial.occupancy.blocks_per_sm,
+            "limited_by": ", ".join(trial.occupancy.limited_by),
+        }
+    if trial.measurement is not None:
+        shown |= {
+            "low_us": trial.measurement.low_us,
+            "high_us": trial.measurement.high_us,
+            RELATIVE_ERROR: relative_error(trial),
+        }
+    return shown
+
+
+def new_study(
+    name: str | None = None, sampler: BaseSampler | None = None, objectives: Sequence[str] = (TIME,)
+) -> optuna.Study:
+    """Create a study in memory that minimises the time in microseconds, or several objectives."""
+    with quiet_optuna():
+        study = optuna.create_study(study_name=name, sampler=sampler, directions=["minimize"] * len(objectives))
+        study.set_metric_names([OBJECTIVES[objective] for objective in objectives])
+    return study
+
+
+def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], name: str | None = None) -> optuna.Study:
+    """Build a study in memory from stored trials, for Optuna's plots or for `study_to_storage`.
+
+    Parameters
+    ----------
+    parameters
+        Parameters of the search space; values that occur only in the trials are added.
+    trials
+        The trials, oldest first.
+    name
+        Name of the study; None for one of Optuna's choice.
+    """
+    kept = list(trials)
+    values: dict[str, dict[Value, None]] = {each.name: dict.fromkeys(each.values) for each in parameters}
+    for trial in kept:
+        for parameter, value in trial.config.items():
+            values.setdefault(parameter, {})[value] = None
+    distributions = {parameter: CategoricalDistribution(tuple(choices)) for parameter, choices in values.items()}
+    objective = Objective()
+    study = new_study(name)
+    study.add_trials(frozen_trial(trial, distributions, *objective.result(trial)) for trial in kept)
+    return study
+
+
+def relative_error(trial: Trial) -> float:
+    """Return the standard error of a median over the median, from the width of its interval; 0 without a measurement.
+
+    With fewer than six samples, the interval spans all of them and covers the median with a probability of
+    ``1 - 2 ** (1 - n)`` instead of 95 %.
+    """
+    measurement = trial.measurement
+    if measurement is None:
+        return 0.0
+    samples = len(measurement.samples_us)
+    coverage = 1 - 2.0 ** (1 - samples) if 1 < samples < _MIN_SAMPLES_OF_COVERAGE else _COVERAGE
+    deviations = float(ndtri((1 + coverage) / 2))
+    return (measurement.high_us - measurement.low_us) / (2 * deviations * measurement.time_us)
+
+
+def frozen_trial(
+    trial: Trial, distributions: Mapping[str, CategoricalDistribution], state: TrialState, values: list[float] | None
+) -> FrozenTrial:
+    """Return a trial as one of Optuna with a state and values, see `Objective.result`.
+
+    Raises
+    ------
+    ValueError
+        The configuration has a parameter or a value that ``distributions`` lacks.
+    """
+    return create_trial(
+        state=state,
+        values=values,
+        params=dict(trial.config),
+        distributions={name: distributions[name] for name in trial.config if name in distributions},
+        user_attrs=attributes_of(trial),
+        constraints=constraints_of(trial),
+    )
+
+
+def study_to_storage(study: optuna.Study, path: Path) -> None:
+    """Copy a study to an SQLite file, for ``optuna-dashboard`` and `optuna.load_study`.
+
+    The file is created if it does not exist, else the study is added to it.
+
+    Raises
+    ------
+    InputError
+        The file is not an Optuna storage, cannot be written, or holds a study of that name.
+    """
+    from optuna.storages import RDBStorage
+    from sqlalchemy import URL, NullPool
+    from sqlalchemy.exc import DatabaseError
+
+    try:
+        with quiet_optuna():
+            url = URL.create("sqlite", database=str(path)).render_as_string()
+            # without a pool, no connection stays open if Optuna's constructor rejects the file
+            storage = RDBStorage(url, engine_kwargs={"poolclass": NullPool})
+            try:
+                copy = optuna.create_study(storage=storage, study_name=study.study_name, directions=study.directions)
+                if study.metric_names is not None:
+                    copy.set_metric_names(study.metric_names)
+                for name, value in study.user_attrs.items():
+                    copy.set_user_attr(name, value)
+                copy.add_trials(study.get_trials(deepcopy=False))
+            finally:
+                storage.remove_session()
+                storage.engine.dispose()
+    except optuna.exceptions.DuplicatedStudyError as error:
+        raise InputError(f"{path} holds a study named {study.study_name!r} already; name another file") from error
+    except (DatabaseError, RuntimeError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise InputError(f"{path} cannot be written as an Optuna storage: {cause}; name another file") from error
+
 
 _SETTLED_PROPOSALS = 256
 """Number of proposals of `Search.settled_gain`: some 128 trials where candidates are ranked."""
@@ -62,6 +237,8 @@ class Search:
 
     Attributes
     ----------
+    space
+        As given.
     sampler
         Name of the sampler, other than ``auto``.
 
@@ -95,7 +272,7 @@ class Search:
         self._study = new_study(sampler=self._rows, objectives=objectives)
         self._unlisted: list[tuple[Trial, TrialState, list[float] | None]] = []
         """Trials of nominated rows that the study does not hold yet: adding one takes longer than learning from it."""
-        self._space = space
+        self.space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
         self._objective = Objective(objectives)
@@ -140,10 +317,10 @@ class Search:
         """
         begun = self._begun
         for trial in trials:
-            if self._space.row_of(trial.config) is not None:
+            if self.space.row_of(trial.config) is not None:
                 self._tell_replayed()
                 self._replayed.append((self._begun, len(self.study.get_trials(deepcopy=False)), trial))
-                self.study.add_trial(begun_trial(trial, self._distributions))
+                self.study.add_trial(frozen_trial(trial, self._distributions, TrialState.RUNNING, None))
                 self._begun += 1
                 self._rows.remaining(self.study)  # the sampler sees each trial with the results known when it began
             else:
@@ -159,11 +336,11 @@ class Search:
         while self._first:
             row = self._first.popleft()
             if self._rows.candidates.free[row]:
-                self.study.enqueue_trial(self._space.config(row))
+                self.study.enqueue_trial(self.space.config(row))
                 break
         asked = self.study.ask(dict(self._distributions))
         config = asked.params
-        proposed = self._space.row_of(config)
+        proposed = self.space.row_of(config)
         assert proposed is not None
         self._pending[proposed] = asked
         self._gains.append(self._rows.expected_gain)
@@ -183,10 +360,10 @@ class Search:
         row = sampler.nominate(self._study, first)
         self._gains.append(sampler.expected_gain)
         self._nominated.add(row)
-        return row, self._space.config(row)
+        return row, self.space.config(row)
 
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
-        """Record the resources of a compiled row, see `autotile.search.embedding.features_of`."""
+        """Record the resources of a compiled row, see `features_of`."""
         self._ranking.describe(row, features)
 
     def select(self, rows: Sequence[int]) -> int:
@@ -208,20 +385,17 @@ class Search:
 
     def add(self, trial: Trial) -> None:
         """Learn from a trial that was not proposed here, if the space can express its configuration."""
-        row = self._space.row_of(trial.config)
+        row = self.space.row_of(trial.config)
         if row is not None:
             self._nominated.discard(row)
-        if self._can_express(trial.config):
-            self.study.add_trial(finished_trial(trial, self._distributions, self._objective))
+        config, known = trial.config, self._distributions
+        if config.keys() == known.keys() and all(value in known[name].choices for name, value in config.items()):
+            self.study.add_trial(frozen_trial(trial, known, *self._objective.result(trial)))
             self._rows.remaining(self._study)  # the sampler learns from it now
 
     def is_pending(self, row: int) -> bool:
         """Return whether a row was proposed and its trial was not told."""
         return row in self._pending
-
-    def row_of(self, config: Config) -> int | None:
-        """Return the row of a configuration; None if it is not valid."""
-        return self._space.row_of(config)
 
     @property
     def expected_gain(self) -> float | None:
@@ -291,12 +465,245 @@ class Search:
             self.study.tell(number, values, state)
 
     @property
-    def _ranking(self) -> RankingSampler:
-        if not isinstance(self._rows, RankingSampler):
+    def _ranking(self) -> FeasibleGPSampler:
+        if not isinstance(self._rows, FeasibleGPSampler):
             raise ConfigError(f"the sampler {self.sampler!r} cannot rank what was compiled; propose and tell instead")
         return self._rows
 
-    def _can_express(self, config: Config) -> bool:
-        return config.keys() == self._distributions.keys() and all(
-            value in self._distributions[name].choices for name, value in config.items()
-        )
+
+class Shortlist:
+    """Candidates of a search that are compiled and wait to be measured; more are compiled than measured.
+
+    A candidate is nominated by its parameters and compiled. Among the compiled candidates, the best one by the results
+    and resources known by then becomes the next trial. The others wait; beyond a limit, the oldest are set aside and
+    may be nominated again. A candidate that does not compile or does not fit the device becomes a trial at once, since
+    it takes no GPU time.
+
+    The set to choose from depends on the number of trials and not on the order in which candidates finish compiling,
+    and a trial is chosen when exactly `Lookahead.queued` chosen ones have no result, so that a search is repeatable on
+    any machine. The caller repeats: `propose` until None, `ready`, `tell` a rejected one of these if there is one, else
+    `choose`; and while none is ready, `tell` the oldest of the chosen ones.
+
+    Parameters
+    ----------
+    search
+        Source of the candidates.
+    lookahead
+        Number of candidates that wait; it may rank only if the sampler does.
+    sm_count
+        Number of SMs of the device.
+    earlier
+        Trials of earlier sessions, oldest first. The search continues as that of the earlier session would have: the
+        candidates that waited wait again.
+    """
+
+    def __init__(self, search: Search, lookahead: Lookahead, sm_count: int = 1, earlier: Iterable[Trial] = ()) -> None:
+        self._search = search
+        self._lookahead = lookahead
+        self._expecting = lookahead.per_measured * lookahead.compiling // lookahead.gpus
+        """Number of proposals of `expected_gain`, whatever the number of GPUs."""
+        self._sm_count = sm_count
+        self._waiting: dict[int, Config] = {}
+        """Candidates that were proposed and not chosen, the oldest first."""
+        self._running: dict[int, None] = {}
+        """Rows that were chosen and whose results were not told, the oldest first."""
+        self._begun = 0
+        """Number of candidates that were chosen, in this session and the earlier ones."""
+        self._set_aside = 0
+        self._described: set[int] = set()
+        self._earlier: dict[int, Trial] = {}
+        """Trials of earlier sessions that no choice may know yet, by row; by a negative number without a valid row."""
+        self._again: dict[int, Config] = {}
+        """Candidates that were nominated while trials were replayed, and that this session has not compiled."""
+        if lookahead.ranks:
+            for number, trial in enumerate(earlier):
+                row = search.space.row_of(trial.config)
+                self._earlier[-1 - number if row is None else row] = trial
+        else:
+            search.replay(earlier)
+
+    @property
+    def expected_gain(self) -> float | None:
+        """Relative gain of the best speed that is expected of the last proposals together, see `Search`.
+
+        Where candidates are ranked, these are 64, of which about 32 trials come.
+        """
+        return self._search.gain_of(self._expecting)
+
+    @property
+    def settled_gain(self) -> float | None:
+        """As for `Search`."""
+        return self._search.settled_gain
+
+    def trials_until(self, gain: float, *, settled: bool) -> float | None:
+        """Return the number of trials after which a gain is below ``gain``; None if that is not foreseen.
+
+        The gain is `settled_gain` if ``settled``, else `expected_gain`.
+        """
+        until = self._search.proposals_until
+        proposals = until(gain) if settled else until(gain, self._expecting)
+        return None if proposals is None else proposals / self._lookahead.per_measured
+
+    def close(self) -> None:
+        """Release the resources of the sampler."""
+        self._search.close()
+
+    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
+        """Return the next row to compile, with its configuration; None if enough rows wait, or no row is left.
+
+        Parameters
+        ----------
+        room
+            Number of trials that may still begin; None for any number.
+        """
+        if room == 0:
+            return None
+        self._replay()
+        if self._is_full:
+            return None
+        wanted = self._wanted(room)
+        if self._again and len(self._waiting) - len(self._again) < wanted:
+            row = next(iter(self._again))
+            return row, self._again.pop(row)
+        return self._propose(wanted)
+
+    def ready(self) -> list[int]:
+        """Return the rows to choose the next trial from, the oldest first; empty if none waits.
+
+        It is also empty while more than `Lookahead.queued` chosen rows have no result.
+        """
+        self._replay()
+        return [row for row in self._ready() if row not in self._again]
+
+    def waiting(self) -> list[int]:
+        """Return all rows that `propose` returned and that were not chosen, the oldest first; the ready ones included.
+
+        Those of an earlier session that `propose` has yet to return are not among them.
+        """
+        return [row for row in self._waiting if row not in self._again]
+
+    def choose(self, compiled: Mapping[int, Trial]) -> int:
+        """Return the row to measure, given rows that wait with the results of their compilation.
+
+        They are those that are `ready`, or as many others that happen to have compiled first.
+        """
+        for row in compiled.keys() - self._described:
+            self._describe(row, compiled[row])
+        rows = list(compiled)
+        row = self._search.select(rows) if self._lookahead.ranks else rows[0]
+        self._begin(row)
+        return row
+
+    def tell(self, row: int, trial: Trial) -> None:
+        """Record the trial of a row that was chosen, or that was ready and rejected."""
+        if row in self._running:
+            del self._running[row]
+        else:
+            del self._waiting[row]
+            self._again.pop(row, None)
+        self._describe(row, trial)
+        self._search.tell(row, trial)
+        while min(len(self._waiting), self._ready_count) > self._lookahead.max_waiting:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            self._again.pop(oldest, None)
+            self._search.set_aside(oldest)
+            self._set_aside += 1
+
+    def leave(self, row: int) -> None:
+        """Leave a row that was chosen, or was ready and rejected, to another session; `add` takes its trial."""
+        self._running.pop(row, None)
+        self._waiting.pop(row, None)
+        self._again.pop(row, None)
+
+    def add(self, trial: Trial) -> None:
+        """Learn from a trial that was not measured here."""
+        row = self._search.space.row_of(trial.config)
+        if row is not None and self._search.is_pending(row):
+            self._waiting.pop(row, None)
+            self._search.tell(row, trial)
+            return
+        if row is not None:
+            self._waiting.pop(row, None)
+            self._again.pop(row, None)
+            self._describe(row, trial)
+        self._search.add(trial)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether a result must be told before the next trial may be chosen."""
+        return len(self._running) > self._lookahead.queued
+
+    def _wanted(self, room: int | None = None) -> int:
+        """Return the number of candidates that should wait."""
+        if not self._lookahead.ranks:
+            wanted = self._lookahead.compiling - len(self._running)
+            return wanted if room is None else min(wanted, room)
+        wanted = self._lookahead.nominated(self._begun)
+        if room is not None:
+            wanted = min(wanted, self._lookahead.compiled(self._begun + room - 1))
+        return wanted - self._begun - self._set_aside
+
+    def _ready(self) -> list[int]:
+        return [] if self._is_full else list(islice(self._waiting, self._ready_count))
+
+    @property
+    def _ready_count(self) -> int:
+        """Number of candidates to choose among, if as many wait."""
+        if not self._lookahead.ranks:
+            return 1
+        return max(1, self._lookahead.compiled(self._begun) - self._begun - self._set_aside)
+
+    def _propose(self, wanted: int) -> tuple[int, Config] | None:
+        """Propose a row if fewer than ``wanted`` wait."""
+        if len(self._waiting) >= wanted:
+            return None
+        proposed = self._search.nominate() if self._lookahead.ranks else self._search.propose()
+        if proposed is not None:
+            self._waiting[proposed[0]] = proposed[1]
+        return proposed
+
+    def _begin(self, row: int) -> None:
+        del self._waiting[row]
+        self._again.pop(row, None)
+        self._running[row] = None
+        self._begun += 1
+        if self._lookahead.ranks:
+            self._search.begin(row)
+
+    def _replay(self) -> None:
+        """Repeat the nominations, choices and results of earlier sessions, up to the first choice that they lack.
+
+        Results that this choice must not know are told after it, by a later call. A trial that was not ready when it is
+        due is one of another sampler or seed.
+        """
+        while self._earlier:
+            while not self._is_full and (proposed := self._propose(self._wanted())) is not None:
+                self._again[proposed[0]] = proposed[1]
+            ready = self._ready()
+            due = next((row for row in ready if row in self._earlier and _rejected(self._earlier[row])), None)
+            if due is None and not self._is_full:
+                chosen = (row for row, trial in self._earlier.items() if not _rejected(trial))
+                due = next((row for row in chosen if row not in self._running), None)
+                if due is None:
+                    return
+                if due in self._waiting:
+                    self._begin(due)
+                    continue
+            row = next(iter(self._earlier)) if due is None else due
+            trial = self._earlier.pop(row)
+            if row in self._running or row in self._waiting:
+                self.tell(row, trial)
+            else:
+                self.add(trial)
+
+    def _describe(self, row: int, trial: Trial) -> None:
+        self._described.add(row)
+        features = features_of(trial, self._sm_count) if self._lookahead.ranks else None
+        if features is not None:
+            self._search.describe(row, features)
+
+
+def _rejected(trial: Trial) -> bool:
+    """Return whether a trial ended before it could be measured."""
+    return trial.stage in ("compile", "resources")

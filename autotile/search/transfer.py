@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +11,7 @@ from numpy.typing import NDArray
 
 from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
-from autotile.search.embedding import Embedding, Rows
-from autotile.search.gaussian_process import Floats, GaussianProcess, fit, informative, one_blas_thread
+from autotile.search.gaussian_process import Embedding, Floats, GaussianProcess, Rows, fit, informative, one_blas_thread
 from autotile.space.search_space import SearchSpace
 
 _MAX_FITTED = 384
@@ -45,12 +43,7 @@ one. A right source leads to the best rows soon; one that is right in general bu
 class Source:
     """Successful trials of another study.
 
-    Attributes
-    ----------
-    name
-        Name of the study in messages.
-    configs, times_us
-        Configuration and time in microseconds of each trial.
+    ``name`` stands for the study in messages; the times are in microseconds.
     """
 
     name: str
@@ -64,8 +57,6 @@ class MisleadingSource:
 
     Attributes
     ----------
-    name
-        Name of the source.
     correlation
         Rank correlation of the speeds that it predicts with those measured, -1 to 1.
     trials
@@ -88,44 +79,41 @@ Estimate = Callable[[SearchSpace], Floats | None]
 """Estimates the time of each row of a space, shape (rows,); None if it cannot."""
 
 
-class ExpectedSpeeds(ABC):
-    """Relative speeds of rows that are expected before any trial.
+class ExpectedSpeeds:
+    """Relative speeds of rows that are expected before any trial, such as those by their estimated times.
 
-    Attributes
+    Parameters
     ----------
     rows
         Rows that are predicted, ascending.
+    speeds
+        Their speeds, shape (rows,).
     best
         The same rows in the order of their prediction before any trial, the best first.
     """
 
-    rows: Rows
-    best: Rows
+    def __init__(self, rows: Rows, speeds: Floats, best: Rows) -> None:
+        self.rows = rows
+        self.best = best
+        self._speeds = speeds
 
-    @abstractmethod
+    def combined(self, tried: Rows, times_us: Floats) -> Floats:
+        """Return the speeds of the predicted rows, given the successful rows of this study and their times."""
+        return self._speeds
+
     def speeds(self, rows: Rows, tried: Rows, times_us: Floats) -> Floats:
-        """Predict the speed of rows relative to the fastest, shape (rows,); the mean for unknown rows.
-
-        Parameters
-        ----------
-        rows
-            Rows to predict.
-        tried, times_us
-            Successful rows of this study and their times.
-        """
+        """Predict the speed of rows relative to the fastest, shape (rows,); the mean for unknown rows."""
+        speeds = self.combined(tried, times_us)
+        predicted = np.full(len(rows), float(speeds.mean()))
+        indices, known = self._indices(rows)
+        predicted[known] = speeds[indices[known]]
+        return predicted
 
     def losses(self, rows: Rows, tried: Rows, times_us: Floats, losses: Floats) -> Floats:
-        """Predict the loss of rows, on the scale of the losses of the rows that were tried.
+        """Predict the loss of rows, on the scale of the losses of the rows that were tried, at least one.
 
         The loss is assumed to decrease linearly with the predicted speed. The slope is fitted to the rows that were
         tried; its prior is the slope of the loss over the speed measured in this study.
-
-        Parameters
-        ----------
-        rows
-            Rows to predict.
-        tried, times_us, losses
-            Successful rows of this study, at least one, with their times and their losses.
         """
         speeds = self.speeds(np.concatenate([tried, rows]), tried, times_us)
         of_tried, of_rows = speeds[: len(tried)], speeds[len(tried) :]
@@ -142,40 +130,14 @@ class ExpectedSpeeds(ABC):
         indices = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         return indices, self.rows[indices] == rows
 
-    def _looked_up(self, speeds: Floats, rows: Rows) -> Floats:
-        """Return the speeds of rows, given those of the predicted ones; the mean for the others."""
-        predicted = np.full(len(rows), float(speeds.mean()))
-        indices, known = self._indices(rows)
-        predicted[known] = speeds[indices[known]]
-        return predicted
 
-
-class EstimatedSpeeds(ExpectedSpeeds):
-    """Speeds that follow from estimated times, such as those of `autotile.space.time_estimate`.
-
-    Parameters
-    ----------
-    rows
-        Rows that are estimated, ascending.
-    times_us
-        Their estimated times, of any unit, shape (rows,).
-    """
-
-    def __init__(self, rows: Rows, times_us: Floats) -> None:
-        self.rows = rows
-        self.best = rows[np.argsort(times_us, kind="stable")]
-        self._speeds: Floats = times_us.min() / times_us
-
-    @classmethod
-    def of(cls, space: SearchSpace, estimate: Estimate) -> EstimatedSpeeds | None:
-        """Estimate a space, or a sample of a very large one; None if the estimate says nothing."""
-        rows = _rows_to_predict(space, ())
-        times_us = estimate(space if len(rows) == len(space) else replace(space, codes=space.codes[rows]))
-        return cls(rows, times_us) if times_us is not None else None
-
-    def speeds(self, rows: Rows, tried: Rows, times_us: Floats) -> Floats:
-        """Return the speed of rows relative to the fastest, shape (rows,); the mean for unknown rows."""
-        return self._looked_up(self._speeds, rows)
+def estimated_speeds(space: SearchSpace, estimate: Estimate) -> ExpectedSpeeds | None:
+    """Return the speeds by the estimated times of a space, or of a sample of a very large one; None without a time."""
+    rows = _rows_to_predict(space, ())
+    times_us = estimate(space if len(rows) == len(space) else replace(space, codes=space.codes[rows]))
+    if times_us is None:
+        return None
+    return ExpectedSpeeds(rows, times_us.min() / times_us, rows[np.argsort(times_us, kind="stable")])
 
 
 class TransferPrior(ExpectedSpeeds):
@@ -193,30 +155,24 @@ class TransferPrior(ExpectedSpeeds):
     """
 
     def __init__(self, space: SearchSpace, sources: Sequence[Source]) -> None:
-        self.rows: Rows = _rows_to_predict(space, sources)
+        self.rows = _rows_to_predict(space, sources)
         with one_blas_thread():
             found = [(source.name, _speeds(space, self.rows, source)) for source in sources]
         speeds = [each for _, each in found if each is not None]
         self._names = [name for name, each in found if each is not None]
-        self._speeds: Floats = np.array(speeds).reshape(len(speeds), len(self.rows))
-        untried = self._weights(np.zeros(0, np.int64), np.zeros(0)) @ self._speeds
-        self.best: Rows = self.rows[np.argsort(-untried, kind="stable")]
+        self._by_source: Floats = np.array(speeds).reshape(len(speeds), len(self.rows))
+        untried = self.combined(np.zeros(0, np.int64), np.zeros(0))
+        super().__init__(self.rows, untried, self.rows[np.argsort(-untried, kind="stable")])
 
     def __bool__(self) -> bool:
-        return len(self._speeds) > 0
+        return len(self._by_source) > 0
 
-    def speeds(self, rows: Rows, tried: Rows, times_us: Floats) -> Floats:
-        """Predict the speed of rows relative to a source's fastest, shape (rows,); the mean for unknown rows.
-
-        Parameters
-        ----------
-        rows
-            Rows to predict.
-        tried, times_us
-            Successful rows of this study and their times; sources are weighted by how well they predict these.
-        """
-        combined = self._weights(tried, times_us) @ self._speeds
-        return self._looked_up(combined, rows)
+    def combined(self, tried: Rows, times_us: Floats) -> Floats:
+        """Return the mean of the sources, weighted by how well they predict these times; 0 for ignored ones."""
+        estimates = self._estimates(tried, times_us)
+        right = estimates >= _MIN_CORRELATION
+        weights = np.square(np.maximum(estimates, 1e-3)) * (right if right.any() else 1.0)
+        return np.asarray(weights / weights.sum()) @ self._by_source
 
     def leads(self, turn: int, tried: Rows, times_us: Floats, since_best: int) -> bool:
         """Return whether a proposal should follow the sources.
@@ -228,8 +184,6 @@ class TransferPrior(ExpectedSpeeds):
         ----------
         turn
             Number of earlier proposals.
-        tried, times_us
-            Successful rows of this study and their times, in the order in which they ended.
         since_best
             Number of trials that ended since the best one.
         """
@@ -251,13 +205,6 @@ class TransferPrior(ExpectedSpeeds):
             if estimate < _MIN_CORRELATION
         )
 
-    def _weights(self, tried: Rows, times_us: Floats) -> Floats:
-        """Return the weight of each source; that of an ignored one is 0 unless all are."""
-        estimates = self._estimates(tried, times_us)
-        right = estimates >= _MIN_CORRELATION
-        weights = np.square(np.maximum(estimates, 1e-3)) * (right if right.any() else 1.0)
-        return np.asarray(weights / weights.sum())
-
     def _estimates(self, tried: Rows, times_us: Floats) -> Floats:
         """Estimate the rank correlation of each source: the mean of the measured and the prior one by their trials."""
         correlations, count = self._correlations(tried, times_us)
@@ -269,9 +216,13 @@ class TransferPrior(ExpectedSpeeds):
         indices, known = self._indices(tried)
         tested = np.flatnonzero(known)[:_TESTED_TRIALS]
         if len(tested) < 2:
-            return np.zeros(len(self._speeds)), 0
-        measured = _ranks(-times_us[tested])
-        correlations = [_correlation(_ranks(speeds), measured) for speeds in self._speeds[:, indices[tested]]]
+            return np.zeros(len(self._by_source)), 0
+        measured = np.argsort(np.argsort(-times_us[tested])).astype(np.float64)
+        correlations = []
+        for speeds in self._by_source[:, indices[tested]]:
+            predicted = np.argsort(np.argsort(speeds)).astype(np.float64)
+            is_constant = predicted.std() == 0 or measured.std() == 0
+            correlations.append(0.0 if is_constant else float(np.corrcoef(predicted, measured)[0, 1]))
         return np.array(correlations), len(tested)
 
 
@@ -288,18 +239,22 @@ def _speeds(space: SearchSpace, rows: Rows, source: Source) -> Floats | None:
     shared = [parameter for parameter in space.parameters if all(parameter.name in config for config in source.configs)]
     if len(source.configs) < _MIN_TRIALS or not shared:
         return None
-    joint = [_with_values(parameter, source.configs) for parameter in shared]
+    joint = []  # the parameters with the values that only the source has appended
+    for parameter in shared:
+        others = dict.fromkeys(config[parameter.name] for config in source.configs)
+        values = (*parameter.values, *(value for value in others if value not in parameter.values))
+        joint.append(Parameter(parameter.name, values))
     embedding = Embedding(joint)
-    codes = np.array([_codes_of(config, joint) for config in source.configs])
+    codes = np.array([[each.values.index(config[each.name]) for each in joint] for config in source.configs])
     times = np.asarray(source.times_us, np.float64)
     chosen = informative(np.argsort(times, kind="stable"), _MAX_FITTED)
     speeds = times.min() / times[chosen]
     center, spread = float(speeds.mean()), max(float(speeds.std()), 1e-6)
     targets = (speeds - center) / spread
     points = embedding.of(codes[chosen])
-    process = GaussianProcess(
-        fit(points, targets, embedding.groups), embedding.of(_codes_among(space, rows, joint)), points
-    )
+    column_of = {parameter.name: position for position, parameter in enumerate(space.parameters)}
+    own = np.stack([space.codes[rows, column_of[each.name]] for each in joint], axis=1).astype(np.int64)
+    process = GaussianProcess(fit(points, targets, embedding.groups), embedding.of(own), points)
     mean, _ = process.predict(targets[None], np.ones(len(chosen), np.bool_))
     predicted = np.clip(center + spread * mean[0], 0.0, 1.0)
     for config, time in zip(source.configs, times, strict=True):  # measured speeds replace predicted ones
@@ -308,29 +263,3 @@ def _speeds(space: SearchSpace, rows: Rows, source: Source) -> Floats | None:
         if index < len(rows) and rows[index] == row:
             predicted[index] = times.min() / time
     return np.asarray(predicted)
-
-
-def _codes_of(config: Config, parameters: Sequence[Parameter]) -> list[int]:
-    return [parameter.values.index(config[parameter.name]) for parameter in parameters]
-
-
-def _with_values(parameter: Parameter, configs: Sequence[Config]) -> Parameter:
-    """Return the parameter with the values that only the source has appended."""
-    others = dict.fromkeys(config[parameter.name] for config in configs)
-    return Parameter(parameter.name, (*parameter.values, *(v for v in others if v not in parameter.values)))
-
-
-def _codes_among(space: SearchSpace, rows: Rows, shared: Sequence[Parameter]) -> NDArray[np.int64]:
-    index = {parameter.name: position for position, parameter in enumerate(space.parameters)}
-    columns = [space.codes[rows, index[parameter.name]] for parameter in shared]
-    return np.stack(columns, axis=1).astype(np.int64)
-
-
-def _ranks(values: Floats) -> Floats:
-    return np.argsort(np.argsort(values)).astype(np.float64)
-
-
-def _correlation(a: Floats, b: Floats) -> float:
-    if a.std() == 0 or b.std() == 0:
-        return 0.0
-    return float(np.corrcoef(a, b)[0, 1])

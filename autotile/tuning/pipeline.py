@@ -27,7 +27,7 @@ _LOOK_S = 0.01
 
 
 class Proposer(Protocol):
-    """Source of candidates: `autotile.search.shortlist.Shortlist`, or `GivenCandidates`."""
+    """Source of candidates: `autotile.search.search.Shortlist`, or `GivenCandidates`."""
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next row to compile and its configuration; None while enough candidates wait."""

@@ -64,8 +64,7 @@ if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.database.runs import Claimed
     from autotile.search.importance import ParameterEffects
-    from autotile.search.search import Search
-    from autotile.search.shortlist import Shortlist
+    from autotile.search.search import Search, Shortlist
     from autotile.tuning.independent_steps import StepTimes
     from autotile.tuning.problem_queue import Lane
 
@@ -628,7 +627,7 @@ class Session:
         search = self._asked
         if search is None:
             return
-        row = search.row_of(trial.config)
+        row = search.space.row_of(trial.config)
         if row is not None and search.is_pending(row):
             search.tell(row, trial)
         elif row is not None:

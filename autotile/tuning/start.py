@@ -27,8 +27,7 @@ from autotile.tuning.stopping import TrialLog
 
 if TYPE_CHECKING:
     from autotile.database.database import Database, StudySummary
-    from autotile.search.search import Search
-    from autotile.search.shortlist import Shortlist
+    from autotile.search.search import Search, Shortlist
     from autotile.search.transfer import MisleadingSource, Source
 
 
@@ -286,7 +285,7 @@ class SearchPlan:
 
     def begin(self, log: TrialLog) -> Shortlist:
         """Return the search, which has learned from the trials of earlier sessions."""
-        from autotile.search.shortlist import Shortlist
+        from autotile.search.search import Shortlist
 
         return Shortlist(self.make_search(log), self._lookahead, self._device.sm_count, earlier=log.trials)
 

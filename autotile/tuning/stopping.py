@@ -19,7 +19,7 @@ from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
-    from autotile.search.shortlist import Shortlist
+    from autotile.search.search import Shortlist
 
 
 class Clock:
@@ -165,9 +165,9 @@ class StoppingRules:
         """Take over what a search expects of further trials."""
         self.expected_gain, self.settled_gain = search.expected_gain, search.settled_gain
         if self._options.until is not None:
-            self.ends_after = search.trials_until_expected(self._options.until)
+            self.ends_after = search.trials_until(self._options.until, settled=False)
         elif not self._options.spend:
-            settled = search.trials_until_settled(_SETTLED_GAIN)
+            settled = search.trials_until(_SETTLED_GAIN, settled=True)
             self.ends_after = None if settled is None else max(settled, _SETTLED_TRIALS - len(self._log))
 
     @property

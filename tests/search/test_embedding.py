@@ -7,7 +7,7 @@ import pytest
 
 from autotile.core.model import Value
 from autotile.kernel.spec import Parameter
-from autotile.search.embedding import Embedding
+from autotile.search.gaussian_process import Embedding
 
 
 def coordinates(*values: Value) -> tuple[np.ndarray, np.ndarray]:

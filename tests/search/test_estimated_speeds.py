@@ -15,9 +15,8 @@ from autotile.exchange.recording import read_recording
 from autotile.kernel.library import load_kernel
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.samplers import Lookahead
-from autotile.search.search import Search
-from autotile.search.shortlist import Shortlist
-from autotile.search.transfer import EstimatedSpeeds, Source
+from autotile.search.search import Search, Shortlist
+from autotile.search.transfer import Source, estimated_speeds
 from autotile.space.search_space import SearchSpace
 from autotile.space.time_estimate import estimate_times
 
@@ -144,7 +143,7 @@ def test_of_a_very_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyP
         counts.append(len(space))
         return exact(space)
 
-    found = EstimatedSpeeds.of(SPACE, counted)
+    found = estimated_speeds(SPACE, counted)
     assert found is not None
     assert counts[0] <= 20 < len(SPACE)
     best = SPACE.config(int(found.best[0]))

@@ -69,7 +69,7 @@ def test_a_chosen_point_explains_what_its_observation_would(drawn) -> None:
     known[20] = False
     _, before = process.predict(targets[None, :20], known[:20])
     some = np.array([3, 7, 30, 41])
-    explained = process.among(some).explained_by(1)
+    explained = process.among(some)(1)
     process.observe(points[7:8])
     _, after = process.predict(targets[None, :21], known)
     assert np.square(after[some] / before[some]) == pytest.approx(1 - explained, abs=2e-3)

@@ -8,11 +8,9 @@ import pytest
 from rows import broken, make_space, ok, tile_space, tile_time_us
 from test_sampler_quality import best_us, time_us, wide_space
 
-from autotile.search.gp_sampler import FeasibleGPSampler
-from autotile.search.row_sampler import Candidates, rows_to_evaluate
-from autotile.search.search import Search
-from autotile.search.study import distributions_of, new_study
-from autotile.search.surrogate import due_fit
+from autotile.search.gp_sampler import FeasibleGPSampler, due_fit
+from autotile.search.row_sampler import Candidates, distributions_of, rows_to_evaluate
+from autotile.search.search import Search, new_study
 
 
 def large_space():

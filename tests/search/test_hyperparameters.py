@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from autotile.search.gaussian_process import _LENGTH_BOUNDS, _NOISE_BOUNDS, _Likelihood, fit
+from autotile.search.gaussian_process import _LENGTH_BOUNDS, _NOISE_BOUNDS, density_of, fit
 
 
 def test_the_gradient_is_that_of_the_likelihood() -> None:
     rng = np.random.default_rng(1)
     points, targets = rng.random((25, 4)), rng.normal(size=25)
-    likelihood = _Likelihood(points, targets, np.array([0, 1, 1, 2]))
-    at = likelihood.center + 0.3 * rng.normal(size=4)
+    likelihood, center, _ = density_of(points, targets, np.array([0, 1, 1, 2]))
+    at = center + 0.3 * rng.normal(size=4)
     gradient = likelihood(at)[1]
     for index in range(4):
         step = 1e-5 * np.eye(4)[index]
@@ -45,9 +45,9 @@ def logarithms(found) -> np.ndarray:
 @pytest.mark.parametrize("count", [6, 20, 80])
 def test_a_fit_is_the_optimum_that_scipy_finds(count: int) -> None:
     points, targets, groups = landscape(count)
-    likelihood = _Likelihood(points, targets, groups)
+    likelihood, center, _ = density_of(points, targets, groups)
     bounds = [_LENGTH_BOUNDS] * 5 + [tuple(np.log(_NOISE_BOUNDS))]
-    best = minimize(likelihood, likelihood.center, jac=True, method="L-BFGS-B", bounds=bounds)
+    best = minimize(likelihood, center, jac=True, method="L-BFGS-B", bounds=bounds)
     found = fit(points, targets, groups)
     assert likelihood(logarithms(found))[0] == pytest.approx(best.fun, abs=5e-3)
 
@@ -56,7 +56,7 @@ def test_a_fit_that_begins_at_the_previous_one_takes_few_steps() -> None:
     points, targets, groups = landscape(80)
     first = fit(points[:70], targets[:70], groups)
     later = fit(points, targets, groups, start=first, max_steps=4)
-    likelihood = _Likelihood(points, targets, groups)
+    likelihood, *_ = density_of(points, targets, groups)
     assert likelihood(logarithms(later))[0] == pytest.approx(
         likelihood(logarithms(fit(points, targets, groups)))[0], abs=2e-2
     )

@@ -23,9 +23,9 @@ from autotile.kernel.spec import Parameter
 from autotile.search import installed_strategies as strategies
 from autotile.search import samplers
 from autotile.search.installed_strategies import KernelTunerSampler, StrategyProcess
+from autotile.search.row_sampler import distributions_of
 from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, make_sampler, sampler_names
 from autotile.search.search import Search
-from autotile.search.study import distributions_of
 
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
 

@@ -8,7 +8,7 @@ import pytest
 from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
-from autotile.search.history import History, losses, result_of
+from autotile.search.gp_sampler import History, losses, result_of
 
 DOWN, UP = StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE
 ONE = np.ones(1)

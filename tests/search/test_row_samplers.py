@@ -14,9 +14,8 @@ from rows import TILES, make_space, spaces, tile_space, tile_time_us
 from autotile.errors import InputError
 from autotile.search import gp_sampler, optuna_samplers
 from autotile.search.optuna_samplers import FeasibleSampler
-from autotile.search.row_sampler import RowSampler
+from autotile.search.row_sampler import RowSampler, distributions_of
 from autotile.search.samplers import SAMPLERS, make_sampler
-from autotile.search.study import distributions_of
 from autotile.space.search_space import SearchSpace
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]

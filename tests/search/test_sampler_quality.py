@@ -8,8 +8,8 @@ from rows import broken, make_space, ok
 
 from autotile.core.model import Config
 from autotile.search.optuna_samplers import FeasibleTPESampler
-from autotile.search.search import Search
-from autotile.search.study import distributions_of, new_study
+from autotile.search.row_sampler import distributions_of
+from autotile.search.search import Search, new_study
 from autotile.space.search_space import SearchSpace
 
 

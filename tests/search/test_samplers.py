@@ -12,7 +12,7 @@ from rows import tile_space
 from autotile.core.model import TIME
 from autotile.errors import InputError
 from autotile.search import samplers
-from autotile.search.row_sampler import RankingSampler
+from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.samplers import (
     AUTO,
     BRUTE_FORCE,
@@ -49,14 +49,14 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 @pytest.mark.parametrize("name", [name for name, entry in SAMPLERS.items() if entry.packages])
 def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "find_spec", lambda package: None)
-    package = SAMPLERS[name].packages[0]
-    with pytest.raises(InputError, match=f"needs {package.name}: pip install {package.install}, or choose tpe"):
+    _, package, install = SAMPLERS[name].packages[0]
+    with pytest.raises(InputError, match=f"needs {package}: pip install {install}, or choose tpe"):
         make_sampler(name, tile_space(), 0)
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_sampler_can_what_its_lookahead_asks_for(name: str) -> None:
-    assert isinstance(make_sampler(name, tile_space(), 0), RankingSampler) == SAMPLERS[name].lookahead.ranks
+    assert isinstance(make_sampler(name, tile_space(), 0), FeasibleGPSampler) == SAMPLERS[name].lookahead.ranks
 
 
 def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers() -> None:

@@ -7,8 +7,7 @@ from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
 from autotile.core.model import Config, Outcome, Trial
 from autotile.errors import ConfigError, InputError
 from autotile.search.samplers import SAMPLERS
-from autotile.search.search import Search
-from autotile.search.study import FAILED
+from autotile.search.search import FAILED, Search
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}

@@ -13,9 +13,9 @@ from rows import broken, make_space, ok, tile_space, tile_time_us
 
 from autotile.core.model import Config, Outcome, Resources, Trial, non_dominated, objective_values
 from autotile.errors import InputError
+from autotile.search.row_sampler import quiet_optuna
 from autotile.search.samplers import SAMPLERS, check_sampler
-from autotile.search.search import Search
-from autotile.search.study import quiet_optuna, study_to_storage
+from autotile.search.search import Search, study_to_storage
 
 OBJECTIVES = ("time", "registers")
 FOLLOWING = [name for name, kind in SAMPLERS.items() if kind.multi_objective and kind.missing_package is None]

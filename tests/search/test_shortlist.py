@@ -12,10 +12,9 @@ from test_sampler_quality import time_us, wide_space
 
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Resources, Trial
 from autotile.errors import ConfigError
-from autotile.search.embedding import CompiledPoints, features_of
+from autotile.search.gaussian_process import compiled_points, features_of
 from autotile.search.samplers import Lookahead
-from autotile.search.search import Search
-from autotile.search.shortlist import Shortlist
+from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
 
 RANKED = Lookahead(compiling=8, per_measured=2, queued=1)
@@ -48,7 +47,7 @@ def go(shortlist: Shortlist, trials: int, done: int = 0) -> tuple[list[Trial], i
     compiled = 0
     ended: list[Trial] = []
     running: deque[int] = deque()
-    config = shortlist._search._space.config
+    config = shortlist._search.space.config
     while (room := trials - done - len(ended) - len(running)) or running:
         while shortlist.propose(room) is not None:
             compiled += 1
@@ -215,6 +214,6 @@ def test_features_are_of_one_scale_and_need_a_compiler() -> None:
 
 def test_what_does_not_differ_is_no_coordinate() -> None:
     features = {0: np.array([0.1, 0.5]), 1: np.array([0.3, 0.5]), 2: np.array([0.9, 0.6])}
-    points = CompiledPoints(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
-    assert points.groups.tolist() == [0, 1]
+    points, groups = compiled_points(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
+    assert groups.tolist() == [0, 1]
     assert points(np.array([2, 5])).tolist() == [[2.0, 0.9], [5.0, pytest.approx(0.2)]]

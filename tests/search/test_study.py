@@ -8,7 +8,8 @@ from rows import broken, ok, tile_space, tile_time_us
 
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
 from autotile.errors import InputError
-from autotile.search.study import FAILED, attributes_of, quiet_optuna, study_of_trials, study_to_storage
+from autotile.search.row_sampler import quiet_optuna
+from autotile.search.search import FAILED, attributes_of, study_of_trials, study_to_storage
 
 SPACE = tile_space()
 TRIALS = [

@@ -14,10 +14,9 @@ from rows import advance_ahead, ok
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.kernel.spec import Parameter
 from autotile.search.gp_sampler import FeasibleGPSampler
+from autotile.search.row_sampler import distributions_of
 from autotile.search.samplers import Lookahead
-from autotile.search.search import Search
-from autotile.search.shortlist import Shortlist
-from autotile.search.study import distributions_of
+from autotile.search.search import Search, Shortlist
 from autotile.search.transfer import Source, TransferPrior
 from autotile.space.search_space import SearchSpace
 
