@@ -40,8 +40,8 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
 from autotile.exchange.recording import Recording, read_recording
+from autotile.families.family import FamilyRule
 from autotile.families.preference import Tuned, prefer
-from autotile.families.rule import FamilyRule
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import size_distance
 from autotile.serving.dispatcher import Dispatcher

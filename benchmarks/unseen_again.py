@@ -24,9 +24,8 @@ from unseen_sizes import Bench, losses, show, summary
 from autotile.core.model import Config, Problem, config_key
 from autotile.database.winners import StoredRule
 from autotile.exchange.shipped import read_rules, write_rules
-from autotile.families.family import sample_members
-from autotile.families.learning import TrainingData, learn_rule
-from autotile.families.rule import FamilyRule, Traits, list_features, meet_rules
+from autotile.families.family import FamilyRule, TrainingData, learn_rule, sample_members
+from autotile.families.features import Traits, list_features, meet_rules
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
 from autotile.workers.child import WorkerPool

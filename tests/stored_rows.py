@@ -19,8 +19,7 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.learned import FamilyState, FamilyStore, save_ceilings, save_model, study_times
 from autotile.errors import InputError
-from autotile.families.family import Extent, Family
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 from autotile.kernel.library import load_kernel
 
 DEVICE = replace(device_profile("h200"), source="cuda")

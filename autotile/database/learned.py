@@ -24,8 +24,7 @@ from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.winners import RULES, Row, RuleDocument, StoredMiss, StoredRule
 from autotile.errors import DataError
-from autotile.families.family import Family
-from autotile.families.rule import FamilyRule
+from autotile.families.family import Family, FamilyRule
 from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance

@@ -31,7 +31,7 @@ from autotile.errors import DataError, InputError
 from autotile.settings import expand_path
 
 if TYPE_CHECKING:
-    from autotile.families.rule import FamilyRule
+    from autotile.families.family import FamilyRule
 
 
 MEASUREMENT_COLUMNS = ("time_us", "low_us", "high_us", "l2")
@@ -257,7 +257,7 @@ class RuleDocument(msgspec.Struct):
         DataError
             ``rule`` does not match the schema of rules.
         """
-        from autotile.families.rule import FamilyRule  # most kernels have no rule
+        from autotile.families.family import FamilyRule  # most kernels have no rule
 
         try:
             rule = FamilyRule.from_json(self.rule)

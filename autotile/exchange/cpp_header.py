@@ -18,7 +18,8 @@ from autotile.core.text import shown_text
 from autotile.cuda.driver import variable_symbols
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
-from autotile.families.rule import FamilyRule, Feature, Leaf, Split, Traits
+from autotile.families.family import FamilyRule, Leaf, Split
+from autotile.families.features import Feature, Traits
 from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType, StructArgument, TensorMapArgument, TextureArgument
 from autotile.kernel.arguments import BufferArgument, Number, ScalarArgument, WorkspaceArgument
 from autotile.kernel.expressions import Expression, Node, evaluate

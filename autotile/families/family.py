@@ -1,7 +1,12 @@
-"""Families of problems, and the selection of points to tune.
+"""Families of problems: the points that are tuned, and the rule that is learned there and serves all sizes.
 
 Distances between problems are in the logarithms of the sizes, since a size matters relative to a tile. Points include
 ragged sizes: programs call with 1999 as well as with 2048, and a tile that does not divide a size takes other paths.
+
+A rule is a few configurations, and a small decision tree over features of a problem that chooses one. It is data that a
+person can read; every part is checked when it is read back, and nothing in it is executed. It is learned from the few
+measured points and from many more problems of the family, with times predicted by a `TimeModel`; what it minimises is
+the mean loss, the time of the served configuration over the fastest known one at the point, minus 1.
 """
 
 from __future__ import annotations
@@ -9,16 +14,31 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from autotile.core.documents import Count, Name, convert
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import Count, Finite, Format, Name, NonNegative, TimeUs, convert, to_document
+from autotile.core.model import Config, Resources, config_key, config_text
+from autotile.core.text import percent_text, sizes_text
 from autotile.errors import DataError, ProblemError
+from autotile.families.features import Feature, Traits
+from autotile.kernel.problem import size_distance
+from autotile.kernel.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from autotile.kernel.operation import Operation
+
+Matrix = NDArray[np.float64]
+Vector = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 
 _MAX_SIZE = 2**31 - 1
 _PART = re.compile(r"(\d{1,10})(?:\.\.(\d{1,10}))?", re.ASCII)
@@ -79,14 +99,14 @@ class Family:
 
     @classmethod
     def from_json(cls, data: Any) -> Family:
-        """Invert `to_json`.
-
-        Raises
-        ------
-        DataError
-            ``data`` is not what `to_json` returns.
-        """
-        return cls({name: Extent(_ordered(name, parts)) for name, parts in convert(data, _Parts).items()})
+        """Invert `to_json`; a `DataError` for anything else."""
+        extents = {}
+        for name, parts in convert(data, _Parts).items():
+            ends = [end for part in parts for end in part]
+            if ends != sorted(ends):
+                raise DataError(f"expected parts in ascending order, got {parts}", field=name)
+            extents[name] = Extent(parts)
+        return cls(extents)
 
 
 _Parts = Annotated[
@@ -96,42 +116,18 @@ _Parts = Annotated[
 """JSON of a family."""
 
 
-def _ordered(name: str, parts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    ends = [end for part in parts for end in part]
-    if ends != sorted(ends):
-        raise DataError(f"expected parts in ascending order, got {parts}", field=name)
-    return parts
-
-
-class Sized(Protocol):
-    """Object with sizes and flags: a kernel, or an operation."""
-
-    @property
-    def name(self) -> str:
-        """Name, for messages."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Every size and flag with its default."""
-
-    @property
-    def flags(self) -> Collection[str]:
-        """Names that are 0 or 1."""
-
-    def is_optional(self, name: str) -> bool:
-        """Return whether a size may be left out."""
-
-
-def parse_family(spec: Sized, words: Iterable[str]) -> Family:
+def parse_family(spec: KernelSpec | Operation, words: Iterable[str], flags: Collection[str] | None = None) -> Family:
     """Parse a family from words such as ``M=1..8192 N=4096 K=4096,7168``.
 
     Parameters
     ----------
     spec
-        Specification of the kernel.
+        Kernel or operation.
     words
         One word for each size: a value, a range ``a..b`` including both ends, or several of them separated by commas.
         Sizes and flags that are not given take their default, but one must be given.
+    flags
+        Names that are 0 or 1; None for the flags of ``spec``.
 
     Raises
     ------
@@ -148,34 +144,15 @@ def parse_family(spec: Sized, words: Iterable[str]) -> Family:
             )
         if name in given:
             raise ProblemError(f"{name} is given twice, as {given[name]} and as {text}; join values by commas")
-        given[name] = _extent(spec, name, text)
+        given[name] = _parse_extent(name, text, is_flag=name in (spec.flags if flags is None else flags))
     missing = [name for name in spec.sizes if name not in given and not spec.is_optional(name)]
     if missing and not given:
         raise ProblemError(f"the family needs the size {missing[0]}, such as {missing[0]}=1..{spec.sizes[missing[0]]}")
-    defaults = {name: Extent(((value, value),)) for name, value in spec.sizes.items()}
-    return Family({name: given.get(name, defaults[name]) for name in spec.sizes})
+    return Family({name: given.get(name, Extent(((value, value),))) for name, value in spec.sizes.items()})
 
 
-def family_of(spec: Sized, sizes: Mapping[str, int | str | Sequence[int] | range]) -> Family:
-    """Return the family that a program describes.
-
-    Parameters
-    ----------
-    spec
-        Specification of the kernel.
-    sizes
-        For each size a number, a list of numbers, text such as ``1..8192``, or a `range` of step 1.
-
-    Raises
-    ------
-    ProblemError
-        As for `parse_family`.
-    """
-    return parse_family(spec, [f"{name}={extent_text(name, value)}" for name, value in sizes.items()])
-
-
-def _extent(spec: Sized, name: str, text: str) -> Extent:
-    low, high = (0, 1) if name in spec.flags else (1, _MAX_SIZE)
+def _parse_extent(name: str, text: str, *, is_flag: bool) -> Extent:
+    least, most = (0, 1) if is_flag else (1, _MAX_SIZE)
     parts = []
     for piece in text.split(","):
         match = _PART.fullmatch(piece)
@@ -187,21 +164,29 @@ def _extent(spec: Sized, name: str, text: str) -> Extent:
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last:
             raise ProblemError(f"the range {name}={piece} is empty; give its smaller end first: {last}..{first}")
-        if first < low or last > high:
-            raise ProblemError(f"{name}={piece} is out of bounds, expected values from {low} to {high}")
+        if first < least or last > most:
+            raise ProblemError(f"{name}={piece} is out of bounds, expected values from {least} to {most}")
         parts.append((first, last))
-    return Extent(_merge(parts))
-
-
-def _merge(parts: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the same values in ascending, disjoint parts; adjacent values are not joined into ranges."""
     merged: list[tuple[int, int]] = []
-    for low, high in sorted(parts):
+    for low, high in sorted(parts):  # parts that overlap become one; adjacent values are not joined into ranges
         if merged and low <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
             merged.append((low, high))
-    return tuple(merged)
+    return Extent(tuple(merged))
+
+
+def family_of(spec: KernelSpec | Operation, sizes: Mapping[str, int | str | Sequence[int] | range]) -> Family:
+    """Return the family that a program describes; errors as for `parse_family`.
+
+    Parameters
+    ----------
+    spec
+        Kernel or operation.
+    sizes
+        For each size a number, a list of numbers, text such as ``1..8192``, or a `range` of step 1.
+    """
+    return parse_family(spec, [f"{name}={extent_text(name, value)}" for name, value in sizes.items()])
 
 
 def extent_text(name: str, value: object) -> str:
@@ -230,8 +215,8 @@ _ROUND_STEPS = 4
 """Round sizes are 4, 5, 6 or 7 times a power of two."""
 _KINDS = ("round", "odd", "vector", "odd")
 """Kinds of a size in turn, over the candidates. Seven in eight integers are not a multiple of the vector length."""
-
-Points = NDArray[np.float64]
+_SPREAD_KINDS = ("round", "vector", "odd", "round", "vector", "round", "vector")
+"""Kinds of a size in turn; that of each size has another period, so that kinds are mixed."""
 
 
 def select_points(
@@ -251,24 +236,19 @@ def select_points(
     is_possible
         Whether the kernel has a valid configuration for a problem; other problems are not selected.
 
-    Returns
-    -------
-    list of dict
-        Sizes of each point.
-
     Raises
     ------
     ProblemError
         ``count`` is too small, or no problem of the family is possible.
     """
-    needed = max(len(extent.ends) for extent in family.extents.values())
+    widest = max(family.extents, key=lambda name: len(family.extents[name].ends))
+    needed = len(family.extents[widest].ends)
     if count < needed:
-        widest = max(family.extents, key=lambda name: len(family.extents[name].ends))
         raise ProblemError(
             f"{count} points cannot cover {widest}={family.extents[widest]}: expected at least {needed}, one for each "
             "listed value and each end of a range"
         )
-    candidates = _candidates(family, _CANDIDATES)
+    candidates = _spread_candidates(family, _CANDIDATES)
     members = [dict(zip(family.extents, values, strict=True)) for values in candidates]
     chosen = select_points_from(family, members, count, is_possible, np.array(list(candidates.values()), float))
     if not chosen:
@@ -281,7 +261,7 @@ def select_points_from(
     members: Sequence[Mapping[str, int]],
     count: int,
     is_possible: Callable[[Mapping[str, int]], bool] = lambda _: True,
-    weights: Points | None = None,
+    weights: Vector | None = None,
 ) -> list[dict[str, int]]:
     """Select points as `select_points` does, among given members, such as those that were recorded.
 
@@ -297,14 +277,16 @@ def select_points_from(
     counted = np.ones(len(members)) if weights is None else weights
     positions = np.array([_position(family, member) for member in members])
     distances = np.abs(positions[:, None, :] - positions[None, :, :]).sum(axis=2)
-    covers = np.array([[member[name] == end for name, end in _ends(family)] for member in members], np.bool_)
+    ends = [(name, end) for name, extent in family.extents.items() if len(extent.ends) > 1 for end in extent.ends]
+    covers = np.array([[member[name] == end for name, end in ends] for member in members], np.bool_)
     left = np.ones(len(members), np.bool_)
     nearest = np.full(len(members), np.inf)
     uncovered = np.ones(covers.shape[1], np.bool_)
     chosen: list[dict[str, int]] = []
     while len(chosen) < count and left.any():
         np.minimum(distances, nearest, out=distances)  # distances to a point that is chosen, if that is nearer
-        order = _preferred(distances @ counted, covers[:, uncovered].sum(axis=1))
+        newly_covered = covers[:, uncovered].sum(axis=1)
+        order = np.lexsort((distances @ counted, -newly_covered)).tolist()
         new = next((number for number in order if left[number] and is_possible(members[number])), None)
         if new is None:
             break
@@ -313,15 +295,6 @@ def select_points_from(
         uncovered &= ~covers[new]
         left &= nearest > 0
     return chosen
-
-
-def _preferred(remaining: Points, newly_covered: NDArray[np.int64]) -> list[int]:
-    """Return the members in order of preference: newly covered ends and values first, then the remaining distance."""
-    return [int(number) for number in np.lexsort((remaining, -newly_covered))]
-
-
-def _ends(family: Family) -> list[tuple[str, int]]:
-    return [(name, end) for name, extent in family.extents.items() if len(extent.ends) > 1 for end in extent.ends]
 
 
 def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
@@ -337,11 +310,7 @@ def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
 
 def sample_members(family: Family) -> list[dict[str, int]]:
     """Return members that cover the family evenly, with round and ragged sizes, and its corners and edges."""
-    return [dict(zip(family.extents, values, strict=True)) for values in _candidates(family, _MEMBERS)]
-
-
-_SPREAD_KINDS = ("round", "vector", "odd", "round", "vector", "round", "vector")
-"""Kinds of a size in turn; that of each size has another period, so that kinds are mixed."""
+    return [dict(zip(family.extents, values, strict=True)) for values in _spread_candidates(family, _MEMBERS)]
 
 
 def spread_members(family: Family, count: int) -> list[dict[str, int]]:
@@ -361,7 +330,7 @@ def spread_members(family: Family, count: int) -> list[dict[str, int]]:
     return [dict(zip(family.extents, values, strict=True)) for values in found]
 
 
-def _candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
+def _spread_candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
     """Return members by their sizes, each with the number of evenly distributed problems that it stands for.
 
     Small sizes stand for many, since an octave holds few integers; members at corners and edges stand for none.
@@ -371,32 +340,28 @@ def _candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
     found: Counter[tuple[int, ...]] = Counter()
     for number, row in enumerate(_even_fractions(count, len(extents))):
         inside = tuple(
-            _value(e, float(u), _kind(number, place)) for place, (e, u) in enumerate(zip(extents, row, strict=True))
+            _value(extent, float(fraction), _KINDS[number // len(_KINDS) ** place % len(_KINDS)])
+            for place, (extent, fraction) in enumerate(zip(extents, row, strict=True))
         )
         found[inside] += 1
         on_edge = tuple(
-            e[int(u * len(e))] if (number >> place) % 2 else value
-            for place, (e, u, value) in enumerate(zip(ends, row, inside, strict=True))
+            one[int(fraction * len(one))] if (number >> place) % 2 else value
+            for place, (one, fraction, value) in enumerate(zip(ends, row, inside, strict=True))
         )
         found[on_edge] += 0
-    for corner in _corners(ends):
-        found[corner] += 0
+    most = max(map(len, ends))
+    for is_mirrored in (False, True):  # corners, so that every end and every listed value occurs
+        for number in range(most):
+            places = [min(number, len(one) - 1) for one in ends]
+            corner = (
+                one[-1 - at] if is_mirrored and place % 2 else one[at]
+                for place, (one, at) in enumerate(zip(ends, places, strict=True))
+            )
+            found[tuple(corner)] += 0
     return found
 
 
-def _corners(ends: Sequence[Sequence[int]]) -> Iterable[tuple[int, ...]]:
-    """Yield members whose sizes are all ends or listed values, so that each of these occurs."""
-    count = max(len(one) for one in ends)
-    for number in range(count):
-        yield tuple(one[min(number, len(one) - 1)] for one in ends)
-    for number in range(count):
-        yield tuple(
-            one[-1 - min(number, len(one) - 1)] if place % 2 else one[min(number, len(one) - 1)]
-            for place, one in enumerate(ends)
-        )
-
-
-def _even_fractions(count: int, dimensions: int) -> Points:
+def _even_fractions(count: int, dimensions: int) -> Matrix:
     """Return points that cover the unit cube evenly, shape (count, dimensions).
 
     They are multiples, modulo 1, of the inverse powers of the root of ``x ** (d + 1) = x + 1``: M. Roberts, "The
@@ -409,25 +374,743 @@ def _even_fractions(count: int, dimensions: int) -> Points:
     return np.asarray((0.5 + np.arange(count)[:, None] * steps) % 1.0)
 
 
-def _kind(number: int, place: int) -> str:
-    """Return the kind of the size at a position in a candidate; all combinations of kinds occur."""
-    return _KINDS[number // len(_KINDS) ** place % len(_KINDS)]
-
-
 def _value(extent: Extent, fraction: float, kind: str) -> int:
-    """Return the value at a fraction of an extent, in logarithms; every part gets an equal share."""
+    """Return the value of a kind at a fraction of an extent, in logarithms; every part gets an equal share."""
     place = fraction * len(extent.parts)
     low, high = extent.parts[int(place)]
     if low in (high, 0):
         return high if place % 1.0 >= 0.5 else low
-    value = round(low * (high / low) ** (place % 1.0))
-    return _rounded(value, low, high, kind)
-
-
-def _rounded(value: int, low: int, high: int, kind: str) -> int:
-    """Return the nearest value that is round, a multiple of the vector length, or odd, if it is within the range."""
+    value: int = round(low * (high / low) ** (place % 1.0))
     if kind == "odd":
         return value if value % 2 or value + 1 > high else value + 1
-    unit = _VECTOR if kind == "vector" else max(1, 2 ** (value.bit_length() - 1) // _ROUND_STEPS)
+    unit: int = _VECTOR if kind == "vector" else max(1, 2 ** (value.bit_length() - 1) // _ROUND_STEPS)
     rounded = (value + unit // 2) // unit * unit
     return rounded if low <= rounded <= high else value
+
+
+_MAX_DEPTH = 32
+"""Maximum number of splits above a leaf of a tree that is read from a file."""
+_MAX_CONFIGS = 64
+"""Maximum number of configurations of a rule that is read from a file."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The configurations in order of preference: where one is not valid, the next is served."""
+
+    order: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the order under ``serve``."""
+        return {"serve": list(self.order)}
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split: problems whose feature is at most a threshold go to one branch, all others to the other."""
+
+    feature: Feature
+    at_most: float
+    then: Tree
+    otherwise: Tree
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the feature, the threshold and the branches."""
+        question = {"if": self.feature.to_json(), "at_most": self.at_most}
+        return {**question, "then": self.then.to_json(), "else": self.otherwise.to_json()}
+
+
+Tree = Leaf | Split
+
+
+class TreeDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """JSON of a tree: ``serve`` of a leaf, or the other fields of a split."""
+
+    serve: list[Count] | None = None
+    feature: dict[str, Any] | None = msgspec.field(default=None, name="if")
+    at_most: Finite | None = None
+    then: TreeDocument | None = None
+    otherwise: TreeDocument | None = msgspec.field(default=None, name="else")
+
+    def tree(self, sizes: Sequence[str], configs: int, depth: int = 0) -> Tree:
+        """Return the tree below so many splits; a `DataError` if it is not one over these sizes and configurations."""
+        if self.serve is not None:
+            if sorted(self.serve) != list(range(configs)):
+                raise DataError(f"a leaf serves {self.serve}, expected every number below {configs} once")
+            return Leaf(tuple(self.serve))
+        if self.at_most is None or self.then is None or self.otherwise is None or depth > _MAX_DEPTH:
+            raise DataError("a node of the tree is neither a leaf nor a split, or is nested too deeply")
+        feature = Feature.from_json(self.feature, sizes, configs)
+        then, otherwise = (one.tree(sizes, configs, depth + 1) for one in (self.then, self.otherwise))
+        return Split(feature, self.at_most, then, otherwise)
+
+
+def find_leaf(tree: Tree, problem: Traits) -> Leaf:
+    """Return the leaf of a single problem."""
+    while isinstance(tree, Split):
+        tree = tree.then if problem.column(tree.feature)[0] <= tree.at_most else tree.otherwise
+    return tree
+
+
+def _tree_lines(tree: Tree, indent: str = "") -> Iterator[str]:
+    if isinstance(tree, Leaf):
+        others = f", else {' '.join(f'#{number}' for number in tree.order[1:])}" if tree.order[1:] else ""
+        yield f"{indent}#{tree.order[0]}{others}"
+        return
+    yield f"{indent}{tree.feature} <= {tree.at_most:g}:"
+    yield from _tree_lines(tree.then, indent + "  ")
+    yield f"{indent}else:"
+    yield from _tree_lines(tree.otherwise, indent + "  ")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleConfig:
+    """One of the configurations of a rule, with its compiled resources, if known, and its resident blocks on one SM."""
+
+    config: Config
+    resources: Resources | None
+    blocks_per_sm: Count
+
+
+@dataclass(frozen=True, slots=True)
+class RulePoint:
+    """One of the problems that a rule was learned from.
+
+    Attributes
+    ----------
+    sizes
+        Sizes and flags of the problem.
+    times_us
+        Time of each of the rule's configurations in microseconds, with the ends of its 95 % interval; None where it
+        cannot be served.
+    best_us
+        Time of the fastest configuration known at the point, whether or not it is one of the rule's.
+    loss
+        Time of the served configuration over ``best_us``, minus 1.
+    held_out
+        Loss of a rule that was learned without the point; None for a single point.
+    without
+        Loss of what is served at the point, if it was not tuned, without a rule; None where that is not known, as of
+        rules that were learned before it was compared.
+    """
+
+    sizes: Mapping[Name, Count]
+    times_us: tuple[tuple[TimeUs, NonNegative, NonNegative] | None, ...]
+    best_us: TimeUs
+    loss: Finite
+    held_out: Finite | None
+    without: Finite | None = None
+
+    def times_by_config(self, configs: Sequence[RuleConfig]) -> dict[str, float]:
+        """Return the time in microseconds of each of the rule's configurations that was timed, by `config_key`."""
+        timed = zip(configs, self.times_us, strict=True)
+        return {config_key(one.config): times[0] for one, times in timed if times is not None}
+
+    def fastest(self) -> int | None:
+        """Return the number of the fastest of the rule's configurations; None if none was timed."""
+        timed = [(times[0], number) for number, times in enumerate(self.times_us) if times is not None]
+        return min(timed)[1] if timed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Comparison of a rule with serving without it, at points that each was left out of.
+
+    Attributes
+    ----------
+    points
+        Number of points.
+    ratio
+        Geometric mean of the time by the rule over the time without it.
+    upper
+        Upper end of the one-sided 95 % interval of `ratio`; None with fewer points than `MIN_JUDGED`.
+    """
+
+    points: int
+    ratio: float
+    upper: float | None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the rule is faster for sure."""
+        return self.upper is not None and self.upper < 1.0
+
+
+MIN_JUDGED = 5
+"""Minimum number of points for a judgement: with fewer, a rule that is better at each of them is so by chance in more
+than 5 % of all cases."""
+_STUDENT = (2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740)
+"""Quantile of Student's distribution at 95 %, for 4 degrees of freedom and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyRule:
+    """The rule by which the problems of a family are served, on the device that it was learned on."""
+
+    family: Family
+    configs: tuple[RuleConfig, ...]
+    tree: Tree
+    points: tuple[RulePoint, ...]
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss over the points, 0.02 for 2 %."""
+        return math.fsum(point.loss for point in self.points) / len(self.points)
+
+    @property
+    def worst(self) -> RulePoint:
+        """The point with the largest loss."""
+        return max(self.points, key=lambda point: point.loss)
+
+    @property
+    def held_out_losses(self) -> list[float]:
+        """Cross-validated losses at the points; empty for a single point."""
+        return [point.held_out for point in self.points if point.held_out is not None]
+
+    @property
+    def mean_held_out(self) -> float | None:
+        """Expected loss at a size that was not tuned; None for a single point."""
+        losses = self.held_out_losses
+        return math.fsum(losses) / len(losses) if losses else None
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """Comparison with serving without the rule; None for a rule that was learned before they were compared."""
+        pairs = [(one.held_out, one.without) for one in self.points]
+        if all(without is None for _, without in pairs):
+            return None
+        logs = [
+            math.log((1 + by_rule) / (1 + without))
+            for by_rule, without in pairs
+            if by_rule is not None and without is not None
+        ]
+        count, mean = len(logs), math.fsum(logs) / max(len(logs), 1)
+        if count < MIN_JUDGED:
+            return Judgement(count, math.exp(mean), None)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in logs) / (count - 1))
+        quantile = _STUDENT[min(count - MIN_JUDGED, len(_STUDENT) - 1)]
+        return Judgement(count, math.exp(mean), math.exp(mean + quantile * deviation / math.sqrt(count)))
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the rule is served: it was better for sure than serving without it, or they were never compared."""
+        judgement = self.judgement
+        return judgement is None or judgement.is_better
+
+    @property
+    def verdict(self) -> str:
+        """The judgement as a clause; empty without one."""
+        judgement = self.judgement
+        if judgement is None:
+            return ""
+        if judgement.upper is None:
+            return f"{judgement.points} held-out points are too few to judge it, at least {MIN_JUDGED} are needed"
+        took = (
+            f"at {judgement.points} held-out points it took {judgement.ratio:.3g} times as long as serving without it"
+        )
+        if judgement.is_better:
+            return f"{took} on average, at most {judgement.upper:.3g} times (95 %)"
+        return f"{took} on average, up to {judgement.upper:.3g} times (95 %), which is not clearly better"
+
+    def order(self, spec: KernelSpec, device: DeviceProperties, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the numbers of all configurations for a problem of the family, in order of preference.
+
+        Rules and limits are not checked here: a configuration may be invalid for the problem.
+        """
+        if isinstance(self.tree, Leaf):
+            return self.tree.order
+        configs, resident = [one.config for one in self.configs], [one.blocks_per_sm for one in self.configs]
+        return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [sizes])).order
+
+    def nearest_point(self, number: int, sizes: Mapping[str, int]) -> RulePoint | None:
+        """Return the nearest point at which a configuration was timed; None if there is none."""
+        timed = [point for point in self.points if point.times_us[number] is not None]
+        return min(timed, key=lambda point: size_distance(point.sizes, sizes), default=None)
+
+    def nearest_win(self, number: int, sizes: Mapping[str, int]) -> RulePoint | None:
+        """Return the nearest point at which a configuration is the fastest of the rule's; None if there is none."""
+        won = [point for point in self.points if point.fastest() == number]
+        return min(won, key=lambda point: size_distance(point.sizes, sizes), default=None)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the tree as text, one line for each split and leaf."""
+        yield from _tree_lines(self.tree)
+
+    def facts(self) -> list[tuple[str, str | Sequence[str]]]:
+        """Return the configurations by number, and the tree, as labels and texts."""
+        return [*((f"#{i}", config_text(one.config)) for i, one in enumerate(self.configs)), ("rule", [*self.lines()])]
+
+    def loss_text(self) -> str:
+        """Return the relative losses at the points, and at points that were left out of learning, as text."""
+        worst = f"{percent_text(self.worst.loss)} ({sizes_text(self.worst.sizes)})"
+        at_points = f"{percent_text(self.mean_loss)} on average at the points, {worst} at worst"
+        losses = self.held_out_losses
+        if not losses:
+            return at_points
+        left_out = f"{percent_text(sum(losses) / len(losses))} on average and {percent_text(max(losses))} at worst"
+        return f"{at_points}; {left_out} where the point was left out of learning"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        configs = [
+            {"config": dict(one.config), "blocks_per_sm": one.blocks_per_sm, "resources": to_document(one.resources)}
+            for one in self.configs
+        ]
+        points = [to_document(point) for point in self.points]
+        for point in points:
+            if point["without"] is None:
+                del point["without"]  # as rules were written before it was known
+        tree = self.tree.to_json()
+        return {"format": _FORMAT, "family": self.family.to_json(), "configs": configs, "tree": tree, "points": points}
+
+    @classmethod
+    def from_json(cls, data: Any) -> FamilyRule:
+        """Invert `to_json`; a `DataError` if the value is damaged, or a rule of another format."""
+        found = convert(data, Format).format
+        if found != _FORMAT:
+            raise DataError(f"a rule of format {found!r}, expected {_FORMAT}", field="format")
+        document = convert(data, FamilyRuleDocument)
+        family, configs = Family.from_json(document.family), document.configs
+        if len({config_key(one.config) for one in configs}) < len(configs):
+            raise DataError("a configuration is listed twice", field="configs")
+        for point in document.points:
+            if point.sizes.keys() != family.extents.keys() or len(point.times_us) != len(configs):
+                raise DataError("a point has other sizes than the family, or other configurations", field="points")
+        return cls(family, configs, document.tree.tree(tuple(family.extents), len(configs)), document.points)
+
+
+class FamilyRuleDocument(msgspec.Struct):
+    """JSON of a rule."""
+
+    family: Any
+    configs: Annotated[tuple[RuleConfig, ...], Meta(min_length=1, max_length=_MAX_CONFIGS)]
+    tree: TreeDocument
+    points: Annotated[tuple[RulePoint, ...], Meta(min_length=1)]
+
+
+_REACH_DOUBLINGS = 1.0
+"""Distance from a point, in doublings, at which the weight of its residual is 1/e."""
+_GUESS_WEIGHT = 0.001
+"""Weight of a point where a configuration was not measured, as it cannot run there, relative to a measured one. It only
+breaks ties: with 0.1, guesses made a large tile take 175 us where it took 706 us."""
+_PRIOR_WEIGHT = 0.3
+"""Weight of a residual of zero, relative to the weight of 1 at the point itself."""
+_UNKNOWN_SHARE = 0.1
+"""Share of measured points among those nearby, below which a configuration is regarded as hardly known there. This and
+the factor of two in `TimeModel.predict` were chosen on times of some hundred configurations of ``sgemm`` and
+``gemm_mma`` at 64 and 110 sizes on an H200; similar values do about as well."""
+_COMMON_TERMS = 6
+"""Number of terms that do not depend on the alignment of the sizes."""
+_MIN_US = 1e-9
+"""Minimum of a modelled time, in microseconds."""
+
+
+class TimeModel(NamedTuple):
+    """Expected times of several configurations at problems where they were not measured.
+
+    The model of a launch is a sum of terms with non-negative weights: a constant; the work of the busiest SM (its
+    rounds of blocks times the depth, the operations per output); that work again for each size that is not a multiple
+    of the vector length; the depth alone (one block whose latency nothing hides); the number of whole waves; waves
+    times depth; and the bytes moved. The residuals at the measured points are interpolated to nearby problems. Measured
+    times bound the result: a problem that is larger in every size does not take less time.
+
+    Attributes
+    ----------
+    weights
+        Weight of each term, in microseconds per unit of the term, shape (configurations, terms).
+    residuals
+        Logarithm of measured over modelled time, 0 where not measured, shape (points, configurations).
+    times_us
+        Measured times in microseconds, NaN where not measured, same shape.
+    points
+        Traits of the points.
+    """
+
+    weights: Matrix
+    residuals: Matrix
+    times_us: Matrix
+    points: Traits
+
+    @classmethod
+    def fit(cls, times_us: Matrix, best_us: Matrix, traits: Traits) -> TimeModel:
+        """Fit the model by least squares of relative errors.
+
+        Where a configuration was not measured, its time is guessed from its mean ratio to the best time elsewhere.
+        Guesses only decide what the measured times leave undetermined.
+
+        Parameters
+        ----------
+        times_us
+            Times in microseconds, shape (points, configurations); NaN where not measured. Every configuration has at
+            least one time.
+        best_us
+            Best known time at each point, shape (points,).
+        traits
+            Traits of the points and the configurations.
+        """
+        from scipy.optimize import nnls  # the import takes 0.1 s, and serving does not need it
+
+        known = np.isfinite(times_us)
+        slowdown = np.nanmean(np.log(times_us / best_us[:, None]), axis=0)
+        filled = np.where(known, times_us, np.exp(slowdown) * best_us[:, None])
+        trust = np.where(known, 1.0, _GUESS_WEIGHT)
+        weights = []
+        for config in range(times_us.shape[1]):
+            relative = _terms(traits, config) * (trust[:, config] / filled[:, config])[:, None]
+            scale = np.maximum(relative.max(axis=0), 1e-300)
+            weights.append(nnls(relative / scale, trust[:, config])[0] / scale)
+        modelled_us = _model_us(traits, np.array(weights))
+        residuals = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled_us), 0.0)
+        return cls(np.array(weights), residuals, times_us, traits)
+
+    def predict(self, traits: Traits) -> Matrix:
+        """Return the expected times in microseconds at other problems, shape (problems, configurations).
+
+        The time of a configuration that was measured at hardly any point nearby is raised by up to a factor of two: a
+        model of one or two times fits them by chance, and among many such models some are far too low.
+        """
+        places, points = (
+            np.stack([np.log2(np.maximum(column, 0.5)) for column in sizes.values()], axis=1)  # flags: 1 doubling apart
+            for sizes in (traits.sizes, self.points.sizes)
+        )
+        nearness = np.exp(-np.abs(places[:, None, :] - points[None, :, :]).sum(axis=2) / _REACH_DOUBLINGS)
+        known = nearness @ np.isfinite(self.times_us)
+        interpolated = nearness @ self.residuals / (known + _PRIOR_WEIGHT)
+        share = known / nearness.sum(axis=1, keepdims=True)
+        expected_us = _model_us(traits, self.weights) * np.exp(interpolated)
+        return np.asarray(self._bound(traits, expected_us) * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
+
+    def _bound(self, traits: Traits, expected_us: Matrix) -> Matrix:
+        """Limit expected times to those measured at a larger problem (upper bound) and a smaller one (lower bound).
+
+        The model assumes that two blocks on an SM take twice the time of one, where they often take hardly more. Where
+        only one of the two problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
+        """
+        aligned = self.weights.copy()
+        aligned[:, _COMMON_TERMS:] = 0.0
+        here, there = (_model_us(each, self.weights) / _model_us(each, aligned) for each in (traits, self.points))
+        smaller, larger = _is_within(traits.sizes, self.points.sizes), _is_within(self.points.sizes, traits.sizes)
+        upper_us, lower_us = np.full_like(expected_us, np.inf), np.zeros_like(expected_us)
+        for point, times_us in enumerate(self.times_us):  # NaN bounds nothing
+            ratio, below, above = here / there[point], smaller[:, point], larger[point]
+            upper_us[below] = np.fmin(upper_us, times_us * np.maximum(ratio, 1.0))[below]
+            lower_us[above] = np.fmax(lower_us, times_us * np.minimum(ratio, 1.0))[above]
+        bounded = np.maximum(np.minimum(expected_us, upper_us), lower_us)
+        return np.asarray(np.where(lower_us > upper_us, expected_us, bounded))  # contradicting bounds are ignored
+
+
+def _terms(traits: Traits, config: int) -> Matrix:
+    """Return the terms of a configuration's time at each problem, shape (problems, terms)."""
+    depth = traits.flops / traits.outputs if traits.flops.any() else np.ones_like(traits.outputs)
+    rounds, waves = traits.rounds[:, config], np.ceil(traits.waves[:, config])
+    ragged = [rounds * depth * (sizes % _VECTOR != 0) for sizes in traits.sizes.values()]
+    common = [np.ones_like(depth), depth, rounds * depth, waves, waves * depth, traits.bytes]
+    return np.stack([*common, *ragged], axis=1)
+
+
+def _model_us(traits: Traits, weights: Matrix) -> Matrix:
+    """Return the modelled times in microseconds, shape (problems, configurations)."""
+    sums = [_terms(traits, config) @ row for config, row in enumerate(weights)]
+    return np.asarray(np.maximum(np.stack(sums, axis=1), _MIN_US))
+
+
+def _is_within(inner: Mapping[str, Vector], outer: Mapping[str, Vector]) -> Mask:
+    """Return whether no size of a problem exceeds another's and no flag differs, shape (inner, outer)."""
+    found = []
+    for name in inner:
+        size, other = inner[name][:, None], outer[name][None, :]
+        found.append((size == other) | ((size <= other) & (size > 0)))  # only flags are 0
+    return np.asarray(np.logical_and.reduce(found))
+
+
+_MIN_LEAF_SHARE = 0.01
+"""Minimum share of a leaf in the total weight."""
+_PARENT_SHARE = 1e-4
+"""Weight of the parent's losses in the order of a leaf, as a share of the total weight."""
+_MIN_SPLIT_GAIN = 1e-4
+"""Minimum gain of a split in mean loss over all points, 0.01 %, and of a split by a less simple feature over one by a
+simpler feature."""
+_TILES = (256, 128, 64, 32, 16, 8, 4, 2)
+"""Preferred divisors of a threshold between sizes."""
+
+
+@dataclass(eq=False)
+class _GrowingNode:
+    points: Mask
+    scores: Vector
+    """Mean loss of each configuration, blended with that in the parent."""
+    split: tuple[int, float] | None = None
+    """Best split: number of the feature, and threshold."""
+    gain: float = 0.0
+    children: tuple[_GrowingNode, _GrowingNode] | None = None
+
+
+def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix, max_leaves: int) -> Tree:
+    """Learn a decision tree by repeatedly splitting the leaf with the largest gain.
+
+    Parameters
+    ----------
+    losses
+        Loss of serving each configuration at each point, 0.05 for 5 %, shape (points, configurations). Where a
+        configuration cannot be served, the loss of its substitute; finite everywhere.
+    weights
+        Weight of each point, shape (points,).
+    features
+        Features to split by, simplest first.
+    table
+        Values of the features, shape (points, features).
+    max_leaves
+        Maximum number of leaves; fewer where no split gains enough.
+    """
+    weights = weights / weights.sum()
+    weighted = losses * weights[:, None]
+    ascending = np.argsort(table, axis=0, kind="stable")
+
+    def grown(points: Mask, parent_scores: Vector) -> _GrowingNode:
+        """Find the split with the least loss; among nearly equal ones, that by the simplest feature."""
+        total = weighted[points].sum(axis=0) + _PARENT_SHARE * parent_scores
+        node = _GrowingNode(points, total / (weights[points].sum() + _PARENT_SHARE))
+        whole = float(weighted[points].sum(axis=0).min())
+        for feature in range(len(features)):
+            order = ascending[points[ascending[:, feature]], feature]
+            values = table[order, feature]
+            weight = np.cumsum(weights[order])
+            heavy = (weight[:-1] >= _MIN_LEAF_SHARE) & (weight[-1] - weight[:-1] >= _MIN_LEAF_SHARE)
+            cuts = np.flatnonzero((values[:-1] < values[1:]) & heavy)
+            if not len(cuts):
+                continue
+            below = np.cumsum(weighted[order], axis=0)
+            remaining = below[cuts].min(axis=1) + (below[-1] - below[cuts]).min(axis=1)
+            best = int(np.argmin(remaining))
+            gain = whole - float(remaining[best])
+            if gain > node.gain + _MIN_SPLIT_GAIN:
+                low, high = values[cuts[best] : cuts[best] + 2]
+                node.gain, node.split = gain, (feature, threshold_between(float(low), float(high)))
+        return node
+
+    root = grown(np.ones(len(losses), np.bool_), weighted.sum(axis=0))
+    leaves = [root]
+    while len(leaves) < max_leaves:
+        node = max(leaves, key=lambda leaf: leaf.gain)
+        if node.split is None:
+            break
+        feature, threshold = node.split
+        low = node.points & (table[:, feature] <= threshold)
+        node.children = grown(low, node.scores), grown(node.points & ~low, node.scores)
+        leaves.remove(node)
+        leaves += node.children
+
+    def tree(node: _GrowingNode) -> Tree:
+        if node.children is None or node.split is None:
+            return Leaf(tuple(np.argsort(node.scores, kind="stable").tolist()))
+        (feature, threshold), (then, otherwise) = node.split, node.children
+        return Split(features[feature], threshold, tree(then), tree(otherwise))
+
+    return tree(root)
+
+
+def threshold_between(low: float, high: float) -> float:
+    """Return a threshold in the interval from ``low`` (included) to ``high`` (excluded), near the geometric mean.
+
+    Between sizes it is a multiple of a large power of two, where a row of tiles ends: 128 between 120 and 137.
+    Otherwise it has as few digits as possible.
+    """
+    middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
+    for tile in _TILES if low >= 1.0 and low == int(low) else ():
+        whole = max(round(middle / tile), math.ceil(low / tile)) * tile
+        if whole < high and tile <= 2 * middle:
+            return float(whole)
+    for digits in range(2, 17):
+        rounded = float(f"{middle:.{digits}g}")
+        if low <= rounded < high:
+            return rounded
+    return low
+
+
+UNSERVED_LOSS = 10.0
+"""Loss at a point where none of the selected configurations can be served: equal to eleven times the best time."""
+_UNCOVERED_LOSS = 1.0
+"""The same at an unmeasured problem, for which the nearest tuned size or the default can still be served."""
+_MIN_GAIN = 1e-9
+"""Minimum gain in mean loss; less is rounding error."""
+_FOLDS = 32
+"""Number of folds of the cross-validation; with no more points than this, each is left out alone."""
+_MEASURED_SHARE = 0.25
+"""Share of all measured points in the total weight; the rest is that of the unmeasured problems."""
+_LEAVES_PER_CONFIG = 2
+"""A configuration may be best in more than one region of the sizes, but the tree must remain readable."""
+
+
+class TrainingData(NamedTuple):
+    """The data that a rule is learned from.
+
+    Attributes
+    ----------
+    times_us
+        Measured times in microseconds, shape (points, configurations); NaN where a configuration cannot be served.
+        Every point has at least one time.
+    proposed_by
+        Whether the tuning of a point proposed the configuration, same shape. A configuration that no point proposed
+        (the default) is available to every rule.
+    traits
+        Traits of the points and the configurations.
+    unmeasured
+        Traits of other problems of the family and the same configurations.
+    is_valid
+        Whether a configuration meets the kernel's rules at these other problems, shape (problems, configurations).
+    """
+
+    times_us: Matrix
+    proposed_by: Mask
+    traits: Traits
+    unmeasured: Traits
+    is_valid: Mask
+
+    @property
+    def losses(self) -> Matrix:
+        """Times over the best time at each point, minus 1, shape (points, configurations)."""
+        return np.asarray(self.times_us / np.nanmin(self.times_us, axis=1, keepdims=True) - 1.0)
+
+
+class LearnedRule(NamedTuple):
+    """A rule over the columns of the training data.
+
+    Attributes
+    ----------
+    chosen
+        Columns of the selected configurations, in the order in which the tree numbers them.
+    tree
+        Decision tree between them.
+    losses
+        Loss of the served configuration at each point, shape (points,).
+    held_out
+        Loss at each point of a rule that was learned without this point and without the configurations that only this
+        point proposed, shape (points,); NaN for a single point.
+    """
+
+    chosen: tuple[int, ...]
+    tree: Tree
+    losses: Vector
+    held_out: Vector
+
+
+def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int) -> LearnedRule:
+    """Learn a rule from all points, and estimate its loss at other problems by cross-validation.
+
+    Parameters
+    ----------
+    data
+        Times at the points, and traits of other problems.
+    features
+        Features over ``max_configs`` configurations, see `autotile.families.features.list_features`.
+    max_configs
+        Maximum number of configurations of the rule.
+    """
+    everywhere = np.arange(len(data.times_us))
+    folds = [everywhere[start::_FOLDS] for start in range(min(_FOLDS, len(everywhere)))] if len(everywhere) > 1 else []
+    held_out = np.full(len(everywhere), np.nan)
+    for fold in folds:
+        rule = _learn_on(data, np.setdiff1d(everywhere, fold), features, max_configs)
+        held_out[fold] = _served_losses(data, *rule, fold)
+    chosen, tree = _learn_on(data, everywhere, features, max_configs)
+    return LearnedRule(chosen, tree, _served_losses(data, chosen, tree, everywhere), held_out)
+
+
+def select_configs(losses: Matrix, weights: Vector, max_configs: int) -> list[int]:
+    """Select the columns with the least mean loss of the best one at each problem: greedily, then by exchange.
+
+    Parameters
+    ----------
+    losses
+        Loss of serving each configuration, shape (problems, configurations).
+    weights
+        Weight of each problem, shape (problems,).
+    max_configs
+        Maximum number of columns; fewer are returned where more gain nothing.
+    """
+    weighted = losses * (weights / weights.sum())[:, None]
+    chosen: list[int] = []
+    best = weighted.max(axis=1)
+    while len(chosen) < max_configs:
+        means = np.minimum(weighted, best[:, None]).sum(axis=0)
+        new = int(np.argmin(means))
+        if chosen and means[new] > best.sum() - _MIN_GAIN:
+            break
+        chosen.append(new)
+        best = np.minimum(best, weighted[:, new])
+    improved = len(chosen) > 1
+    while improved:
+        improved = False
+        for place in range(len(chosen)):
+            others = weighted[:, chosen[:place] + chosen[place + 1 :]].min(axis=1)
+            means = np.minimum(weighted, others[:, None]).sum(axis=0)
+            new = int(np.argmin(means))
+            if means[new] < means[chosen[place]] - _MIN_GAIN:
+                chosen[place] = new
+                improved = True
+    return chosen
+
+
+def _learn_on(
+    data: TrainingData, points: Indices, features: Sequence[Feature], max_configs: int
+) -> tuple[tuple[int, ...], Tree]:
+    """Learn from some of the points; return the selected columns and the tree between them."""
+    proposed_by, losses = data.proposed_by, data.losses[points]
+    known = proposed_by[points].any(axis=0) | ~proposed_by.any(axis=0)
+    columns = np.flatnonzero(known & np.isfinite(losses).any(axis=0))
+    predicted = _predict_losses(data, points, columns)
+    all_losses = [np.where(np.isfinite(losses[:, columns]), losses[:, columns], UNSERVED_LOSS)]
+    all_losses += [np.where(np.isfinite(predicted), predicted, _UNCOVERED_LOSS)]
+    selected = select_configs(np.concatenate(all_losses), _weights(len(points), len(predicted)), max_configs)
+    chosen = tuple(columns[selected].tolist())
+    usable = [feature for feature in features if max(feature.config, feature.over) < len(chosen)]
+    served = np.flatnonzero(np.isfinite(predicted[:, selected]).any(axis=1))
+    measured, unmeasured = data.traits.select(chosen).rows(points), data.unmeasured.select(chosen).rows(served)
+    tree = learn_tree(
+        np.concatenate([_with_substitutes(losses[:, chosen]), _with_substitutes(predicted[served][:, selected])]),
+        _weights(len(points), len(served)),
+        usable,
+        np.concatenate([measured.table(usable), unmeasured.table(usable)]),
+        _LEAVES_PER_CONFIG * max_configs,
+    )
+    return chosen, tree
+
+
+def _predict_losses(data: TrainingData, points: Indices, columns: Indices) -> Matrix:
+    """Return the losses of columns at the unmeasured problems, predicted from some of the points; NaN if not valid."""
+    known = columns.tolist()
+    measured, unmeasured = data.traits.select(known).rows(points), data.unmeasured.select(known)
+    times_us = data.times_us[np.ix_(points, columns)]
+    predicted_us = TimeModel.fit(times_us, np.nanmin(data.times_us[points], axis=1), measured).predict(unmeasured)
+    valid = data.is_valid[:, columns]
+    best_us = np.where(valid, predicted_us, np.inf).min(axis=1, keepdims=True)
+    return np.where(valid, predicted_us / best_us - 1.0, np.nan)
+
+
+def _weights(points: int, unmeasured: int) -> Vector:
+    """Return the weight of each point, then of each unmeasured problem."""
+    shares = (_MEASURED_SHARE, 1.0 - _MEASURED_SHARE) if unmeasured else (1.0, 0.0)
+    return np.repeat(np.array(shares) / np.maximum((points, unmeasured), 1), (points, unmeasured))
+
+
+def _with_substitutes(losses: Matrix) -> Matrix:
+    """Return the losses with that of a substitute where a configuration cannot be served: the best other on average."""
+    if not len(losses):
+        return losses
+    finite = np.isfinite(losses)
+    penalised = np.where(finite, losses, UNSERVED_LOSS)
+    substitute = np.full(len(losses), UNSERVED_LOSS)
+    for column in np.argsort(penalised.mean(axis=0), kind="stable")[::-1]:
+        substitute = np.where(finite[:, column], losses[:, column], substitute)
+    return np.where(finite, losses, substitute[:, None])
+
+
+def _served_losses(data: TrainingData, chosen: Sequence[int], tree: Tree, points: Indices) -> Vector:
+    """Return the loss at each point of the configuration that a tree serves there: the first of its leaf that runs."""
+    losses, traits = data.losses[np.ix_(points, np.array(chosen))], data.traits.select(chosen)
+    found = []
+    for row, point in zip(losses, points, strict=True):
+        order = find_leaf(tree, traits.rows(np.array([point]))).order
+        found.append(next((row[number] for number in order if np.isfinite(row[number])), UNSERVED_LOSS))
+    return np.array(found)

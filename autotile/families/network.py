@@ -26,7 +26,6 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.documents import convert
-from autotile.core.forks import cached_property
 from autotile.errors import DataError
 
 Matrix = NDArray[np.float32]
@@ -49,19 +48,7 @@ _MAX_VALUE = 1e6
 
 
 class Inputs(NamedTuple):
-    """Inputs of rows.
-
-    Attributes
-    ----------
-    problem
-        Inputs of each row's problem, shape (rows, problem inputs).
-    item
-        Inputs of its item, shape (rows, item inputs).
-    pair
-        Inputs of the pair, shape (rows, pair inputs).
-    number
-        Number of its item, shape (rows,).
-    """
+    """Inputs of each row's problem, its item and their pair, shape (rows, inputs), and the number of the item."""
 
     problem: Matrix
     item: Matrix
@@ -73,7 +60,6 @@ class Inputs(NamedTuple):
         return Inputs(self.problem[chosen], self.item[chosen], self.pair[chosen], self.number[chosen])
 
 
-_Weights = dict[str, Matrix]
 _SHAPES: Mapping[str, tuple[str, ...]] = {
     "problem_scale": ("problem",),
     "problem_center": ("problem",),
@@ -97,7 +83,7 @@ _SHAPES: Mapping[str, tuple[str, ...]] = {
 """Dimensions of each array."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ensemble:
     """Networks that predict the same quantity; their mean is the prediction, their spread a measure of ignorance."""
 
@@ -120,10 +106,8 @@ class Ensemble:
 
         Parameters
         ----------
-        inputs, targets
-            Rows and the value to predict for each, shape (rows,).
-        weights
-            Weight of each row, shape (rows,).
+        inputs, targets, weights
+            Rows, the value to predict for each, and the weight of each, shape (rows,).
         items
             Number of items.
         seed, members, hidden, epochs
@@ -139,15 +123,9 @@ class Ensemble:
             scales |= {f"{name}_scale": scale.astype(np.float32), f"{name}_center": center.astype(np.float32)}
             scaled[name] = ((column - center) * scale).astype(np.float32)
         rows = Inputs(**scaled, number=inputs.number)
+        known = targets.astype(np.float32), weights.astype(np.float32)
         trained = [
-            _Training(
-                rows,
-                targets.astype(np.float32),
-                weights.astype(np.float32),
-                items=items,
-                hidden=hidden,
-                seed=seed + member,
-            ).run(epochs)
+            _train(rows, *known, items=items, hidden=hidden, seed=seed + member, epochs=epochs)
             for member in range(members)
         ]
         return cls({**scales, **{name: np.stack([one[name] for one in trained]) for name in trained[0]}})
@@ -164,15 +142,7 @@ class Ensemble:
         return problem, item, pair
 
     def prepare(self, items: NDArray[np.int64], item_inputs: Matrix) -> Prepared:
-        """Return the ensemble for some of the items, with all that does not depend on the problem computed.
-
-        Parameters
-        ----------
-        items
-            Numbers of the items.
-        item_inputs
-            Inputs of each of them, shape (items, item inputs).
-        """
+        """Compute all that does not depend on the problem, for items of given numbers and inputs (a row for each)."""
         a = self.arrays
         own = ((item_inputs - a["item_center"]) * a["item_scale"]).astype(np.float32)
         hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
@@ -190,8 +160,8 @@ class Ensemble:
 
     def only(self, items: Sequence[int]) -> Ensemble:
         """Return the ensemble for some of the items, numbered anew."""
-        arrays = {name: value[:, list(items)] for name, value in self.arrays.items() if name in ("offset", "bias")}
-        return Ensemble({**self.arrays, **arrays})
+        own = {name: self.arrays[name][:, list(items)] for name in ("offset", "bias")}
+        return Ensemble({**self.arrays, **own})
 
     def predict(self, inputs: Inputs) -> tuple[Matrix, Matrix]:
         """Return mean and spread of the predictions for rows, each of shape (rows,)."""
@@ -206,22 +176,31 @@ class Ensemble:
 
     @classmethod
     def from_json(cls, data: Any) -> Ensemble:
-        """Invert `to_json`.
-
-        Raises
-        ------
-        DataError
-            The value is damaged.
-        """
+        """Invert `to_json`; a `DataError` if the value is damaged."""
         document = convert(data, _EnsembleDocument)
-        sizes = {name: getattr(document, name) for name in _DIMENSIONS}
         if document.arrays.keys() != _SHAPES.keys():
             raise DataError(f"expected the arrays {', '.join(_SHAPES)}", field="arrays")
-        shapes = {name: tuple(sizes[one] for one in dimensions) for name, dimensions in _SHAPES.items()}
-        if sum(int(np.prod(shape, dtype=object)) for shape in shapes.values()) > _MAX_VALUES:
+        shapes = {name: [getattr(document, one) for one in dimensions] for name, dimensions in _SHAPES.items()}
+        if sum(map(math.prod, shapes.values())) > _MAX_VALUES:
             raise DataError(f"more than {_MAX_VALUES:,} weights", field="arrays")
         decoded = {name: _decoded(document.arrays[name], "<f4", shape, name) for name, shape in shapes.items()}
         return cls({name: array.astype(np.float32) for name, array in decoded.items()})
+
+
+_Width = Annotated[int, Meta(ge=0, le=_MAX_WIDTH)]
+
+
+class _EnsembleDocument(msgspec.Struct):
+    """JSON of an ensemble."""
+
+    members: Annotated[int, Meta(ge=1, le=16)]
+    items: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
+    problem: _Width
+    item: _Width
+    pair: _Width
+    first: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
+    second: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
+    arrays: Annotated[dict[str, Annotated[str, Meta(max_length=2**23)]], Meta(max_length=64)]
 
 
 def _encoded(array: NDArray[Any], kind: str) -> str:
@@ -236,23 +215,6 @@ def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> NDArray[A
     if not (np.abs(values.astype(np.float64)) <= _MAX_VALUE).all():  # NaN is not either
         raise DataError("a number is not finite, or is beyond a million", field=name)
     return values
-
-
-_Width = Annotated[int, Meta(ge=0, le=_MAX_WIDTH)]
-_DIMENSIONS = ("members", "items", "problem", "item", "pair", "first", "second")
-
-
-class _EnsembleDocument(msgspec.Struct):
-    """JSON of an ensemble."""
-
-    members: Annotated[int, Meta(ge=1, le=16)]
-    items: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
-    problem: _Width
-    item: _Width
-    pair: _Width
-    first: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
-    second: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
-    arrays: Annotated[dict[str, Annotated[str, Meta(max_length=2**23)]], Meta(max_length=64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,84 +263,80 @@ class Prepared:
         return values
 
 
-class _Training:
-    """Adam on one network."""
+def _train(
+    rows: Inputs, targets: Matrix, weights: Matrix, *, items: int, hidden: tuple[int, int], seed: int, epochs: int
+) -> dict[str, Matrix]:
+    """Return the arrays of one network, fitted by Adam with decay of all weights but the biases."""
+    random = np.random.default_rng(seed)
+    first, second = hidden
+    widths = {name: getattr(rows, name).shape[1] for name in ("problem", "item", "pair")}
 
-    def __init__(
-        self, rows: Inputs, targets: Matrix, weights: Matrix, *, items: int, hidden: tuple[int, int], seed: int
-    ) -> None:
-        self._rows, self._targets, self._weights = rows, targets, weights / max(float(weights.mean()), 1e-30)
-        self._random = np.random.default_rng(seed)
-        first, second = hidden
-        widths = {name: getattr(rows, name).shape[1] for name in ("problem", "item", "pair")}
-        spread = np.sqrt(2.0 / max(sum(widths.values()), 1))
-        self.weights: _Weights = {
-            **{f"{name}_in": self._normal((width, first), spread) for name, width in widths.items()},
-            "offset": np.zeros((items, first), np.float32),
-            "first_bias": np.zeros(first, np.float32),
-            "middle": self._normal((first, second), np.sqrt(2.0 / first)),
-            "second_bias": np.zeros(second, np.float32),
-            "out": self._normal((second,), 0.1 * np.sqrt(2.0 / second)),
-            **{f"{name}_out": np.zeros(width, np.float32) for name, width in widths.items()},
-            "bias": np.full(items, targets.mean(), np.float32),
-        }
-        self._mean = {name: np.zeros_like(value) for name, value in self.weights.items()}
-        self._square = {name: np.zeros_like(value) for name, value in self.weights.items()}
+    def normal(shape: tuple[int, ...], deviation: float) -> Matrix:
+        return (random.standard_normal(shape) * deviation).astype(np.float32)
 
-    def _normal(self, shape: tuple[int, ...], deviation: float) -> Matrix:
-        return (self._random.standard_normal(shape) * deviation).astype(np.float32)
+    spread = np.sqrt(2.0 / max(sum(widths.values()), 1))
+    w = {
+        **{f"{name}_in": normal((width, first), spread) for name, width in widths.items()},
+        "offset": np.zeros((items, first), np.float32),
+        "first_bias": np.zeros(first, np.float32),
+        "middle": normal((first, second), np.sqrt(2.0 / first)),
+        "second_bias": np.zeros(second, np.float32),
+        "out": normal((second,), 0.1 * np.sqrt(2.0 / second)),
+        **{f"{name}_out": np.zeros(width, np.float32) for name, width in widths.items()},
+        "bias": np.full(items, targets.mean(), np.float32),
+    }
+    means, squares = ({name: np.zeros_like(value) for name, value in w.items()} for _ in range(2))
+    weights = weights / max(float(weights.mean()), 1e-30)
+    count = len(targets)
+    size = max(min(_BATCH_ROWS, count // 16), 1)
+    steps = epochs * (count // size)
+    step = 0
+    for _ in range(epochs):
+        order = random.permutation(count)
+        for start in range(0, count - size + 1, size):
+            chosen = order[start : start + size]
+            batch = rows.rows(chosen)
+            gradients = _gradients(w, batch, targets[chosen], weights[chosen])
+            step += 1
+            rate = 0.5 * _LEARNING_RATE * (1.0 + np.cos(np.pi * step / steps)) + 1e-5
+            for name, gradient in gradients.items():
+                value, mean, square = w[name], means[name], squares[name]
+                decay = 0.0 if name.endswith("bias") else _OFFSET_DECAY if name == "offset" else _DECAY
+                slope = gradient + decay * value if decay else gradient
+                mean += 0.1 * (slope - mean)
+                square += 0.01 * (slope * slope - square)
+                corrected = np.sqrt(square / (1.0 - 0.99**step)) + 1e-8
+                value -= np.float32(rate) * (mean / np.float32(1.0 - 0.9**step)) / corrected
+    return w
 
-    def run(self, epochs: int) -> _Weights:
-        count = len(self._targets)
-        size = max(min(_BATCH_ROWS, count // 16), 1)
-        steps = epochs * (count // size)
-        step = 0
-        for _ in range(epochs):
-            order = self._random.permutation(count)
-            for start in range(0, count - size + 1, size):
-                step += 1
-                rate = 0.5 * _LEARNING_RATE * (1.0 + np.cos(np.pi * step / steps)) + 1e-5
-                self._update(self._gradients(order[start : start + size]), rate, step)
-        return self.weights
 
-    def _gradients(self, chosen: NDArray[np.int64]) -> _Weights:
-        rows, w = self._rows.rows(chosen), self.weights
-        hidden = rows.problem @ w["problem_in"] + rows.item @ w["item_in"] + rows.pair @ w["pair_in"]
-        hidden = np.maximum(hidden + w["offset"][rows.number] + w["first_bias"], 0.0)
-        second = np.maximum(hidden @ w["middle"] + w["second_bias"], 0.0)
-        values = second @ w["out"] + rows.problem @ w["problem_out"] + rows.item @ w["item_out"]
-        residual = values + rows.pair @ w["pair_out"] + w["bias"][rows.number] - self._targets[chosen]
-        error = np.clip(residual, -_MAX_RESIDUAL, _MAX_RESIDUAL) * self._weights[chosen] / len(chosen)
-        to_second = np.outer(error, w["out"]) * (second > 0)
-        to_first = (to_second @ w["middle"].T) * (hidden > 0)
-        of_item = np.zeros((len(w["bias"]), len(chosen)), np.float32)
-        of_item[rows.number, np.arange(len(chosen))] = 1.0
-        return {
-            "problem_in": rows.problem.T @ to_first,
-            "item_in": rows.item.T @ to_first,
-            "pair_in": rows.pair.T @ to_first,
-            "offset": of_item @ to_first,
-            "first_bias": to_first.sum(axis=0),
-            "middle": hidden.T @ to_second,
-            "second_bias": to_second.sum(axis=0),
-            "out": second.T @ error,
-            "problem_out": rows.problem.T @ error,
-            "item_out": rows.item.T @ error,
-            "pair_out": rows.pair.T @ error,
-            "bias": of_item @ error,
-        }
-
-    def _update(self, gradients: _Weights, rate: float, step: int) -> None:
-        """Adam, with decay of all weights but the biases."""
-        for name, gradient in gradients.items():
-            value = self.weights[name]
-            decay = 0.0 if name.endswith("bias") else _OFFSET_DECAY if name == "offset" else _DECAY
-            slope = gradient + decay * value if decay else gradient
-            mean, square = self._mean[name], self._square[name]
-            mean += 0.1 * (slope - mean)
-            square += 0.01 * (slope * slope - square)
-            corrected = np.sqrt(square / (1.0 - 0.99**step)) + 1e-8
-            value -= np.float32(rate) * (mean / np.float32(1.0 - 0.9**step)) / corrected
+def _gradients(w: Mapping[str, Matrix], rows: Inputs, targets: Matrix, weights: Matrix) -> dict[str, Matrix]:
+    """Return the slope of the loss of a batch with each array."""
+    count = len(targets)
+    hidden = rows.problem @ w["problem_in"] + rows.item @ w["item_in"] + rows.pair @ w["pair_in"]
+    hidden = np.maximum(hidden + w["offset"][rows.number] + w["first_bias"], 0.0)
+    second = np.maximum(hidden @ w["middle"] + w["second_bias"], 0.0)
+    values = second @ w["out"] + rows.problem @ w["problem_out"] + rows.item @ w["item_out"]
+    residual = values + rows.pair @ w["pair_out"] + w["bias"][rows.number] - targets
+    error = np.clip(residual, -_MAX_RESIDUAL, _MAX_RESIDUAL) * weights / count
+    to_second = np.outer(error, w["out"]) * (second > 0)
+    to_first = (to_second @ w["middle"].T) * (hidden > 0)
+    of_item = np.zeros((len(w["bias"]), count), np.float32)
+    of_item[rows.number, np.arange(count)] = 1.0
+    return {
+        "problem_in": rows.problem.T @ to_first,
+        "item_in": rows.item.T @ to_first,
+        "pair_in": rows.pair.T @ to_first,
+        "offset": of_item @ to_first,
+        "first_bias": to_first.sum(axis=0),
+        "middle": hidden.T @ to_second,
+        "second_bias": to_second.sum(axis=0),
+        "out": second.T @ error,
+        "problem_out": rows.problem.T @ error,
+        "item_out": rows.item.T @ error,
+        "pair_out": rows.pair.T @ error,
+        "bias": of_item @ error,
+    }
 
 
 _NEAREST = 8
@@ -417,7 +375,9 @@ class Neighbours:
     errors: NDArray[np.float16]
     items: NDArray[np.int16]
     weights: Matrix
-    _groups: dict[int, _Points]
+    _groups: Mapping[int, _SortedPoints]
+    _used: NDArray[np.int64]
+    """The inputs that are not left out."""
 
     @classmethod
     def of(cls, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: Matrix) -> Neighbours:
@@ -428,8 +388,8 @@ class Neighbours:
         for item in np.unique(items).tolist():
             own = items == item
             points, of_item = halves[0][own][:, used], halves[1][own]
-            groups[int(item)] = _Points.of(points.astype(np.float32), of_item.astype(np.float32))
-        return cls(*halves, items.astype(np.int16), weights.astype(np.float32), groups)
+            groups[int(item)] = _SortedPoints.of(points.astype(np.float32), of_item.astype(np.float32))
+        return cls(*halves, items.astype(np.int16), weights.astype(np.float32), groups, used)
 
     @classmethod
     def fit(cls, inputs: Matrix, errors: NDArray[np.float64], items: NDArray[np.int64], sizes: int) -> Neighbours:
@@ -453,15 +413,7 @@ class Neighbours:
         return cls.of((inputs * weights)[kept], clipped.astype(np.float32)[kept], items[kept], weights)
 
     def look_up(self, problem: Matrix, item: int) -> tuple[float, float]:
-        """Return the expected error and the deviation of the nearest errors from it, in doublings.
-
-        Parameters
-        ----------
-        problem
-            Inputs of the problem, shape (inputs,).
-        item
-            Number of the item.
-        """
+        """Return the expected error of an item at a problem, and the deviation of the nearest errors, in doublings."""
         group = self._groups.get(item)
         if group is None:
             return 0.0, 1.0
@@ -470,11 +422,6 @@ class Neighbours:
         total = sum([weight for weight, _ in weighted])
         mean = sum([weight * error for weight, error in weighted]) / total
         return mean, math.sqrt(sum([weight * (error - mean) ** 2 for weight, error in weighted]) / total)
-
-    @cached_property
-    def _used(self) -> NDArray[np.int64]:
-        """The inputs that are not left out."""
-        return np.flatnonzero(self.weights)
 
     def to_json(self) -> dict[str, Any]:
         """Return the arrays as base64 of little-endian numbers, with their dimensions."""
@@ -490,14 +437,8 @@ class Neighbours:
 
     @classmethod
     def from_json(cls, data: Any) -> Neighbours:
-        """Invert `to_json`.
-
-        Raises
-        ------
-        DataError
-            The value is damaged.
-        """
-        document = convert(data, _Document)
+        """Invert `to_json`; a `DataError` if the value is damaged."""
+        document = convert(data, _NeighboursDocument)
         count, width = document.count, document.width
         points = _decoded(document.points, "<f2", (count, width), "points")
         errors = _decoded(document.errors, "<f2", (count,), "errors")
@@ -507,7 +448,7 @@ class Neighbours:
 
 
 @dataclass(frozen=True, slots=True)
-class _Points:
+class _SortedPoints:
     """Points in the order of the input that varies most, so that the nearest are sought among those alike in it."""
 
     along: int
@@ -520,8 +461,8 @@ class _Points:
     errors: Matrix
 
     @classmethod
-    def of(cls, points: Matrix, errors: Matrix) -> _Points:
-        """Sort points; ``points`` of shape (points, inputs), ``errors`` of shape (points,)."""
+    def of(cls, points: Matrix, errors: Matrix) -> _SortedPoints:
+        """Sort points of shape (points, inputs), and their errors."""
         along = int(points.std(axis=0).argmax()) if points.size else 0
         order = points[:, along].argsort(kind="stable") if points.size else np.arange(len(points))
         columns = np.ascontiguousarray(points[order].T)
@@ -532,18 +473,18 @@ class _Points:
         """Return the squared distance and the error of each of the nearest points within a window, in any order."""
         middle = float(place[self.along]) if place.size else 0.0
         first = bisect_left(self.coordinates, middle - _WINDOW)
-        found = self._nearest(place, slice(first, bisect_right(self.coordinates, middle + _WINDOW)))
-        return found if len(found) == _NEAREST else self._nearest(place, slice(None))
-
-    def _nearest(self, place: Matrix, among: slice) -> list[tuple[float, float]]:
-        distances = place @ self.columns[:, among]
-        distances += self.squares[among]
-        nearest = _smallest(distances)
+        near = slice(first, bisect_right(self.coordinates, middle + _WINDOW))
         square = float(place @ place)
-        errors = self.errors[among][nearest].tolist()
-        return [
-            (max(near + square, 0.0), error) for near, error in zip(distances[nearest].tolist(), errors, strict=True)
-        ]
+        found: list[tuple[float, float]] = []
+        for among in (near, slice(None)):
+            distances = place @ self.columns[:, among]
+            distances += self.squares[among]
+            nearest = _smallest(distances)
+            pairs = zip(distances[nearest].tolist(), self.errors[among][nearest].tolist(), strict=True)
+            found = [(max(distance + square, 0.0), error) for distance, error in pairs]
+            if len(found) == _NEAREST:
+                break
+        return found
 
 
 def _smallest(values: NDArray[Any]) -> NDArray[np.int64]:
@@ -558,7 +499,7 @@ def _smallest(values: NDArray[Any]) -> NDArray[np.int64]:
 _Text = Annotated[str, Meta(max_length=2**25)]
 
 
-class _Document(msgspec.Struct):
+class _NeighboursDocument(msgspec.Struct):
     """JSON of the errors."""
 
     count: Annotated[int, Meta(ge=1, le=MAX_POINTS)]

@@ -1,11 +1,11 @@
 """A model of time over the kernels, configurations and sizes of an operation, learned from measurements on one GPU.
 
 For every candidate (a configuration of a kernel, or a library) it gives the expected time at any sizes, and the doubt.
-`Layout` states the inputs of the networks of `autotile.families.network`, and `autotile.families.model_fit` fits them:
-those of a problem are its sizes, their alignment, that of the rows of its arrays, and its flags; those of a
-configuration its kernel, parameters, tiles and resources; those of a pair the blocks, the rounds of the busiest SM, the
-whole waves, and the waste of the last round, of the last wave and of the padding at the edges. Doubt is calibrated on
-measurements that were held out.
+`ModelInputs` states the inputs of the networks of `autotile.families.network`: those of a problem are its sizes, their
+alignment, that of the rows of its arrays, and its flags; those of a configuration its kernel, parameters, tiles and
+resources; those of a pair the blocks, the rounds of the busiest SM, the whole waves, and the waste of the last round,
+of the last wave and of the padding at the edges. `fit_model` fits them, and calibrates the doubt on measurements that
+were held out.
 
 A library is chosen unless a kernel is expected to be faster with confidence, so that an unmeasured problem costs little
 where the model is wrong.
@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -25,167 +24,15 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Format, Name, convert
+from autotile.core.documents import Count, Format, Name, convert, to_document
 from autotile.core.model import Config, Resources, Value, config_key
-from autotile.errors import AutotileError, DataError
-from autotile.families.network import Ensemble, Neighbours, Prepared
+from autotile.errors import DataError, InputError
+from autotile.families.features import UNTILED, Column, Tilings, array_extents, blocks_at
+from autotile.families.network import Ensemble, Inputs, Neighbours, Prepared
 from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import LaunchPlan, fixed_names
-from autotile.kernel.spec import STEP, KernelSpec
-from autotile.space.limits import Limit, check_config, compiled_occupancy, demand_of, limit_violation, limits_of
-
-_UNLIMITED_SMS = 2**40
-"""Number of SMs at which no persistent kernel limits its grid."""
-_LARGE = 2**14 * 3**2 * 5 * 7
-"""A size that most tiles divide."""
-UNTILED = 2.0**40
-"""Tile of a size that the grid does not depend on; no size exceeds it."""
-_TESTED = ((1, 2, 3, 5), (64, 65, 127, 1000), (4096, 33, 2049, 7), (777, 5555, 16384, 2))
-"""Sizes of the problems at which a tiling is tested, repeated for further sizes."""
-_UNCOMPILED = Resources(64, 0, 0, 0, 0)
-"""Assumed where the compiler's report is not known."""
-
-Column = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Tilings:
-    """Tilings of several configurations of a kernel, for given flags.
-
-    Attributes
-    ----------
-    names
-        Names of the kernel's sizes that are no flags.
-    tiles
-        Extent of a tile along each size, shape (configurations, sizes); `2**40` where the grid does not depend on it.
-    units
-        Blocks of one tile, such as the parts of split-K, shape (configurations,).
-    resident
-        Blocks that one SM holds, at least 1, shape (configurations,).
-    threads, smem_bytes, registers
-        Threads and bytes of shared memory of a block and registers of a thread, shape (configurations,).
-    irregular
-        Configurations whose grid has another form, with the expressions of each step's grid.
-    """
-
-    names: tuple[str, ...]
-    tiles: Column
-    units: Column
-    resident: Column
-    threads: Column
-    smem_bytes: Column
-    registers: Column
-    irregular: Mapping[int, _Grid]
-
-    @classmethod
-    def of(
-        cls,
-        spec: KernelSpec,
-        device: DeviceProperties,
-        configs: Sequence[Config],
-        resources: Sequence[Resources | None],
-        flags: Mapping[str, int],
-    ) -> Tilings:
-        """Find the tilings.
-
-        Parameters
-        ----------
-        spec, device
-            Kernel and device.
-        configs, resources
-            Configurations, and what the compiler reported of each, None where that is not known.
-        flags
-            Value of each flag of the kernel.
-        """
-        names = tuple(name for name in spec.sizes if name not in spec.flags)
-        irregular = {}
-        rows = []
-        for number, (config, compiled) in enumerate(zip(configs, resources, strict=True)):
-            grid = _Grid(spec, config, names, flags, device)
-            tiles, units = grid.tiling()
-            if not grid.has(tiles, units):
-                irregular[number] = grid
-            rows.append([*tiles, units, *_shape(spec, config, flags, device, compiled or _UNCOMPILED)])
-        table = np.array(rows, float).reshape(len(rows), len(names) + 5)
-        split = len(names)
-        units, resident, threads, smem, registers = table[:, split:].T
-        return cls(names, table[:, :split], units, resident, threads, smem, registers, irregular)
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """The expressions of a configuration's grid."""
-
-    spec: KernelSpec
-    config: Config
-    names: tuple[str, ...]
-    flags: Mapping[str, int]
-    device: DeviceProperties
-
-    def blocks(self, sizes: Sequence[int]) -> float:
-        """Return the blocks of the main step, or else the largest, without a limit by the number of SMs."""
-        unlimited = replace(self.device, sm_count=_UNLIMITED_SMS)
-        problem = {**self.spec.sizes, **self.flags, **dict(zip(self.names, sizes, strict=True))}
-        names = {**fixed_names(self.spec, problem, unlimited), **self.config, STEP: 0}
-        try:
-            return max(_product(step.launch.grid, names) for step in self.spec.main_steps)
-        except AutotileError:  # such as a division by zero at sizes for which the configuration is not meant
-            return 1.0
-
-    def tiling(self) -> tuple[list[float], float]:
-        """Return the tile along each size, and the blocks of one tile, as far as a tiling explains the grid."""
-        ones = [1] * len(self.names)
-        units = self.blocks(ones)
-        tiles = []
-        for place in range(len(self.names)):
-            large = self.blocks([_LARGE if place == other else 1 for other in range(len(self.names))])
-            tiles.append(_LARGE * units / large if large > units else UNTILED)
-        return tiles, units
-
-    def has(self, tiles: Sequence[float], units: float) -> bool:
-        """Return whether a tiling gives the number of blocks at the tested problems."""
-        for row in _TESTED:
-            sizes = [row[place % len(row)] for place in range(len(self.names))]
-            counts = [-(-size // tile) for size, tile in zip(sizes, tiles, strict=True)]
-            if float(np.prod(counts)) * units != self.blocks(sizes):
-                return False
-        return True
-
-
-def _product(grid: Sequence[Expression], names: Mapping[str, Any]) -> float:
-    return reduce(lambda product, extent: product * max(float(extent.value(names)), 1.0), grid, 1.0)
-
-
-def _shape(
-    spec: KernelSpec, config: Config, flags: Mapping[str, int], device: DeviceProperties, compiled: Resources
-) -> tuple[float, float, float, float]:
-    """Return resident blocks, threads, shared memory in bytes and registers of the main launch."""
-    try:
-        geometry = LaunchPlan.of(spec, config, {**spec.sizes, **flags}, device).main.geometry
-    except AutotileError:
-        return 1.0, 128.0, 0.0, float(compiled.registers)
-    found = compiled_occupancy(geometry, compiled, device).blocks_per_sm
-    smem_bytes = geometry.dynamic_smem_bytes + compiled.static_smem_bytes
-    return float(max(found, 1)), float(geometry.threads), float(smem_bytes), float(compiled.registers)
-
-
-def array_extents(spec: KernelSpec, flags: Mapping[str, int]) -> dict[str, tuple[int | None, ...]]:
-    """Return, for each array of a kernel, which of the sizes each extent is; None where it is none of them.
-
-    Sizes are counted in the order of the kernel's file, without flags.
-    """
-    proper = [name for name in spec.sizes if name not in spec.flags]
-    distinct = {name: 10007 + 2 * place for place, name in enumerate(proper)}
-    places = {value: place for place, value in enumerate(distinct.values())}
-    names = {**spec.sizes, **flags, **distinct, **spec.default}
-    found: dict[str, tuple[int | None, ...]] = {}
-    for buffer in spec.buffers:
-        try:
-            found[buffer.name] = tuple(places.get(int(extent.value(names))) for extent in buffer.shape)
-        except AutotileError:
-            found[buffer.name] = ()
-    return found
-
+from autotile.kernel.launch import fixed_names
+from autotile.kernel.spec import KernelSpec
+from autotile.space.limits import Limit, check_config, demand_of, limit_violation, limits_of
 
 _MAX_ALIGNMENT = 4
 """Doublings of alignment beyond which it does not matter: 16 elements."""
@@ -196,22 +43,27 @@ _PROBLEM_INPUTS = 2
 _SMALL_TILE = 2.0**30
 """Tiles below it are tiles; a size that the grid does not depend on has none."""
 _MAX_LOG2_TILE = 20.0
+_MANY_ROUNDS = 4.0
+"""Rounds beyond which their number has no other effect than in proportion."""
 
 Vector = NDArray[np.float32]
+Times = NDArray[np.float64]
+KernelSizes = Mapping[str, Mapping[str, int]]
+"""Sizes and flags of a problem by the names of each kernel that computes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCandidate:
-    """A configuration of a kernel, or a library.
+    """A configuration of a kernel, or a library, whose configuration is empty.
 
     Attributes
     ----------
     kernel
         Name of the kernel or the library.
     config
-        The configuration; empty for a library.
+        The configuration.
     resources
-        What the compiler reported; None where that is unknown, and for a library.
+        The compiler's report; None where it is unknown, and for a library.
     """
 
     kernel: Name
@@ -261,15 +113,11 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """All that does not depend on the sizes, for problems of given flags and kernels.
+class ModelInputs:
+    """Inputs of the networks, with all that does not depend on the sizes, for problems of given flags and kernels.
 
     Attributes
     ----------
-    flags
-        Values of the operation's flags.
-    names
-        Name of each kernel and of its sizes.
     numbers
         Numbers of the configurations of these kernels among all candidates, shape (configurations,).
     item_inputs
@@ -277,14 +125,16 @@ class Layout:
     """
 
     vocabulary: Vocabulary
-    flags: tuple[float, ...]
-    names: tuple[tuple[str, tuple[str, ...]], ...]
     numbers: NDArray[np.int64]
     item_inputs: Vector
+    _flags: tuple[float, ...]
+    _names: tuple[tuple[str, tuple[str, ...]], ...]
+    """Name of each kernel and of its sizes."""
     _source: NDArray[np.int64]
     """Position of each configuration's kernel."""
-    _tilings: tuple[tuple[int, Tilings], ...]
-    """Tilings of each kernel, and the position of its first configuration."""
+    _irregular: tuple[tuple[int, KernelSpec, Config], ...]
+    """Configurations whose grid is no tiling, by position."""
+    _device: DeviceProperties
     _tiles: Vector
     """Tile along each size of the kernel, shape (sizes, configurations)."""
     _covering: Vector
@@ -306,94 +156,81 @@ class Layout:
         device: DeviceProperties,
         *,
         sizes: Mapping[str, int],
-        kernels: Mapping[str, Mapping[str, int]],
-    ) -> Layout:
-        """Prepare a layout.
-
-        Parameters
-        ----------
-        vocabulary, candidates
-            Those of the model.
-        specs, device
-            The kernels, and the device.
-        sizes, kernels
-            Any problem of these flags and kernels: its sizes and flags by the names of the operation, and by those of
-            each kernel.
-        """
-        own = {
-            name: [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
-            for name in kernels
-        }
-        found = [
-            Tilings.of(
-                specs[name],
-                device,
-                [candidates[n].config for n in chosen],
-                [candidates[n].resources for n in chosen],
-                {flag: kernels[name][flag] for flag in specs[name].flags},
-            )
-            for name, chosen in own.items()
-        ]
-        numbers = [n for chosen in own.values() for n in chosen]
+        kernels: KernelSizes,
+    ) -> ModelInputs:
+        """Prepare the inputs; ``sizes`` and ``kernels`` are those of any problem of these flags and kernels."""
+        numbers: list[int] = []
+        source: list[int] = []
+        found: list[Tilings] = []
+        irregular: list[tuple[int, KernelSpec, Config]] = []
+        for place, name in enumerate(kernels):
+            own = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
+            configs = [candidates[n].config for n in own]
+            flags = {flag: kernels[name][flag] for flag in specs[name].flags}
+            tilings = Tilings.of(specs[name], device, configs, [candidates[n].resources for n in own], flags)
+            irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
+            found.append(tilings)
+            numbers += own
+            source += [place] * len(own)
         tiles = np.full((len(numbers), len(vocabulary.sizes)), UNTILED)
-        starts = np.cumsum([0, *map(len, own.values())]).tolist()
-        for start, tilings in zip(starts, found, strict=False):
+        start = 0
+        for tilings in found:
             width = min(tiles.shape[1], tilings.tiles.shape[1])
             tiles[start : start + len(tilings.tiles), :width] = tilings.tiles[:, :width]
-        columns = {name: _joined([getattr(tilings, name) for tilings in found]) for name in _COLUMNS}
+            start += len(tilings.tiles)
+        names = ("units", "resident", "threads", "smem_bytes", "registers")
+        columns = {name: np.concatenate([np.zeros(0), *(getattr(one, name) for one in found)]) for name in names}
         first = next(iter(kernels), None)
         extents = array_extents(specs[first], kernels[first]) if first is not None else {}
         log2_tiles = np.log2(tiles)
         is_tiled = tiles < _SMALL_TILE
-        source = np.repeat(np.arange(len(own)), list(map(len, own.values())))
-        covering = np.zeros((len(numbers), len(own), tiles.shape[1]), np.float32)
-        covering[np.arange(len(numbers)), source] = is_tiled
+        covering = np.zeros((len(numbers), len(kernels), tiles.shape[1]), np.float32)
+        covering[np.arange(len(numbers)), np.array(source, np.int64)] = is_tiled
         return cls(
             vocabulary,
-            tuple(float(sizes[name]) for name in vocabulary.flags),
-            tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True)),
             np.array(numbers, np.int64),
             _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, columns),
-            source,
-            tuple(zip(starts, found, strict=False)),
+            tuple(float(sizes[name]) for name in vocabulary.flags),
+            tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True)),
+            np.array(source, np.int64),
+            tuple(irregular),
+            device,
             np.ascontiguousarray(tiles.T, np.float32),
-            covering.reshape(len(numbers), len(own) * tiles.shape[1]),
+            covering.reshape(len(numbers), len(kernels) * tiles.shape[1]),
             (is_tiled * log2_tiles).sum(axis=1).astype(np.float32),
             columns["units"].astype(np.float32),
             device.sm_count * np.stack([np.ones(len(numbers)), columns["resident"]]).astype(np.float32),
             tuple(extents.get(name, ()) for name in vocabulary.arrays),
         )
 
-    def problem_inputs(self, sizes: Mapping[str, int], kernels: Mapping[str, Mapping[str, int]]) -> Vector:
-        """Return the inputs of a problem, shape (problem inputs,); parameters as for `of`."""
+    def of_problem(self, sizes: Mapping[str, int], kernels: KernelSizes) -> Vector:
+        """Return the inputs of a problem, shape (problem inputs,)."""
         values = [sizes[name] for name in self.vocabulary.sizes]
         own: Sequence[int] = ()
-        if self.names:
-            kernel, names = self.names[0]
+        if self._names:
+            kernel, names = self._names[0]
             own = [kernels[kernel][name] for name in names]
         rows = [
             _alignment(own[extent[-1]]) if extent and extent[-1] is not None else _MAX_ALIGNMENT
             for extent in self._extents
         ]
         elements = sum(math.prod([own[place] for place in extent if place is not None]) for extent in self._extents)
-        inputs = [*map(math.log2, values), *map(_alignment, values), *self.flags, *rows]
+        inputs = [*map(math.log2, values), *map(_alignment, values), *self._flags, *rows]
         inputs += (min(rows, default=_MAX_ALIGNMENT), math.log2(elements) if elements else 0.0)
         return np.array(inputs, np.float32)
 
-    def pair_inputs(self, kernels: Mapping[str, Mapping[str, int]]) -> Vector:
+    def of_pairs(self, kernels: KernelSizes) -> Vector:
         """Return the inputs of each configuration for a problem, shape (pair inputs, configurations)."""
         sizes = len(self.vocabulary.sizes)
-        table = [[kernels[name][size] for size in names[:sizes]] for name, names in self.names]
+        table = [[kernels[name][size] for size in names[:sizes]] for name, names in self._names]
         rows = np.array([row + [1] * (sizes - len(row)) for row in table], np.float32).reshape(len(table), sizes)
         counts = rows.T.take(self._source, axis=1)
         counts /= self._tiles
         np.ceil(counts, out=counts)
         blocks = np.multiply.reduce(counts)
         blocks *= self._units
-        for start, tilings in self._tilings:
-            for number, grid in tilings.irregular.items():
-                given = kernels[grid.spec.name]
-                blocks[start + number] = grid.blocks([given[name] for name in grid.names])
+        for number, spec, config in self._irregular:
+            blocks[number] = blocks_at(spec, self._device, config, kernels[spec.name])
         shares = np.empty((4, len(blocks)), np.float32)
         np.divide(blocks, self._slots, out=shares[:2])
         np.ceil(shares[:2], out=shares[2:])
@@ -410,15 +247,6 @@ class Layout:
         return inputs
 
 
-_COLUMNS = ("units", "resident", "threads", "smem_bytes", "registers")
-_MANY_ROUNDS = 4.0
-"""Rounds beyond which their number has no other effect than in proportion."""
-
-
-def _joined(columns: Sequence[Column]) -> Column:
-    return np.concatenate(columns) if columns else np.zeros(0)
-
-
 def _alignment(size: int) -> int:
     """Return the doublings by which a size is aligned, 4 at most."""
     return min((size & -size).bit_length() - 1, _MAX_ALIGNMENT)
@@ -428,8 +256,12 @@ def _item_inputs(
     vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Mapping[str, Column]
 ) -> Vector:
     """Return the inputs of configurations: their kernel, parameters, tiles and resources."""
+
+    def number(value: object) -> float:  # 0 for text, which the offset of a candidate stands for
+        return math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0
+
     kernel = [[float(one.kernel == name) for name in vocabulary.members] for one in candidates]
-    values = [[_number(one.config.get(name)) for name in vocabulary.parameters] for one in candidates]
+    values = [[number(one.config.get(name)) for name in vocabulary.parameters] for one in candidates]
     resources = [
         np.log2(columns["units"]),
         np.log2(columns["resident"]),
@@ -446,19 +278,12 @@ def _item_inputs(
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-def _number(value: object) -> float:
-    """Return the logarithm of a parameter's value; 0 for text, which the offset of a candidate stands for."""
-    return math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class KernelRules:
     """The rules and limits of a kernel for given flags, parted so that candidates are checked quickly.
 
     Attributes
     ----------
-    spec, device
-        The kernel and the device.
     fixed
         ``device.*`` by name.
     of_problem
@@ -511,47 +336,24 @@ class KernelRules:
     def are_met(
         self, number: int, config: Config, sizes: Mapping[str, int], names: Mapping[str, Value], dtype: str
     ) -> bool:
-        """Return whether a configuration is valid for a problem; ``names`` are those of `names_of`."""
-        if self.spec.computed:
-            return not check_config(self.spec, config, sizes, self.device, dtype)
+        """Return whether a configuration, at a position, is valid for a problem; ``names`` are those of `names_of`."""
+        spec, device = self.spec, self.device
+        if spec.computed:
+            return not check_config(spec, config, sizes, device, dtype)
         names = {**names, **config}
+
+        def within(limits: tuple[Limit, ...]) -> bool:
+            return not limit_violation(demand_of(spec, names, sizes, dtype), device, spec, limits)
+
         valid = self.valid.get((number, dtype))
         if valid is None:
-            valid = self.valid[number, dtype] = (
-                _is_declared(self.spec, config)
-                and all(rule.value(names) for rule in self.of_config)
-                and not limit_violation(
-                    demand_of(self.spec, names, sizes, dtype), self.device, self.spec, self.config_limits
-                )
-            )
-        return (
-            valid
-            and all(rule.value(names) for rule in self.of_pair)
-            and not limit_violation(demand_of(self.spec, names, sizes, dtype), self.device, self.spec, self.pair_limits)
-        )
+            meets_own = is_declared(spec, config) and all(rule.value(names) for rule in self.of_config)
+            valid = self.valid[number, dtype] = meets_own and within(self.config_limits)
+        return valid and all(rule.value(names) for rule in self.of_pair) and within(self.pair_limits)
 
 
-class Checks:
-    """Checks of configurations for one problem."""
-
-    def __init__(self, rules: Sequence[KernelRules], kernels: Mapping[str, Mapping[str, int]], dtype: str) -> None:
-        self._rules = dict(zip(kernels, rules, strict=True))
-        self._kernels, self._dtype = kernels, dtype
-        self._names: dict[str, dict[str, Value] | None] = {}
-        """Names of each kernel; None where no configuration is valid."""
-
-    def pass_for(self, number: int, candidate: ModelCandidate) -> bool:
-        """Return whether a configuration is valid for the problem; ``number`` is its position in the layout."""
-        name = candidate.kernel
-        rules, sizes = self._rules[name], self._kernels[name]
-        if name not in self._names:
-            self._names[name] = rules.names_of(sizes)
-        names = self._names[name]
-        return names is not None and rules.are_met(number, candidate.config, sizes, names, self._dtype)
-
-
-def _is_declared(spec: KernelSpec, config: Config) -> bool:
-    """Return whether a kernel, which may have changed since a model was learned, has the parameters and values."""
+def is_declared(spec: KernelSpec, config: Config) -> bool:
+    """Return whether a kernel, maybe of another version than a configuration, has its parameters and values."""
     declared = {parameter.name: parameter.values for parameter in spec.parameters}
     return config.keys() == declared.keys() and all(config[name] in values for name, values in declared.items())
 
@@ -562,8 +364,10 @@ SPREAD_COST = 0.5
 one that is better known is preferred."""
 _OUTSIDE_DOUBT = 0.25
 """Added doubt for each doubling by which a size is outside of the range that was measured."""
-_MAX_LAYOUTS = 256
+_MAX_INPUTS = 256
+"""Sets of flags and kernels for which the networks are kept ready."""
 _MAX_CANDIDATES = 512
+_MAX_DOUBT = 100.0
 
 
 class MeasuredProblem(NamedTuple):
@@ -574,13 +378,13 @@ class MeasuredProblem(NamedTuple):
     sizes
         Sizes and flags of the operation.
     kernels
-        Sizes and flags by the names of each kernel that computes the problem.
+        Those by the names of each kernel that computes the problem.
     times_us
         Time in microseconds of each measured candidate, by its number.
     """
 
     sizes: Mapping[str, int]
-    kernels: Mapping[str, Mapping[str, int]]
+    kernels: KernelSizes
     times_us: Mapping[int, float]
 
 
@@ -633,12 +437,12 @@ class OperationModel:
         All candidates: configurations of kernels first, then libraries.
     kernels, libraries
         Networks of the two; None where there is none.
-    library_errors
-        Errors of the networks of libraries at measured problems; None where there are none.
     doubts
         Doubt by the name of the kernel or library.
     confidence
         Standard deviations of doubt by which a kernel must be expected to be faster than a library to be preferred.
+    library_errors
+        Errors of the networks of libraries at measured problems; None where there are none.
     verified
         Whether each configuration was verified at the ragged sizes, too, before it was timed; those that earlier
         versions learned were not.
@@ -650,18 +454,18 @@ class OperationModel:
     vocabulary: Vocabulary
     ranges: Mapping[str, tuple[int, int]]
     candidates: tuple[ModelCandidate, ...]
-    kernels: Ensemble | None
-    libraries: Ensemble | None
-    library_errors: Neighbours | None
-    doubts: Mapping[str, Doubt]
-    confidence: float
+    kernels: Ensemble | None = None
+    libraries: Ensemble | None = None
+    doubts: Mapping[str, Doubt] = field(default_factory=dict)
+    confidence: float = 0.0
+    library_errors: Neighbours | None = None
     verified: bool = True
     _ready: dict[tuple[object, ...], _Ready] = field(default_factory=dict, compare=False, repr=False)
 
     def choose(
         self,
         sizes: Mapping[str, int],
-        kernels: Mapping[str, Mapping[str, int]],
+        kernels: KernelSizes,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
         *,
@@ -692,121 +496,137 @@ class OperationModel:
         dtype
             Element type of the problem, if it is another than the model's.
         """
-        kernels = self._known(kernels)
-        ready = self._prepared(sizes, kernels, specs, device, libraries)
-        ranking = ready.rank(sizes, kernels, self._added_doubt(sizes))
+        kernels, ready, ranking = self._ranked(sizes, kernels, specs, device, libraries)
         if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
             return [library]
-        checks = Checks(ready.rules, kernels, dtype or self.dtype)
+        names: dict[str, dict[str, Value] | None] = {}
         own: list[Expected] = []
         others: list[Expected] = []
         for number in ranking.order:
-            if ranking.candidates[number].is_library:
+            one = ranking.candidates[number]
+            if one.is_library:
                 others.append(ranking.expected(number))
-            elif len(own) < count and checks.pass_for(number, ranking.candidates[number]):
-                own.append(ranking.expected(number))
+            elif len(own) < count:
+                rules, of_kernel = ready.rules[one.kernel], kernels[one.kernel]
+                if one.kernel not in names:
+                    names[one.kernel] = rules.names_of(of_kernel)
+                known = names[one.kernel]
+                if known is not None and rules.are_met(number, one.config, of_kernel, known, dtype or self.dtype):
+                    own.append(ranking.expected(number))
             if len(own) == count and len(others) == ranking.libraries:
                 break
-        return _in_order(own, others, self.confidence)[:count]
+        ranked = sorted([*own, *others], key=lambda one: one.time_us)
+        if own and others:
+            first, library = own[0], others[0]
+            lead = math.log(library.time_us / first.time_us)
+            chosen = first if lead > self.confidence * math.hypot(first.doubt, library.doubt) else library
+            ranked = [chosen, *(one for one in ranked if one is not chosen)]
+        return ranked[:count]
 
     def rank(
         self,
         sizes: Mapping[str, int],
-        kernels: Mapping[str, Mapping[str, int]],
+        kernels: KernelSizes,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
         *,
         libraries: Collection[str] = (),
     ) -> Ranking:
-        """Return all candidates in the order of their expected times, whether valid for the problem or not.
+        """Return all candidates in the order of their expected times, whether valid or not; arguments as `choose`."""
+        return self._ranked(sizes, kernels, specs, device, libraries)[2]
 
-        Parameters are those of `choose`.
-        """
-        kernels = self._known(kernels)
-        ready = self._prepared(sizes, kernels, specs, device, libraries)
-        return ready.rank(sizes, kernels, self._added_doubt(sizes))
-
-    def _known(self, kernels: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
-        """Return the kernels that the model knows; an operation may have got others since."""
-        return {name: sizes for name, sizes in kernels.items() if name in self.vocabulary.members}
-
-    def _prepared(
+    def _ranked(
         self,
         sizes: Mapping[str, int],
-        kernels: Mapping[str, Mapping[str, int]],
+        kernels: KernelSizes,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
         libraries: Collection[str],
-    ) -> _Ready:
+    ) -> tuple[KernelSizes, _Ready, Ranking]:
+        """Return the kernels that the model knows, the networks for them, and the candidates for the problem."""
+        kernels = {name: own for name, own in kernels.items() if name in self.vocabulary.members}
         key = (device.name, *(sizes[name] for name in self.vocabulary.flags), *kernels, *libraries)
         ready = self._ready.get(key)
         if ready is None:
-            if len(self._ready) >= _MAX_LAYOUTS:
+            if len(self._ready) >= _MAX_INPUTS:
                 self._ready.clear()
             ready = _Ready.of(self, specs, device, libraries, sizes=sizes, kernels=kernels)
             self._ready[key] = ready
-        return ready
-
-    def _added_doubt(self, sizes: Mapping[str, int]) -> float:
-        """Return the doubt for sizes outside of what was measured."""
         doublings = 0.0
         for name in self.vocabulary.sizes:
             low, high = self.ranges[name]
             size = sizes[name]
             if not low <= size <= high:
                 doublings += abs(math.log2(size / (high if size > high else low)))
-        return _OUTSIDE_DOUBT * doublings
+        return kernels, ready, ready.rank(sizes, kernels, _OUTSIDE_DOUBT * doublings)
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
-        document: dict[str, Any] = msgspec.to_builtins(
-            _ModelDocument(
-                self.operation,
-                self.dtype,
-                self.gpu_name,
-                self.vocabulary,
-                dict(self.ranges),
-                self.candidates,
-                self.kernels.to_json() if self.kernels is not None else None,
-                self.libraries.to_json() if self.libraries is not None else None,
-                dict(self.doubts),
-                self.confidence,
-                self.library_errors.to_json() if self.library_errors is not None else None,
-                self.verified,
-            )
-        )
-        return {"format": _FORMAT, **document}
+        names = _ModelDocument.__struct_fields__
+        return {"format": _FORMAT, **{name: to_document(getattr(self, name)) for name in names}}
 
     @classmethod
     def from_json(cls, data: Any) -> OperationModel:
-        """Invert `to_json`.
-
-        Raises
-        ------
-        DataError
-            The value is damaged, or a model of another format.
-        """
+        """Invert `to_json`; a `DataError` if the value is damaged, or a model of another format."""
         found = convert(data, Format).format
         if found != _FORMAT:
             raise DataError(f"a model of format {found!r}, expected {_FORMAT}", field="format")
         document = convert(data, _ModelDocument)
-        document.check()
-        own = sum(not one.is_library for one in document.candidates)
+        own = tuple(one for one in document.candidates if not one.is_library)
+        _check(document, own)
+        fields = msgspec.structs.asdict(document)
         widths = document.vocabulary.widths
-        return cls(
-            document.operation,
-            document.dtype,
-            document.gpu_name,
-            document.vocabulary,
-            document.ranges,
-            document.candidates,
-            _networks(document.kernels, own, widths, "kernels"),
-            _networks(document.libraries, len(document.candidates) - own, (widths[0], 0, 0), "libraries"),
-            _neighbours(document.library_errors, widths[0]),
-            document.doubts,
-            document.confidence,
-            document.verified,
-        )
+        expected = {
+            "kernels": (len(own), widths),
+            "libraries": (len(document.candidates) - len(own), (widths[0], 0, 0)),
+        }
+        for name, (items, shape) in expected.items():
+            if fields[name] is None and not items:
+                continue
+            fields[name] = Ensemble.from_json(fields[name])
+            if (fields[name].widths, fields[name].items) != (shape, items):
+                raise DataError(f"expected networks of {shape} inputs for {items} candidates", field=name)
+        if document.library_errors is not None:
+            fields["library_errors"] = Neighbours.from_json(document.library_errors)
+            if len(fields["library_errors"].weights) != widths[0]:
+                raise DataError(f"expected {widths[0]} inputs of a problem", field="library_errors")
+        return cls(**fields)
+
+
+class _ModelDocument(msgspec.Struct):
+    """JSON of a model, besides its format."""
+
+    operation: Name
+    dtype: Name
+    gpu_name: Name
+    vocabulary: Vocabulary
+    ranges: Annotated[dict[Name, tuple[Count, Count]], Meta(max_length=64)]
+    candidates: Annotated[tuple[ModelCandidate, ...], Meta(min_length=1, max_length=_MAX_CANDIDATES)]
+    kernels: Any
+    libraries: Any
+    doubts: Annotated[dict[Name, Doubt], Meta(max_length=64)]
+    confidence: Annotated[float, Meta(ge=0.0, le=100.0)]
+    library_errors: Any = None
+    verified: bool = False
+
+
+def _check(document: _ModelDocument, own: tuple[ModelCandidate, ...]) -> None:
+    """Raise `DataError` if parts of a model do not match each other; ``own`` are its candidates but the libraries."""
+    candidates, vocabulary, ranges = document.candidates, document.vocabulary, document.ranges
+    if candidates[: len(own)] != own or len({one.key for one in candidates}) < len(candidates):
+        raise DataError("a candidate is listed twice, or a library before a kernel", field="candidates")
+    if not vocabulary.sizes or max(vocabulary.widths) > _MAX_CANDIDATES:
+        raise DataError("no sizes, or too many names", field="vocabulary")
+    if not {one.kernel for one in own} <= set(vocabulary.members):
+        raise DataError("a candidate of a kernel that is not listed", field="vocabulary")
+    if ranges.keys() != {*vocabulary.sizes, *vocabulary.flags}:
+        raise DataError("expected the range of every size and flag", field="ranges")
+    if any(not 1 <= ranges[name][0] <= ranges[name][1] for name in vocabulary.sizes):
+        raise DataError("expected ranges from 1, in ascending order", field="ranges")
+    if not {one.kernel for one in candidates} <= document.doubts.keys():
+        raise DataError("expected the doubt of every kernel and library", field="doubts")
+    if not all(0.0 <= value <= _MAX_DOUBT for doubt in document.doubts.values() for value in doubt):
+        raise DataError(f"expected numbers from 0 to {_MAX_DOUBT:g}", field="doubts")
 
 
 class Ranking(NamedTuple):
@@ -843,13 +663,10 @@ class Ranking(NamedTuple):
 
     def unrivalled_library(self, confidence: float) -> Expected | None:
         """Return the fastest library if no configuration, valid or not, is expected to be faster with confidence."""
-        library: Expected | None = None
-        for number in self.order:
-            if self.candidates[number].is_library:
-                library = self.expected(number)
-                break
-        if library is None:
+        first = next((number for number in self.order if self.candidates[number].is_library), None)
+        if first is None:
             return None
+        library = self.expected(first)
         for number in self.order:
             one = self.expected(number)
             if one.candidate.is_library:
@@ -862,32 +679,21 @@ class Ranking(NamedTuple):
         return library
 
 
-def _in_order(own: list[Expected], libraries: list[Expected], confidence: float) -> list[Expected]:
-    """Return candidates with the best library first unless a kernel is expected to be faster with confidence."""
-    ranked = sorted([*own, *libraries], key=lambda one: one.time_us)
-    if not own or not libraries:
-        return ranked
-    first, library = own[0], libraries[0]
-    lead = math.log(library.time_us / first.time_us)
-    chosen = first if lead > confidence * math.hypot(first.doubt, library.doubt) else library
-    return [chosen, *(one for one in ranked if one is not chosen)]
-
-
 @dataclass(frozen=True, slots=True)
 class _Ready:
     """The networks, ready for problems of given flags and kernels."""
 
-    layout: Layout
+    inputs: ModelInputs
     candidates: tuple[ModelCandidate, ...]
-    libraries: int
     parts: tuple[Prepared | None, Prepared | None]
+    """Networks of configurations, and of libraries."""
     no_pairs: Vector
     """Inputs of the pairs with libraries, which have none."""
-    listed: tuple[int, ...]
+    libraries: tuple[int, ...]
     """Number of each library among all libraries."""
     errors: Neighbours | None
     doubts: Mapping[str, Doubt]
-    rules: tuple[KernelRules, ...]
+    rules: Mapping[str, KernelRules]
 
     @classmethod
     def of(
@@ -898,101 +704,369 @@ class _Ready:
         libraries: Collection[str],
         *,
         sizes: Mapping[str, int],
-        kernels: Mapping[str, Mapping[str, int]],
+        kernels: KernelSizes,
     ) -> _Ready:
-        layout = Layout.of(model.vocabulary, model.candidates, specs, device, sizes=sizes, kernels=kernels)
+        inputs = ModelInputs.of(model.vocabulary, model.candidates, specs, device, sizes=sizes, kernels=kernels)
         count = sum(not one.is_library for one in model.candidates)
         listed = [n for n, one in enumerate(model.candidates) if one.is_library and one.kernel in libraries]
-        candidates = tuple(model.candidates[n] for n in (*layout.numbers.tolist(), *listed))
+        numbers = np.array(listed, np.int64) - count
         no_pairs = np.zeros((0, len(listed)), np.float32)
         own = others = None
-        if model.kernels is not None and len(layout.numbers):
-            own = model.kernels.prepare(layout.numbers, layout.item_inputs)
+        if model.kernels is not None and len(inputs.numbers):
+            own = model.kernels.prepare(inputs.numbers, inputs.item_inputs)
         if model.libraries is not None and listed:
-            others = model.libraries.prepare(np.array(listed) - count, no_pairs.T)
-        rules = tuple(KernelRules.of(specs[name], kernels[name], device) for name in kernels)
-        numbers = tuple(n - count for n in listed)
+            others = model.libraries.prepare(numbers, no_pairs.T)
         return cls(
-            layout, candidates, len(listed), (own, others), no_pairs, numbers, model.library_errors, model.doubts, rules
+            inputs,
+            tuple(model.candidates[n] for n in (*inputs.numbers.tolist(), *listed)),
+            (own, others),
+            no_pairs,
+            tuple(numbers.tolist()),
+            model.library_errors,
+            model.doubts,
+            {name: KernelRules.of(specs[name], kernels[name], device) for name in kernels},
         )
 
-    def rank(self, sizes: Mapping[str, int], kernels: Mapping[str, Mapping[str, int]], added_doubt: float) -> Ranking:
+    def rank(self, sizes: Mapping[str, int], kernels: KernelSizes, added_doubt: float) -> Ranking:
         """Return the candidates for a problem."""
-        problem = self.layout.problem_inputs(sizes, kernels)
+        problem = self.inputs.of_problem(sizes, kernels)
         own, others = self.parts
         parts = []
         if own is not None:
-            parts.append(own.predict(problem, self.layout.pair_inputs(kernels)))
+            parts.append(own.predict(problem, self.inputs.of_pairs(kernels)))
         if others is not None:
-            parts.append(self._corrected(problem, *others.predict(problem, self.no_pairs)))
+            log2_us, spread = others.predict(problem, self.no_pairs)
+            if self.errors is not None:  # correct by the nearest measured problems
+                found = np.array([self.errors.look_up(problem, number) for number in self.libraries], np.float32)
+                log2_us, spread = log2_us + found[:, 0], found[:, 1]
+            parts.append((log2_us, spread))
         if not parts:
             nothing = np.zeros(0, np.float32)
             return Ranking((), 0, nothing, nothing, self.doubts, added_doubt, [])
         log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
         order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
-        return Ranking(self.candidates, self.libraries, log2_us, spread, self.doubts, added_doubt, order)
-
-    def _corrected(self, problem: Vector, log2_us: Vector, spread: Vector) -> tuple[Vector, Vector]:
-        """Return the times of libraries, and their spread, after the correction by the nearest measured problems."""
-        if self.errors is None:
-            return log2_us, spread
-        found = np.array([self.errors.look_up(problem, number) for number in self.listed], np.float32)
-        return log2_us + found[:, 0], found[:, 1]
+        return Ranking(self.candidates, len(self.libraries), log2_us, spread, self.doubts, added_doubt, order)
 
 
-class _ModelDocument(msgspec.Struct):
-    """JSON of a model, besides its format."""
-
-    operation: Name
-    dtype: Name
-    gpu_name: Name
-    vocabulary: Vocabulary
-    ranges: Annotated[dict[Name, tuple[Count, Count]], Meta(max_length=64)]
-    candidates: Annotated[tuple[ModelCandidate, ...], Meta(min_length=1, max_length=_MAX_CANDIDATES)]
-    kernels: Any
-    libraries: Any
-    doubts: Annotated[dict[Name, Doubt], Meta(max_length=64)]
-    confidence: Annotated[float, Meta(ge=0.0, le=100.0)]
-    library_errors: Any = None
-    verified: bool = False
-
-    def check(self) -> None:
-        """Raise `DataError` if parts do not match each other."""
-        own = tuple(one for one in self.candidates if not one.is_library)
-        if self.candidates[: len(own)] != own or len({one.key for one in self.candidates}) < len(self.candidates):
-            raise DataError("a candidate is listed twice, or a library before a kernel", field="candidates")
-        if not self.vocabulary.sizes or max(self.vocabulary.widths) > _MAX_CANDIDATES:
-            raise DataError("no sizes, or too many names", field="vocabulary")
-        if not {one.kernel for one in own} <= set(self.vocabulary.members):
-            raise DataError("a candidate of a kernel that is not listed", field="vocabulary")
-        if self.ranges.keys() != {*self.vocabulary.sizes, *self.vocabulary.flags}:
-            raise DataError("expected the range of every size and flag", field="ranges")
-        if any(not 1 <= self.ranges[name][0] <= self.ranges[name][1] for name in self.vocabulary.sizes):
-            raise DataError("expected ranges from 1, in ascending order", field="ranges")
-        if not {one.kernel for one in self.candidates} <= self.doubts.keys():
-            raise DataError("expected the doubt of every kernel and library", field="doubts")
-        if not all(0.0 <= value <= _MAX_DOUBT for doubt in self.doubts.values() for value in doubt):
-            raise DataError(f"expected numbers from 0 to {_MAX_DOUBT:g}", field="doubts")
+_FOLDS = 4
+_MEMBERS = 2
+"""Networks of an ensemble."""
+_MAX_FITTED = 80
+"""Configurations that a model chooses among."""
+_ALONE = 0.3
+"""Weight of problems served by a single kernel, in the selection of candidates: some calls exclude the other ones."""
+_MISSING = 1.0
+"""Loss, in the logarithm, that is assumed where no selected candidate was measured."""
+_NEAR = 1.3
+"""Candidates up to this ratio to the fastest decide how large the doubt is."""
+_MIN_PROBLEMS = 20
+_MIN_DOUBT = 0.02
+_CONFIDENCES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
+_PERCENTILE, _SAFE_RATIO = 1.0, 0.98
+"""A confidence is enough if this percentile of the held-out problems is served at least so fast, relative to the
+library."""
+_FEW_ROWS, _MAX_REPEATS = 2000, 4
+"""Fewer rows than this get more passes over them, by up to this factor."""
+_MAX_ROW_PASSES = (2_500_000, 1_000_000)
+"""Maximum number of rows times passes, of configurations and of libraries: more changes little and takes minutes."""
 
 
-_MAX_DOUBT = 100.0
+class HeldOut(NamedTuple):
+    """Predictions for problems that the networks were not fitted to, NaN where nothing was measured.
+
+    Attributes
+    ----------
+    times_us
+        Measured times, shape (problems, candidates).
+    log2_us, spread
+        Predicted logarithms and their spread, same shape.
+    """
+
+    times_us: Times
+    log2_us: Times
+    spread: Times
 
 
-def _neighbours(data: Any, width: int) -> Neighbours | None:
-    """Parse the errors at measured problems."""
-    if data is None:
-        return None
-    found = Neighbours.from_json(data)
-    if len(found.weights) != width:
-        raise DataError(f"expected {width} inputs of a problem", field="library_errors")
+class Fitted(NamedTuple):
+    """A model and the predictions that its doubt was calibrated on."""
+
+    model: OperationModel
+    held_out: HeldOut
+    candidates: tuple[ModelCandidate, ...]
+    """Candidates of the columns of ``held_out``; those of the model are some of them."""
+
+
+def fit_model(
+    operation: str,
+    dtype: str,
+    device: DeviceProperties,
+    specs: Mapping[str, KernelSpec],
+    *,
+    candidates: Sequence[ModelCandidate],
+    problems: Sequence[MeasuredProblem],
+    flags: Collection[str] = (),
+    max_candidates: int = _MAX_FITTED,
+    epochs: int = 120,
+) -> Fitted:
+    """Learn a model.
+
+    Parameters
+    ----------
+    operation, dtype, device
+        What was measured, and where.
+    specs
+        All kernels of the candidates, by name.
+    candidates
+        Configurations and libraries that were measured.
+    problems
+        Problems and times; those with times of libraries alone are welcome, as these are harder to predict.
+    flags
+        Names among the sizes of the problems that select what is computed.
+    max_candidates
+        Maximum number of configurations that the model chooses among.
+    epochs
+        Passes over the measurements.
+
+    Raises
+    ------
+    InputError
+        There are fewer than 20 problems.
+    """
+    if len(problems) < _MIN_PROBLEMS:
+        raise InputError(f"{len(problems)} problems were measured; a model needs at least {_MIN_PROBLEMS}")
+    ordered = sorted(range(len(candidates)), key=lambda n: candidates[n].is_library)
+    rank = {n: place for place, n in enumerate(ordered)}
+    own = tuple(candidates[n] for n in ordered)
+    times_us = np.full((len(problems), len(own)), np.nan)
+    for row, problem in enumerate(problems):
+        for n, time_us in problem.times_us.items():
+            times_us[row, rank[n]] = time_us
+
+    names = list(problems[0].sizes)
+    columns = {name: [problem.sizes[name] for problem in problems] for name in names}
+    members = dict.fromkeys(one.kernel for one in own if not one.is_library)
+    arrays = [{buffer.name for buffer in specs[name].buffers} for name in members]
+    vocabulary = Vocabulary(
+        tuple(name for name in names if name not in flags),
+        tuple(name for name in names if name in flags),
+        tuple(sorted(set.intersection(*arrays))) if arrays else (),
+        tuple(members),
+        tuple(sorted({name for one in own for name in one.config})),
+    )
+    rows = _rows_of(vocabulary, own, specs, device, problems=problems, times_us=times_us)
+    held_out = _cross_validate(rows, times_us, epochs)
+    doubts = _doubts(own, held_out)
+    kept = _select(own, times_us, max_candidates)
+    networks, libraries, library_errors = _fit_networks(rows, np.ones(len(problems), np.bool_), epochs)
+    model = OperationModel(
+        operation,
+        dtype,
+        device.name,
+        vocabulary,
+        {name: (min(column), max(column)) for name, column in columns.items()},
+        (*(own[n] for n in kept), *(one for one in own if one.is_library)),
+        networks.only(kept) if networks is not None and kept else None,
+        libraries,
+        doubts,
+        _confidence(own, held_out, doubts),
+        library_errors,
+    )
+    return Fitted(model, held_out, own)
+
+
+class _Rows(NamedTuple):
+    """Measurements as inputs and targets, of all configurations or of all libraries; arrays have shape (rows,)."""
+
+    inputs: Inputs
+    targets: Times
+    weights: Times
+    problems: NDArray[np.int64]
+    """Number of each row's problem."""
+    items: int
+    sizes: int
+    """Number of sizes, which are the first inputs of a problem."""
+
+
+def _rows_of(
+    vocabulary: Vocabulary,
+    candidates: Sequence[ModelCandidate],
+    specs: Mapping[str, KernelSpec],
+    device: DeviceProperties,
+    *,
+    problems: Sequence[MeasuredProblem],
+    times_us: Times,
+) -> tuple[_Rows, _Rows]:
+    """Return the rows of configurations, and of libraries."""
+    count = sum(not one.is_library for one in candidates)
+    known: dict[object, ModelInputs] = {}
+    parts: tuple[list[Inputs], list[Inputs]] = ([], [])
+    owners: tuple[list[int], list[int]] = ([], [])
+    for row, (sizes, kernels, _) in enumerate(problems):
+        key = (*(sizes[name] for name in vocabulary.flags), *kernels)
+        if key not in known:
+            known[key] = ModelInputs.of(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels)
+        inputs = known[key]
+        problem = inputs.of_problem(sizes, kernels)
+        measured = np.isfinite(times_us[row])
+        chosen = measured[inputs.numbers]
+        numbers = inputs.numbers[chosen]
+        if chosen.any():
+            pair = inputs.of_pairs(kernels).T[chosen]
+            whole = np.repeat(problem[None], len(numbers), axis=0)
+            parts[0].append(Inputs(whole, inputs.item_inputs[chosen], pair, numbers))
+            owners[0].extend([row] * len(numbers))
+        others = np.flatnonzero(measured[count:])
+        if len(others):
+            nothing = np.zeros((len(others), 0), np.float32)
+            parts[1].append(Inputs(np.repeat(problem[None], len(others), axis=0), nothing, nothing, others))
+            owners[1].extend([row] * len(others))
+    best = np.nanmin(np.where(np.isfinite(times_us[:, :count]), times_us[:, :count], np.inf), axis=1)
+    nothing = np.zeros((0, len(vocabulary.sizes)), np.float32)
+    found = []
+    for place, (part, own) in enumerate(zip(parts, owners, strict=True)):
+        joined = Inputs(nothing, nothing, nothing, np.zeros(0, np.int64))
+        if part:
+            joined = Inputs(*(np.concatenate(column) for column in zip(*part, strict=True)))
+        rows = np.array(own, np.int64)
+        time_us = times_us[rows, joined.number + place * count]
+        weights = np.ones(len(rows)) if place else 1.0 / (1.0 + 2.0 * (time_us / best[rows] - 1.0))
+        items = len(candidates) - count if place else count
+        found.append(_Rows(joined, np.log2(time_us), weights, rows, items, len(vocabulary.sizes)))
+    return found[0], found[1]
+
+
+def _fit_networks(
+    rows: tuple[_Rows, _Rows], used: NDArray[np.bool_], epochs: int
+) -> tuple[Ensemble | None, Ensemble | None, Neighbours | None]:
+    """Fit the networks of configurations and of libraries to some of the problems, and the errors of the latter."""
+    fitted: list[Ensemble | None] = []
+    errors: Neighbours | None = None
+    for place, of in enumerate(rows):
+        chosen = np.flatnonzero(used[of.problems])
+        if not len(chosen):
+            fitted.append(None)
+            continue
+        repeats = min(max(round(_FEW_ROWS / len(chosen)), 1), _MAX_REPEATS)
+        passes = max(min(epochs * repeats, _MAX_ROW_PASSES[place] // len(chosen)), 1)
+        inputs, targets = of.inputs.rows(chosen), of.targets[chosen]
+        ensemble = Ensemble.fit(inputs, targets, of.weights[chosen], of.items, epochs=passes, members=_MEMBERS)
+        fitted.append(ensemble)
+        if place == 1:
+            errors = Neighbours.fit(inputs.problem, targets - ensemble.predict(inputs)[0], inputs.number, of.sizes)
+    return fitted[0], fitted[1], errors
+
+
+def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> HeldOut:
+    """Predict the times of each fold of the problems by networks that are fitted to the other folds."""
+    fold = np.random.default_rng(0).permutation(len(times_us)) % _FOLDS
+    log2_us, spread = np.full_like(times_us, np.nan), np.full_like(times_us, np.nan)
+    for number in range(_FOLDS):
+        *ensembles, errors = _fit_networks(rows, fold != number, epochs)
+        for place, (of, ensemble) in enumerate(zip(rows, (ensembles[0], ensembles[1]), strict=True)):
+            left_out = np.flatnonzero(fold[of.problems] == number)
+            if not isinstance(ensemble, Ensemble) or not len(left_out):
+                continue
+            part = of.inputs.rows(left_out)
+            mean, wide = ensemble.predict(part)
+            if place == 1 and errors is not None:
+                pairs = zip(part.problem, part.number.tolist(), strict=True)
+                near = np.array([errors.look_up(*pair) for pair in pairs], np.float32)
+                mean, wide = mean + near[:, 0], near[:, 1]
+            columns = part.number + place * rows[0].items
+            log2_us[of.problems[left_out], columns] = mean
+            spread[of.problems[left_out], columns] = wide
+    return HeldOut(times_us, log2_us, spread)
+
+
+def _doubts(candidates: Sequence[ModelCandidate], held_out: HeldOut) -> dict[str, Doubt]:
+    """Fit the squared residuals of each kernel's best configurations by a constant and the squared spread."""
+    own = np.array([not one.is_library for one in candidates])
+    best = np.nanmin(np.where(own & np.isfinite(held_out.times_us), held_out.times_us, np.inf), axis=1)
+    near = ~own | (held_out.times_us <= _NEAR * best[:, None])
+    residuals = np.log(held_out.times_us) - math.log(2.0) * held_out.log2_us
+    found = {}
+    for name in dict.fromkeys(one.kernel for one in candidates):
+        of_kernel = np.array([one.kernel == name for one in candidates])
+        mask = near & of_kernel & np.isfinite(residuals)
+        if mask.sum() < 10:
+            found[name] = Doubt(0.5, 1.0)
+            continue
+        squares = np.minimum(np.square(residuals[mask]), 1.0)
+        spread = np.square(held_out.spread[mask])
+        per_spread = max(float(np.cov(spread, squares)[0, 1] / max(float(spread.var()), 1e-12)), 0.0)
+        constant = max(float(squares.mean() - per_spread * spread.mean()), _MIN_DOUBT**2)
+        found[name] = Doubt(math.sqrt(constant), min(math.sqrt(per_spread), 10.0))
     return found
 
 
-def _networks(data: Any, items: int, widths: tuple[int, int, int], name: str) -> Ensemble | None:
-    """Parse the networks of ``items`` candidates."""
-    if data is None and not items:
-        return None
-    ensemble = Ensemble.from_json(data)
-    if ensemble.widths != widths or ensemble.items != items:
-        raise DataError(f"expected networks of {widths} inputs for {items} candidates", field=name)
-    return ensemble
+def _confidence(candidates: Sequence[ModelCandidate], held_out: HeldOut, doubts: Mapping[str, Doubt]) -> float:
+    """Return the smallest confidence with which kernels that are chosen seldom lose against the library."""
+    own = [n for n, one in enumerate(candidates) if not one.is_library]
+    for confidence in _CONFIDENCES if len(own) < len(candidates) else ():
+        ratios = choice_ratios(candidates, held_out, doubts, own, confidence=confidence)
+        if len(ratios) and np.percentile(ratios, _PERCENTILE) >= _SAFE_RATIO:
+            return confidence
+    return _CONFIDENCES[-1]
+
+
+def choice_ratios(
+    candidates: Sequence[ModelCandidate],
+    held_out: HeldOut,
+    doubts: Mapping[str, Doubt],
+    columns: Sequence[int],
+    *,
+    confidence: float | None,
+) -> Times:
+    """Return a library's time over that of the choice, for each held-out problem where both are known.
+
+    Parameters
+    ----------
+    candidates, held_out
+        Candidates of the columns, and the predictions.
+    doubts
+        Doubt by kernel and library.
+    columns
+        Configurations to choose among.
+    confidence
+        As in `OperationModel`: where the lead is smaller, the library is chosen, so that the ratio is 1. None: it never
+        is.
+    """
+    other = next(n for n, one in enumerate(candidates) if one.is_library)
+    score = np.full((len(held_out.times_us), len(columns)), np.inf)
+    known = np.isfinite(held_out.log2_us[:, columns])
+    score[known] = (held_out.log2_us + SPREAD_COST * held_out.spread)[:, columns][known]
+    rows = np.flatnonzero(known.any(axis=1) & np.isfinite(held_out.log2_us[:, other]))
+    chosen = np.array(columns)[score[rows].argmin(axis=1)]
+    ratios = held_out.times_us[rows, other] / held_out.times_us[rows, chosen]
+    if confidence is None:
+        return np.asarray(ratios)
+    lead = math.log(2.0) * (held_out.log2_us[rows, other] - held_out.log2_us[rows, chosen])
+    pairs = np.array([doubts[one.kernel] for one in candidates])
+    variance = np.square(pairs[:, 0]) + np.square(pairs[:, 1] * held_out.spread[rows])
+    needed = confidence * np.sqrt(variance[np.arange(len(rows)), chosen] + variance[:, other])
+    return np.where(lead > needed, ratios, 1.0)
+
+
+def _select(candidates: Sequence[ModelCandidate], times_us: Times, count: int) -> list[int]:
+    """Select configurations one by one, each time that which lowers the mean loss most."""
+    own = [n for n, one in enumerate(candidates) if not one.is_library]
+    losses, weights = [], []
+    groups = [np.ones(len(own), np.bool_)]
+    groups += [np.array([candidates[n].kernel == name for n in own]) for name in {candidates[n].kernel for n in own}]
+    for number, group in enumerate(groups):
+        part = np.where(group & np.isfinite(times_us[:, own]), times_us[:, own], np.inf)
+        best = part.min(axis=1)
+        known = np.isfinite(best)
+        losses.append(np.minimum(np.log(part[known] / best[known, None]), _MISSING))
+        weights.append(np.full(int(known.sum()), 1.0 if number == 0 else _ALONE))
+    loss, weight = np.concatenate(losses), np.concatenate(weights)
+    lowest = np.full(len(loss), _MISSING)
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(own)):
+        gain = weight @ np.maximum(lowest[:, None] - loss, 0.0)
+        best_gain = int(np.argmax(gain))
+        if gain[best_gain] <= 0.0:
+            break
+        chosen.append(best_gain)
+        lowest = np.minimum(lowest, loss[:, best_gain])
+    return [own[n] for n in sorted(chosen)]

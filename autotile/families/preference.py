@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,12 +106,17 @@ class Expectation:
     @property
     def is_faster(self) -> bool:
         """Whether it is faster than the base by more than the doubt."""
-        return self.log_ratio + self.doubt < 0
+        return self.log_upper < 0
 
     @property
     def is_slower(self) -> bool:
         """Whether it is slower than the base by more than the doubt."""
         return self.log_ratio - self.doubt > 0
+
+    @property
+    def log_upper(self) -> float:
+        """Upper end of the interval of `log_ratio`."""
+        return self.log_ratio + self.doubt
 
     @property
     def ratio(self) -> float:
@@ -120,8 +126,8 @@ class Expectation:
     @property
     def interval(self) -> tuple[float, float]:
         """Ends of the interval of `ratio`."""
-        upper = self.log_ratio + self.doubt
-        return math.exp(self.log_ratio - self.doubt), math.exp(upper) if upper < _MAX_LOG else math.inf
+        upper = math.exp(self.log_upper) if self.log_upper < _MAX_LOG else math.inf
+        return math.exp(self.log_ratio - self.doubt), upper
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,23 +177,25 @@ def prefer(
         its `Expectation.is_faster`.
     """
     base_key = config_key(base)
-    places = [(number, key) for number, tuned in enumerate(studies) for key in tuned.configs if key != base_key]
-    if not places:
+    tried = [config for tuned in studies for key, config in tuned.configs.items() if key != base_key]
+    if not tried:
         return None
-    tried = [studies[number].configs[key] for number, key in places]
-    here = _Launches.of(spec, sizes, device, [base, spec.default, *tried], dtype)
+    here = _Launched.of(spec, sizes, device, [base, spec.default, *tried], dtype)
     found: list[Preferred] = []
     for number, tuned in enumerate(studies):
-        comparison = None
-        for row_there, key in enumerate((key for key in tuned.configs if key != base_key), start=2):
-            if comparison is None:
-                there = _launches_there(spec, tuned, tuned.device or device, base, dtype)
-                comparison = _Comparison(spec, base_key, here, there, tuned, _distance(tuned, sizes, device))
-            found.append(Preferred(number, key, comparison.expectation(key, len(found) + 2, row_there)))
+        own = [key for key in tuned.configs if key != base_key]
+        if not own:
+            continue
+        there = _launched_there(spec, tuned, tuned.device or device, base, dtype)
+        expected = partial(
+            _expected, spec, base_key, here, there, tuned=tuned, distance=_distance(tuned, sizes, device)
+        )
+        for row_there, key in enumerate(own, start=2):
+            found.append(Preferred(number, key, expected(key, len(found) + 2, row_there)))
     while found:
         best = found[0]
         for one in found[1:]:
-            gain = _upper(best) - _upper(one)
+            gain = best.expectation.log_upper - one.expectation.log_upper
             if one.expectation.is_faster > best.expectation.is_faster or gain > _MARGIN:
                 best = one
         if may_serve(best.study, best.key):
@@ -196,78 +204,74 @@ def prefer(
     return None
 
 
-def _upper(one: Preferred) -> float:
-    return one.expectation.log_ratio + one.expectation.doubt
-
-
 _MAX_KNOWN = 256
-_known: dict[tuple[object, ...], _Launches] = {}
+_known: dict[tuple[object, ...], _Launched] = {}
 """Launches at tuned problems, which look-ups of ever new sizes compare with."""
 
 
-def _launches_there(
+def _launched_there(
     spec: KernelSpec, tuned: Tuned, device: DeviceProperties, base: Config, dtype: str | None
-) -> _Launches:
+) -> _Launched:
     """Return the launches of the base, the default and the configurations of a tuned problem, at that problem."""
     base_key = config_key(base)
     key = (spec.text, dtype, *_identity(device), *tuned.sizes.items(), base_key, *tuned.configs)
     found = None if spec.computed else _known.get(key)  # the text does not say what a function computes
     if found is None:
         own = [config for name, config in tuned.configs.items() if name != base_key]
-        found = _Launches.of(spec, tuned.sizes, device, [base, spec.default, *own], dtype)
+        found = _Launched.of(spec, tuned.sizes, device, [base, spec.default, *own], dtype)
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = found
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """A problem, here, beside a tuned one, there; row 0 of each is the base, row 1 the default."""
+def _expected(
+    spec: KernelSpec,
+    base_key: str,
+    tuned: Tuned,
+    distance: tuple[int, float],
+    *,
+    key: str,
+    here: _Launched,
+    row: int,
+    there: _Launched,
+    row_there: int,
+) -> Expectation:
+    """Return the expected time of a configuration over that of the base.
 
-    spec: KernelSpec
-    base_key: str
-    here: _Launches
-    there: _Launches
-    tuned: Tuned
-    distance: tuple[int, float]
+    Its launches are in a row of those here, at the problem that is asked for, and of those there, at the tuned one; in
+    both, row 0 is the base and row 1 the default.
+    """
+    is_estimated = here.log_us is not None and there.log_us is not None
+    known = (here.log_us, there.log_us) if is_estimated else (here.idle, there.idle)
+    is_counted = known[0] is not None and known[1] is not None
+    now = known[0] if known[0] is not None and is_counted else np.zeros(row + 1)
+    then = known[1] if known[1] is not None and is_counted else np.zeros(row_there + 1)
 
-    def expectation(self, key: str, row: int, row_there: int) -> Expectation:
-        """Return the expected time of a configuration over that of the base."""
-        is_estimated = self.here.log_us is not None and self.there.log_us is not None
-        now = self.here.log_us if is_estimated else self.here.idle
-        then = self.there.log_us if is_estimated else self.there.idle
-        is_counted = now is not None and then is not None
-        columns = (now, then) if now is not None and then is not None else (np.zeros(row + 1), np.zeros(row_there + 1))
-        now, then = columns
+    default_key = config_key(spec.default)
+    time_us, base_us, default_us = (tuned.times_us.get(name) for name in (key, base_key, default_key))
+    reference = 0 if base_us is not None or base_key == default_key else 1
+    reference_us = base_us if reference == 0 else default_us
+    estimated_there = float(then[row_there] - then[reference])
+    if time_us is not None and reference_us is not None:
+        measured = math.log(time_us / reference_us)
+    else:
+        measured = min(-_USUAL_GAIN, estimated_there if is_estimated else 0.0)
+    change = float(now[row] - now[reference]) - estimated_there
 
-        times_us, default_key = self.tuned.times_us, config_key(self.spec.default)
-        time_us, base_us, default_us = (times_us.get(name) for name in (key, self.base_key, default_key))
-        reference = 0 if base_us is not None or self.base_key == default_key else 1
-        reference_us = base_us if reference == 0 else default_us
-        estimated_there = float(then[row_there] - then[reference])
-        if time_us is not None and reference_us is not None:
-            measured = math.log(time_us / reference_us)
-        else:
-            measured = min(-_USUAL_GAIN, estimated_there if is_estimated else 0.0)
-        change = float(now[row] - now[reference]) - estimated_there
-        doubt = self._doubt(change, row, row_there, is_estimated=is_estimated, is_counted=is_counted)
-        if reference == 0:
-            return Expectation(measured + change, doubt)
-        if not is_estimated:
-            return Expectation(0.0, math.inf)
-        return Expectation(measured + change + float(now[1] - now[0]), doubt + _UNMEASURED_DOUBT)
-
-    def _doubt(self, change: float, row: int, row_there: int, *, is_estimated: bool, is_counted: bool) -> float:
-        flags, doublings = self.distance
-        doubt = min(_LEAST_DOUBT + _DOUBT_PER_DOUBLING * doublings, _FULL_DOUBT) + _DOUBT_OF_FLAG * flags
-        doubt += _DOUBT_PER_DOUBLING * max(doublings - _CHECKED_DOUBLINGS, 0.0)
-        doubt += _DOUBT_OF_CHANGE * (1 if self.here.is_declared else 2) * abs(change)
-        if self.here.warps is not None and self.there.warps is not None:
-            doubt += _DOUBT_OF_WARPS * max(float(self.there.warps[row_there] - self.here.warps[row]), 0.0)
-        if not is_estimated:
-            doubt += _UNCOUNTED_DOUBT * doublings * (1 if is_counted else 2)
-        return doubt
+    flags, doublings = distance
+    doubt = min(_LEAST_DOUBT + _DOUBT_PER_DOUBLING * doublings, _FULL_DOUBT) + _DOUBT_OF_FLAG * flags
+    doubt += _DOUBT_PER_DOUBLING * max(doublings - _CHECKED_DOUBLINGS, 0.0)
+    doubt += _DOUBT_OF_CHANGE * (1 if here.is_declared else 2) * abs(change)
+    if here.warps is not None and there.warps is not None:
+        doubt += _DOUBT_OF_WARPS * max(float(there.warps[row_there] - here.warps[row]), 0.0)
+    if not is_estimated:
+        doubt += _UNCOUNTED_DOUBT * doublings * (1 if is_counted else 2)
+    if reference == 0:
+        return Expectation(measured + change, doubt)
+    if not is_estimated:
+        return Expectation(0.0, math.inf)
+    return Expectation(measured + change + float(now[1] - now[0]), doubt + _UNMEASURED_DOUBT)
 
 
 def _distance(tuned: Tuned, sizes: Mapping[str, int], device: DeviceProperties) -> tuple[int, float]:
@@ -281,8 +285,7 @@ def _identity(device: DeviceProperties) -> tuple[object, ...]:
     return device.name, device.compute_capability, device.sm_count
 
 
-@dataclass(frozen=True, slots=True)
-class _Launches:
+class _Launched(NamedTuple):
     """Launches of several configurations at a problem, as far as known; columns of shape (configurations,).
 
     Attributes
@@ -310,22 +313,21 @@ class _Launches:
         device: DeviceProperties,
         configs: Sequence[Config],
         dtype: str | None,
-    ) -> _Launches:
+    ) -> _Launched:
         """Estimate the launches; or count their blocks, where they cannot be estimated."""
         found = estimate_configs(spec, sizes, device, configs, dtype)
         if found is not None:
             blocks, resident, threads = found.blocks, found.blocks_per_sm, found.threads
-            rounds = np.ceil(blocks / device.sm_count)
-            warps = np.minimum(rounds, resident) * np.ceil(threads / device.warp_size)
-            idle = np.log(rounds * device.sm_count / blocks)
-            return cls(np.log(found.time_us), idle, np.log2(warps), found.is_declared)
-        try:
-            geometries = [launch_geometry(spec, config, sizes, device) for config in configs]
-        except AutotileError:
-            return cls(None, None, None, is_declared=False)
-        blocks = np.array([math.prod(each.grid) for each in geometries], float)
-        threads = np.array([each.threads for each in geometries], float)
+        else:
+            try:
+                geometries = [launch_geometry(spec, config, sizes, device) for config in configs]
+            except AutotileError:
+                return cls(None, None, None, is_declared=False)
+            blocks = np.array([math.prod(each.grid) for each in geometries], float)
+            threads = np.array([each.threads for each in geometries], float)
+            resident = np.maximum(device.max_threads_per_sm // threads, 1.0)
         rounds = np.ceil(blocks / device.sm_count)
-        resident = np.maximum(device.max_threads_per_sm // threads, 1.0)
         warps = np.minimum(rounds, resident) * np.ceil(threads / device.warp_size)
-        return cls(None, np.log(rounds * device.sm_count / blocks), np.log2(warps), is_declared=False)
+        idle = np.log(rounds * device.sm_count / blocks)
+        log_us = np.log(found.time_us) if found is not None else None
+        return cls(log_us, idle, np.log2(warps), found is not None and found.is_declared)

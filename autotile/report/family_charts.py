@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, interval_text, percent_text, plural, sizes_text, source_text
 from autotile.database.winners import StoredRule
-from autotile.families.rule import FamilyRule, Leaf, RulePoint, Tree
+from autotile.families.family import FamilyRule, Leaf, RulePoint, Tree
 from autotile.report.report_data import OperationData
 from autotile.report.theme import (
     ACCENT,

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from autotile.cuda.function import PackedCubin
     from autotile.database.database import Database
     from autotile.exchange.bundle import Bundle, BundledCubin, BundledKernel
+    from autotile.families.family import FamilyRule
     from autotile.families.operation_model import OperationModel
     from autotile.families.preference import Expectation, Tuned
-    from autotile.families.rule import FamilyRule
     from autotile.space.search_space import SearchSpace
     from autotile.space.time_estimate import TimeEstimate
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.text import (
     NOTHING,
@@ -31,10 +32,21 @@ from autotile.database.keys import TuningKey, key_of, space_hash
 from autotile.database.learned import FamilyState, FamilyStore
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, list_recordings
-from autotile.families.family import Family, sample_members, select_points, select_points_from
-from autotile.families.learning import UNSERVED_LOSS, LearnedRule, TrainingData, learn_rule
+from autotile.families.family import (
+    UNSERVED_LOSS,
+    Family,
+    FamilyRule,
+    LearnedRule,
+    RuleConfig,
+    RulePoint,
+    TrainingData,
+    learn_rule,
+    sample_members,
+    select_points,
+    select_points_from,
+)
+from autotile.families.features import Traits, list_features, meet_rules
 from autotile.families.preference import FINALISTS, MAX_STUDIES, WITH_FINALISTS, Tuned, prefer
-from autotile.families.rule import FamilyRule, RuleConfig, RulePoint, Traits, list_features, meet_rules
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory, resolve_problem, size_distance
 from autotile.kernel.spec import KernelSpec
@@ -163,7 +175,7 @@ class FamilyResult(Result, Reported):
             "held_out_loss": {"mean": sum(held_out) / len(held_out), "worst": max(held_out)} if held_out else None,
             "default_loss": self.default_loss,
             "in_force": rule.in_force if rule is not None else None,
-            "judgement": rule.judgement.to_json() if rule is not None and rule.judgement is not None else None,
+            "judgement": to_document(rule.judgement) if rule is not None else None,
             "candidates": self.candidates,
             "rule": rule.to_json() if rule is not None else None,
             "seconds": round(self.seconds, 3),

@@ -18,8 +18,7 @@ from autotile.database.learned import save_model
 from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
-from autotile.families.model_fit import Fitted, Measurements, fit_model
-from autotile.families.operation_model import MeasuredProblem, ModelCandidate, OperationModel
+from autotile.families.operation_model import Fitted, MeasuredProblem, ModelCandidate, OperationModel, fit_model
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, check_memory
@@ -71,28 +70,6 @@ _MIN_VERIFIED = 2
 """Problems at which a configuration must have been verified to be in the model."""
 
 
-@dataclass(frozen=True)
-class _Sized:
-    """An operation as `parse_family` sees it: conditions are flags, too."""
-
-    operation: Operation
-
-    @property
-    def name(self) -> str:
-        return self.operation.name
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return self.operation.sizes
-
-    @property
-    def flags(self) -> Sequence[str]:
-        return (*self.operation.flags, *self.operation.conditions)
-
-    def is_optional(self, name: str) -> bool:
-        return self.operation.is_optional(name)
-
-
 def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
     """Return a family of an operation; a flag that is not given takes both values if it changes how inputs are stored.
 
@@ -102,7 +79,7 @@ def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> 
         As for `autotile.families.family.parse_family`.
     """
     words = list(words)
-    family = parse_family(_Sized(operation), words)
+    family = parse_family(operation, words, (*operation.flags, *operation.conditions))
     given = {word.partition("=")[0] for word in words}
     mixed = {
         name: Extent(((0, 1),))
@@ -540,7 +517,8 @@ def learn_model(
         if times_us:
             problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
     specs = {name: kernel.spec for name, kernel in kernels.items()}
-    fitted = fit_model(operation.name, dtype, device, specs, Measurements(candidates, problems), flags=operation.flags)
+    what = operation.name, dtype, device, specs
+    fitted = fit_model(*what, candidates=candidates, problems=problems, flags=operation.flags)
     return fitted.model, _held_out_losses(fitted)
 
 

@@ -15,7 +15,7 @@ from autotile.core.model import Problem
 from autotile.core.text import Result
 from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
-from autotile.families.rule import FamilyRule
+from autotile.families.family import FamilyRule
 from autotile.settings import read_settings
 from autotile.tuning.family_session import FamilyResult
 from autotile.tuning.recorder import Recorded

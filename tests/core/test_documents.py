@@ -30,13 +30,13 @@ from autotile.database.learned import FamilyState, StoredMiss
 from autotile.database.winners import ResultDocument, RuleDocument, WinnerDocument
 from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped
-from autotile.families import rule
+from autotile.families import family
 from autotile.families.family import Family
 from autotile.workers import jobs, protocol
 
 SCHEMAS = [
     DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState, ResultDocument,
-    RuleDocument, WinnerDocument, CompileJob, rule.TreeDocument, rule.RuleConfig, rule.RulePoint,
+    RuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
     recording.RecordingHeader, recording._Labeled, kernel_tuner._Document, kernel_tuner._Measured,
     bundle._Manifest, bundle._KernelDocument, shipped._WinnersDocument, shipped._RulesDocument,
     jobs.Reading, jobs.Workload, jobs.SanitizerRequest, jobs.Candidate, jobs.Race, protocol.Answer,
@@ -76,12 +76,12 @@ def test_an_altered_rule(seed: int) -> None:
         "tree": split,
         "points": [{**point, "held_out": None}],
     }
-    assert json.loads(encode_json(rule.FamilyRule.from_json(valid).to_json())) == valid
+    assert json.loads(encode_json(family.FamilyRule.from_json(valid).to_json())) == valid
     random = Random(seed)
     for _ in range(4):
         changed = altered(valid, random)
         try:
-            found = rule.FamilyRule.from_json(changed)
+            found = family.FamilyRule.from_json(changed)
         except DataError:
             continue
         assert list(found.lines())

@@ -17,8 +17,8 @@ from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, FamilyStore
 from autotile.database.winners import RULES, read_file
 from autotile.errors import DataWarning
-from autotile.families.family import Extent, Family
-from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.features import Feature
 
 DEVICE = device_profile("h200")
 FAMILY = Family({"M": Extent(((1, 8192),)), "N": Extent(((4096, 4096), (7168, 7168)))})

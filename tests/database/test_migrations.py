@@ -23,8 +23,7 @@ from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, FamilyStore
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
 from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, view_digest
-from autotile.families.family import Extent, Family
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 
 NEWER = '''
 """Add a column."""

@@ -17,8 +17,8 @@ from autotile.cuda.headers import header_folders
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
 from autotile.exchange.cpp_header import HeaderCubin, literal, to_cpp, write_header
-from autotile.families.family import Extent, Family
-from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split, Traits, Tree
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.families.features import Feature, Traits
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec

@@ -20,8 +20,7 @@ from autotile.exchange.shipped import (
     write_rules,
     write_winners,
 )
-from autotile.families.family import Extent, Family
-from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 from autotile.settings import data_folder
 
 H200 = replace(device_profile("h200"), source="cuda")

@@ -11,9 +11,17 @@ from numpy.typing import NDArray
 
 from autotile.core.device import device_profile
 from autotile.core.model import Value
-from autotile.families.family import Family, parse_family, sample_members, select_points
-from autotile.families.learning import LearnedRule, TrainingData, learn_rule
-from autotile.families.rule import Traits, find_leaf, list_features, meet_rules
+from autotile.families.family import (
+    Family,
+    LearnedRule,
+    TrainingData,
+    find_leaf,
+    learn_rule,
+    parse_family,
+    sample_members,
+    select_points,
+)
+from autotile.families.features import Traits, list_features, meet_rules
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.library import load_kernel
 from autotile.space.limits import occupancy

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic_gpu import DEVICE, SPEC
 
-from autotile.families.rule import Feature, Traits, list_features, meet_rules
+from autotile.families.features import Feature, Traits, list_features, meet_rules
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.search_space import enumerate_space

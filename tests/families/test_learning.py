@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 from synthetic_gpu import MAX_CONFIGS, SPEC, SyntheticGpu, learned_from
 
 from autotile.core.documents import convert
-from autotile.families.learning import (
+from autotile.families.family import (
     UNSERVED_LOSS,
+    Leaf,
+    Split,
     TimeModel,
     TrainingData,
+    Tree,
+    TreeDocument,
     learn_rule,
     learn_tree,
     select_configs,
     threshold_between,
 )
-from autotile.families.rule import Feature, Leaf, Split, Tree, TreeDocument, list_features
+from autotile.families.features import Feature, list_features
 from autotile.kernel.problem import size_distance
 
 FAMILY = ["M=64..8192", "N=64..8192", "K=128..4096"]

@@ -13,8 +13,15 @@ from autotile.core.device import device_profile
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
-from autotile.families.model_fit import Fitted, Measurements, choice_ratios, fit_model
-from autotile.families.operation_model import Expected, MeasuredProblem, ModelCandidate, OperationModel
+from autotile.families.operation_model import (
+    Expected,
+    Fitted,
+    MeasuredProblem,
+    ModelCandidate,
+    OperationModel,
+    choice_ratios,
+    fit_model,
+)
 from autotile.kernel.library import load_kernel
 from autotile.space.limits import check_config
 

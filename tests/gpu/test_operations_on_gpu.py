@@ -111,7 +111,7 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
 
 def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:
     """Every pair of a problem and a configuration is verified; a run after it measures nothing again."""
-    pytest.importorskip("autotile.families.model_fit")
+    pytest.importorskip("autotile.families.operation_model")
     from autotile.database.learned import read_models
 
     path = scale_toml.with_name("scaling.toml")

@@ -23,8 +23,8 @@ from autotile.errors import BundleError, InputError, NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
 from autotile.exchange.shipped import write_rules
-from autotile.families.family import Extent, Family
-from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.features import Feature
 from autotile.kernel.problem import runs_on
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import Dispatcher, get_best_kernel

@@ -21,8 +21,8 @@ from autotile.database.winners import Check, StoredRule
 from autotile.errors import NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.shipped import write_rules
-from autotile.families.family import Family, parse_family
-from autotile.families.rule import FamilyRule, Feature, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.families.family import Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree, parse_family
+from autotile.families.features import Feature
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving.choice import explain
 from autotile.serving.selection import Request, Shelf, choose

@@ -19,8 +19,7 @@ from autotile.database.database import Database
 from autotile.database.learned import read_models
 from autotile.database.winners import UNVERIFIED_SAMPLER, WINNERS, read_file
 from autotile.errors import InputError, ProblemError, ToolchainError
-from autotile.families.model_fit import fit_model
-from autotile.families.operation_model import OperationModel
+from autotile.families.operation_model import OperationModel, fit_model
 from autotile.kernel.operation import Library, Operation, load_operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_family, operation_sweep, schedule
