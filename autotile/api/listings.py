@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from autotile.core.documents import to_document
 from autotile.core.model import Problem, config_text
 from autotile.core.text import (
     NOTHING,
@@ -161,7 +162,7 @@ def _family_document(family: TunedFamily) -> dict[str, Any]:
         "l2": key.l2_mode,
         "learned_at": stored.learned_at.isoformat(),
         "in_force": family.in_force,
-        "judgement": judgement.to_json() if (judgement := stored.rule.judgement) is not None else None,
+        "judgement": to_document(stored.rule.judgement),
         "loss": {"mean": stored.rule.mean_loss, "worst": stored.rule.worst.loss},
         "held_out_loss": stored.rule.mean_held_out,
         "rule": stored.rule.to_json(),

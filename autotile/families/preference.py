@@ -187,11 +187,10 @@ def prefer(
         if not own:
             continue
         there = _launched_there(spec, tuned, tuned.device or device, base, dtype)
-        expected = partial(
-            _expected, spec, base_key, here, there, tuned=tuned, distance=_distance(tuned, sizes, device)
-        )
+        of = spec, base_key, tuned, _distance(tuned, sizes, device)
         for row_there, key in enumerate(own, start=2):
-            found.append(Preferred(number, key, expected(key, len(found) + 2, row_there)))
+            expected = _expected(*of, key=key, here=here, row=len(found) + 2, there=there, row_there=row_there)
+            found.append(Preferred(number, key, expected))
     while found:
         best = found[0]
         for one in found[1:]:

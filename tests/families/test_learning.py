@@ -1,7 +1,5 @@
 """Learning of a rule, on a synthetic GPU whose times are known everywhere."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -117,7 +115,7 @@ class TestRule:
     @pytest.mark.filterwarnings("error")
     def test_where_nothing_can_be_served_between_the_points_there_is_a_rule_all_the_same(self) -> None:
         _, _, measured = SyntheticGpu.make(3, 10).measured(FAMILY, 12)
-        learned = learned_from(replace(measured, is_valid=np.zeros_like(measured.is_valid)))
+        learned = learned_from(measured._replace(is_valid=np.zeros_like(measured.is_valid)))
         assert np.isfinite(learned.losses).all()
 
     def test_configurations_are_chosen_for_the_problems_between_the_points_too(self) -> None:
@@ -128,7 +126,7 @@ class TestRule:
         for other in (0, 1):
             valid = np.ones_like(measured.is_valid)
             valid[: len(valid) // 2, other] = False
-            found = replace(measured, times_us=times_us, proposed_by=np.ones_like(measured.proposed_by), is_valid=valid)
+            found = measured._replace(times_us=times_us, proposed_by=np.ones_like(measured.proposed_by), is_valid=valid)
             assert learn_rule(found, list_features(SPEC, 1), 1).chosen == (1 - other,)
 
     def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self) -> None:

@@ -61,11 +61,16 @@ def _problem(random: np.random.Generator) -> MeasuredProblem:
     return MeasuredProblem(sizes, _kernels(sizes), _times_us(sizes))
 
 
+def _fit(problems: list[MeasuredProblem], candidates: Any = CANDIDATES, **options: Any) -> Fitted:
+    flags = ("TRANS_A", "TRANS_B")
+    measured = {"candidates": candidates, "problems": problems}
+    return fit_model("product", "float32", DEVICE, SPECS, **measured, flags=flags, **options)
+
+
 @pytest.fixture(scope="module")
 def fitted() -> Fitted:
     random = np.random.default_rng(0)
-    measured = Measurements(CANDIDATES, [_problem(random) for _ in range(120)])
-    return fit_model("product", "float32", DEVICE, SPECS, measured, flags=("TRANS_A", "TRANS_B"), epochs=12)
+    return _fit([_problem(random) for _ in range(120)], epochs=12)
 
 
 def _choose(model: OperationModel, sizes: dict[str, int], **options: Any) -> list[Expected]:
@@ -216,17 +221,15 @@ def test_a_damaged_model_is_refused(fitted: Fitted, damage: Any) -> None:
 
 
 def test_few_problems_are_refused() -> None:
-    measured = Measurements(CANDIDATES, [_problem(np.random.default_rng(0))])
     with pytest.raises(InputError, match="at least 20"):
-        fit_model("product", "float32", DEVICE, SPECS, measured)
+        _fit([_problem(np.random.default_rng(0))])
 
 
 def test_problems_without_any_library_give_a_model_of_kernels() -> None:
     random = np.random.default_rng(0)
     problems = [_problem(random) for _ in range(30)]
     own = [problem._replace(times_us={n: problem.times_us[n] for n in range(3)}) for problem in problems]
-    measured = Measurements(CANDIDATES[:3], own)
-    model = fit_model("product", "float32", DEVICE, SPECS, measured, flags=("TRANS_A", "TRANS_B"), epochs=2).model
+    model = _fit(own, CANDIDATES[:3], epochs=2).model
     assert model.libraries is None
     assert _choose(OperationModel.from_json(model.to_json()), _sizes(100, 100, 100), libraries=("cublas",))
 
@@ -248,8 +251,8 @@ class TestSelection:
             sizes = {"M": 512 + 8 * number, "N": int(2 ** random.uniform(8, 11)), "K": 1024}
             named = {name: {**spec.sizes, **sizes} for name, spec in specs.items()}
             problems.append(MeasuredProblem(sizes, named, dict(enumerate(times_us(number)))))
-        measured = Measurements(candidates, problems)
-        return fit_model("product", "float32", DEVICE, specs, measured, max_candidates=count, epochs=1).model
+        measured = {"candidates": candidates, "problems": problems}
+        return fit_model("product", "float32", DEVICE, specs, **measured, max_candidates=count, epochs=1).model
 
     def test_each_kernel_has_a_configuration_though_another_is_always_faster(self) -> None:
         """Some calls exclude the others, such as those that allow no tensor cores."""

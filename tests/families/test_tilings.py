@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.core.device import device_profile
-from autotile.families.features import UNTILED, Tilings, array_extents
+from autotile.families.features import UNTILED, Tilings, array_extents, blocks_at
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
@@ -84,6 +84,7 @@ outputs = { y = "sum(x, axis=1)" }
 def test_a_grid_of_another_form_is_evaluated() -> None:
     spec = parse_spec(TEXT.replace("GRID", "ceil_div(N, T) + D"), "rows.toml")
     found = Tilings.of(spec, DEVICE, [spec.default], [None], {})
+    assert found.irregular == (0,)
     assert blocks_at(spec, DEVICE, spec.default, {"N": 100, "D": 8}) == 4 + 8
 
 
