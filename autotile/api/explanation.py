@@ -24,7 +24,7 @@ from autotile.core.text import (
 )
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, SpecError, ToolchainError, WorkerError
-from autotile.kernel.argument_kind import TensorMap, Workspace
+from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation

@@ -21,10 +21,9 @@ from autotile.cuda.packing import pack_arguments
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, DataError, InputError, ToolchainError
-from autotile.kernel.argument_kind import Workspace
-from autotile.kernel.arguments import encode_value
+from autotile.kernel.arguments import Workspace, encode_value
 from autotile.kernel.expressions import ArrayExpression, Matmul, ShapeOnly
-from autotile.kernel.input_files import expected_file
+from autotile.kernel.inputs import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.sources import signature_fault

@@ -21,8 +21,7 @@ from autotile.cuda.packing import pack_launches
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
-from autotile.kernel.argument_kind import Workspace
-from autotile.kernel.arguments import BufferArgument, decode_scalar
+from autotile.kernel.arguments import BufferArgument, Workspace, decode_scalar
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.spec import KernelSpec, Tolerance

@@ -14,19 +14,16 @@ from autotile.core.dtypes import DTYPES
 from autotile.cuda.driver import load_driver, outside_of_captures, result_name
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, ToolchainError
-from autotile.kernel.argument_kind import (
-    PITCH_BYTES,
+from autotile.kernel.arguments import (
     UNIT_BYTES,
+    BufferArgument,
+    ScalarArgument,
     StructArgument,
     StructValue,
     TensorMap,
     TensorMapArgument,
     Texture,
     TextureArgument,
-)
-from autotile.kernel.arguments import (
-    BufferArgument,
-    ScalarArgument,
     WorkspaceArgument,
     encode_scalar,
     encode_value,
@@ -300,11 +297,8 @@ def texture_object(texture: Texture, pointer: int) -> Any:
             f"{texture.buffer} starts at an address {pointer % ALIGNMENT_BYTES} bytes past a multiple of "
             f"{ALIGNMENT_BYTES}, which a texture cannot have; pass a copy"
         )
-    if not texture.is_aligned:
-        raise ArgumentError(
-            f"rows of {texture.buffer} are {texture.pitch_bytes} bytes apart, which textures cannot have; choose sizes "
-            f"whose rows are multiples of {PITCH_BYTES} bytes"
-        )
+    if texture.misalignment:
+        raise ArgumentError(texture.misalignment)
     return np.uint64(_object(texture, pointer, load_cupy().cuda.runtime.getDevice()).ptr)
 
 

@@ -20,8 +20,17 @@ from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
 from autotile.families.family import FamilyRule, Leaf, Split
 from autotile.families.features import Feature, Traits
-from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType, StructArgument, TensorMapArgument, TextureArgument
-from autotile.kernel.arguments import BufferArgument, Number, ScalarArgument, WorkspaceArgument
+from autotile.kernel.arguments import (
+    PROBLEM_DTYPE,
+    BufferArgument,
+    ElementType,
+    Number,
+    ScalarArgument,
+    StructArgument,
+    TensorMapArgument,
+    TextureArgument,
+    WorkspaceArgument,
+)
 from autotile.kernel.expressions import Expression, Node, evaluate
 from autotile.kernel.problem import capability_of, runs_on
 from autotile.kernel.spec import KernelSpec, Launch

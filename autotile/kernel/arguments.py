@@ -1,410 +1,336 @@
-"""The kinds of arguments of a kernel, each with its parser, its checks and its part in the key of a result.
+"""The arguments of a kernel, of each kind: their parsers, their checks and their part in the key of a result.
 
-A kind is a class derived from `ArgumentKind` and listed in `Argument` and `_KINDS`; those of structs and tensor maps
-are in `autotile.kernel.argument_kind`. Code outside this package queries an argument (`is_given`, `is_passed`,
-`workspace`, ...) instead of testing its type. Only two modules have code for each kind, and mypy reports a kind that
-they lack: `autotile.cuda.packing` packs the parameters of a launch, `autotile.exchange.cpp_header` writes them in C++.
+A kind is a class derived from `ArgumentKind` and listed in `Argument` and `_KINDS`: buffers, scalars, workspaces,
+structs by value, and arguments that describe an array to the hardware, tensor maps (TMA) and textures, with their
+limits (``cuTensorMapEncodeTiled`` in the CUDA driver API reference, without interleaving).
 
-The contents of buffers in tuning are declared by ``init``, a name or an expression of the language of
-`autotile.kernel.expressions` with generators of random numbers, or by ``file``.
+Code outside this package queries an argument (`is_given`, `is_passed`, `targets`, ...) instead of testing its type. Two
+modules have code for each kind, and mypy reports a kind that they lack: `autotile.cuda.packing` packs the parameters of
+a launch, `autotile.exchange.cpp_header` writes them in C++.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-import re
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from functools import reduce
+from itertools import accumulate, chain
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotile.core.dtypes import DTYPES, Array, Dtype
+from autotile.core.dtypes import DTYPES, Dtype, canonical_dtype
 from autotile.core.model import Value
-from autotile.errors import ArgumentError, InputError, listing, nearest
-from autotile.kernel.argument_kind import (
-    PROBLEM_DTYPE,
-    ArgumentKind,
-    ArgumentScope,
-    ArrayArgument,
-    StructArgument,
-    TensorMapArgument,
-    TextureArgument,
-    Workspace,
-    canonical_texts,
-    known_type,
-    parse_element_type,
-)
+from autotile.errors import ArgumentError, listing, nearest
+from autotile.kernel.contents import Content, InputExpression, check_contents, declared_content
 from autotile.kernel.expressions import (
-    ArrayExpression,
+    NOUNS,
     Expression,
     ExpressionError,
     ExpressionText,
     Location,
     ShapeOnly,
-    canonical_text,
     is_c_identifier,
     one_line,
-    parse_array_expression,
+    parse_expression,
 )
 from autotile.kernel.functions import Kind
 from autotile.kernel.table import ProblemSection, Table, check_names, describe
-from autotile.settings import available_cores
 
-if TYPE_CHECKING:
-    from autotile.kernel.input_files import InputFile
+PROBLEM_DTYPE = "dtype"
+"""Declares that an argument has the problem's element type."""
+MAX_AXES = 8
+POINTER_BYTES = 8
 
-
-NAMED = ("normal", "uniform", "zeros", "ones", "arange")
-"""Contents that are a name alone."""
-
-GENERATORS: Mapping[str, str] = {
-    "uniform": "uniform(low, high)",
-    "normal": "normal(mean, deviation)",
-    "integers": "integers(low, high)",
-    "permutation": "permutation(n)",
-    "arange": "arange(n)",
+_NAMES = (PROBLEM_DTYPE, *DTYPES)
+_C_TYPES = {
+    **{dtype.c_type: name for name, dtype in reversed(DTYPES.items())},
+    **{"half": "float16", "bf16": "bfloat16", "char": "int8", "size_t": "uint64", "unsigned": "uint32"},
+    **{"unsigned char": "uint8", "short": "int16", "unsigned short": "uint16", "int": "int32", "long": "int64"},
+    **{"unsigned int": "uint32", "unsigned long": "uint64", "long long": "int64", "unsigned long long": "uint64"},
+    **{f"{name}_t": name for name in DTYPES if "int" in name},
 }
-"""Functions of the language that make arrays, with their usage."""
-_PAIRED = ("uniform", "normal", "integers")
+"""Element type of each spelling in C that is not its name here."""
+
+Column = Any
+"""An int64 column with one row per configuration, or one element for all; for a single configuration, an int."""
+Mask = Any
+"""A bool column, or a bool for a single configuration or for all."""
+Evaluate = Callable[[Expression], Column]
+"""Evaluates an expression for every row of a table of configurations."""
 
 
-class Generator(NamedTuple):
-    """A call of one of `GENERATORS`: its function, its arguments, and the extents; those of the buffer if empty."""
-
-    function: str
-    arguments: tuple[ArrayExpression, ...]
-    extents: tuple[ArrayExpression, ...]
-
-    def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of its array, in the buffer of a shape.
-
-        Raises
-        ------
-        ValueError
-            An extent is negative, or the function makes arrays of one axis only and the buffer has several.
-        """
-        if not self.extents:
-            if self.function == "permutation" and len(shape) != 1:
-                raise ValueError("permutation() without a length is for buffers of one axis")
-            return shape
-        extents = tuple(int(extent.evaluate(names)) for extent in self.extents)
-        if min(extents) < 0:
-            raise ValueError(f"{self.function} has a negative extent: {extents}")
-        return extents
-
-    def draw(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
-        """Return its array in float64; ``key`` and ``seed`` select the stream of random numbers."""
-        shape = self.shape(names, shape)
-        if self.function == "arange":
-            return np.arange(math.prod(shape), dtype=np.float64).reshape(shape)
-        if self.function == "permutation":
-            (sequence,) = seed_sequences(key, shape, seed, 1)
-            return np.random.Generator(np.random.SFC64(sequence)).permutation(math.prod(shape)).astype(np.float64)
-        first, second = (float(argument.evaluate(names)) for argument in self.arguments)
-        match self.function:
-            case "integers":
-                if not first < second:
-                    raise ValueError(f"integers({first:g}, {second:g}) is empty; the upper bound is not part of it")
-                fill = partial(fill_integers, int(first), int(second) - 1, np.int64)
-            case "uniform":
-                fill = partial(fill_uniform, first, second)
-            case _:
-                fill = partial(fill_normal, first, second)
-        return draw_chunks(key, shape, seed, fill, np.float64)
+def clipped(value: Column, low: int, high: int) -> Column:
+    """Return values within two bounds."""
+    return min(max(value, low), high) if isinstance(value, int) else np.clip(value, low, high)
 
 
 @dataclass(frozen=True, slots=True)
-class InputExpression:
-    """Content that an array expression gives, over sizes, scalars, other inputs and generators.
+class ElementType:
+    """A declared type: ``float32``, ``dtype``, or ``float32 if OUT_FP32 else dtype``.
 
     Attributes
     ----------
-    text
-        Text with normalized spaces.
-    expression
-        The expression, with a name of its own for each generator.
-    generators
-        Generators by these names.
+    chosen, otherwise
+        Names of types, or `PROBLEM_DTYPE`.
+    condition
+        Condition over flags that selects between the two; None if the type is always ``chosen``.
     """
 
-    text: str
-    expression: ArrayExpression
-    generators: Mapping[str, Generator]
+    chosen: str
+    condition: Expression | None = None
+    otherwise: str = ""
+
+    def of(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
+        """Return the name of the type for a problem of the given dtype, sizes and flags."""
+        name = self.chosen if self.condition is None or self.condition.value(names) else self.otherwise
+        return problem_dtype if name == PROBLEM_DTYPE else name
 
     @property
-    def inputs(self) -> frozenset[str]:
-        """All names in it, except those of generators."""
-        return self.expression.names - self.generators.keys()
+    def names(self) -> tuple[str, ...]:
+        """The possible types."""
+        return (self.chosen,) if self.condition is None else (self.chosen, self.otherwise)
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether it is the number 0."""
-        return self.text in ("0", "0.0")
+    def __str__(self) -> str:
+        return (
+            self.chosen if self.condition is None else f"{self.chosen} if {self.condition.text} else {self.otherwise}"
+        )
 
-    def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs.
+
+def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location) -> ElementType:
+    """Parse an element type, whose condition may use flags.
+
+    Raises
+    ------
+    SpecError
+        The text is not a type, or its condition is not a condition over flags.
+    """
+    if " " not in text.strip():
+        return ElementType(_known_type(text, location))
+    source = ExpressionText(one_line(text))
+    try:
+        tree = source.parse()
+        if not isinstance(tree, ast.IfExp):
+            raise source.error(tree, "expected a type, or two as in 'float32 if FLAG else dtype'")
+        chosen, test, otherwise = (ast.unparse(part) for part in (tree.body, tree.test, tree.orelse))
+    except ExpressionError as error:
+        raise location.error(error.problem, column=error.column, expression=source.text) from None
+    condition = parse_expression(test, flags, location)
+    if condition.kind != "boolean":
+        raise location.error(f"expected a flag or another condition, but {test} is {NOUNS[condition.kind]}")
+    return ElementType(_known_type(chosen, location), condition, _known_type(otherwise, location))
+
+
+def _known_type(name: str, location: Location) -> str:
+    """Return the canonical name of an element type, or `PROBLEM_DTYPE`."""
+    known = canonical_dtype(name)
+    if known not in _NAMES:
+        meant = _C_TYPES.get(name)
+        hint = f"; write {meant!r}" if meant else f"{nearest(name, _NAMES)} (known: {listing(_NAMES)})"
+        raise location.error(f"the string {name[:60]!r} is not accepted{hint}")
+    return known
+
+
+def _parts(dtype: str) -> int:
+    return 1 if dtype == PROBLEM_DTYPE else DTYPES[dtype].parts
+
+
+class ArgumentScope(NamedTuple):
+    """Names that an argument's table may refer to."""
+
+    problem: ProblemSection
+    kinds: Mapping[str, Kind]
+    """Kind of each size, flag, parameter and ``device.*``."""
+    launch_kinds: Mapping[str, Kind]
+    """The same, and ``step`` in a file with steps."""
+    buffers: Mapping[str, BufferArgument] = {}
+    workspaces: Mapping[str, WorkspaceArgument] = {}
+    operands: Mapping[str, bool] = {}
+    """Names of the arguments whose value before a launch is known, with whether they are numbers."""
+    folder: str = ""
+    """Folder of the files that arguments name; that of the search-space file if empty."""
+
+
+class ArgumentKind:
+    """Base class of the kinds of arguments; a kind overrides what differs from the defaults here."""
+
+    __slots__ = ()
+
+    is_given: ClassVar[bool] = False
+    """Whether the caller passes an array for it."""
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse the argument's table.
 
         Raises
         ------
         SpecError
-            Shapes are not compatible.
+            The table is malformed.
         """
-        try:
-            arrays = {name: ShapeOnly(one.shape(names, shape)) for name, one in self.generators.items()}
-            return np.shape(self.expression.evaluate({**names, **arrays}))
-        except (ValueError, TypeError) as error:
-            raise self.expression.location.error(str(error), expression=self.text) from None
+        raise NotImplementedError
 
-    def values(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
-        """Return its value, of the buffer's shape.
+    def meaning(self) -> dict[str, Any]:
+        """Return the argument's part of `autotile.database.keys.space_hash`, as JSON values.
+
+        It contains everything that a measured time depends on. A change invalidates recorded results; therefore, an
+        entry that is added later is omitted at its default.
+        """
+        raise NotImplementedError
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the argument is a parameter of the ``__global__`` function."""
+        return True
+
+    @property
+    def is_operand(self) -> bool:
+        """Whether references may use it: its value before a launch is known."""
+        return False
+
+    @property
+    def described_buffer(self) -> str:
+        """Name of the buffer or workspace that the argument describes to the kernel; "" if there is none."""
+        return ""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the buffers and workspaces to which it gives the kernel access."""
+        return (self.described_buffer,) if self.described_buffer else ()
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """All of its expressions."""
+        return ()
+
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """Return the size of the parameter that it is passed as, in bytes; of a pointer by default."""
+        return POINTER_BYTES
+
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
+        """Return its value in a reference, from sizes and flags; for an array, the shape.
+
+        With ``check``, a scalar has its check value.
+        """
+        raise NotImplementedError
+
+    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
+        """Raise if the default configuration cannot be launched at the ragged sizes, and so cannot be verified there.
+
+        Parameters
+        ----------
+        names
+            Values of the ragged sizes, the flags and the parameters.
+        dtypes
+            Element types of the problem.
+        table
+            The argument's table.
 
         Raises
         ------
-        InputError
-            It has no value, or not the shape of the buffer.
+        SpecError
+            The ragged sizes do not suit the argument.
         """
-        try:
-            drawn = {
-                name: generator.draw(names, shape, f"{key}.{number}", seed)
-                for number, (name, generator) in enumerate(self.generators.items())
-            }
-            value = np.asarray(self.expression.evaluate({**names, **drawn}))
-        except (ValueError, TypeError, IndexError, ArithmeticError) as error:
-            raise InputError(f"the content of {key} ({self.text}): {error}") from None
-        if value.shape not in ((), shape):
-            raise InputError(f"the content of {key} has the shape {value.shape}, expected {shape}")
-        return np.broadcast_to(value, shape)
 
 
-Content: TypeAlias = "InputExpression | InputFile"
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A workspace of known shape and element type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    zeroed: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Size in bytes; 0 if a null pointer is passed."""
+        return math.prod(self.shape) * DTYPES[self.dtype].size_bytes
 
 
-def declared_content(table: Table, name: str, scope: ArgumentScope) -> tuple[str, Content | None]:
-    """Parse ``init``, or ``file`` with ``sha256`` and ``whole``; return the text, and the content unless it is a name.
+class MemoryDemand(NamedTuple):
+    """Device memory of one argument over columns of configurations."""
 
-    The text is empty if neither is given.
-    """
-    if "file" in table.data:
-        if "init" in table.data:
-            raise table.error("init", "the content is that of the file; remove init")
-        sha256 = table.text("sha256", "")
-        if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):
-            raise table.error("sha256", "expected 64 hexadecimal digits, in lower case")
-        path = table.text("file")
-        if not path.endswith(".npy"):
-            raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
-        from autotile.kernel.input_files import InputFile
+    name: str
+    shape: tuple[Column, ...]
+    element_bytes: int
+    is_workspace: bool
 
-        folder = Path(scope.folder) if scope.folder else Path(table.document.source).parent
-        return "file", InputFile(str((folder / path).absolute()), sha256, table.boolean("whole", default=False))
-    for key in ("sha256", "whole"):
-        if key in table.data:
-            raise table.error(key, f"{key} belongs to a file; remove it, or give file")
-    if "init" not in table.data:
-        return "", None
-    given = table.data["init"]
-    text = table.text("init", multiline=True) if isinstance(given, str) else repr(table.number("init"))
-    if text in NAMED:
-        return text, None
-    if text.isidentifier() and text not in scope.operands and text not in scope.problem.sizes:
-        hint = f"(known: {', '.join(NAMED)}, and expressions such as 'integers(0, 10)')"
-        raise table.error("init", f"{describe(text)} is not accepted{nearest(text, NAMED)} {hint}")
-    numbers = [*scope.problem.sizes, *(other for other, is_number in scope.operands.items() if is_number)]
-    arrays = [other for other, is_number in scope.operands.items() if not is_number and other != name]
-    content = parse_content(text, [*numbers, *arrays], numbers, scope.problem.kinds, table.location("init"))
-    return content.text, content
+    @property
+    def min_extent(self) -> int:
+        """Smallest valid extent; a workspace may be empty."""
+        return 0 if self.is_workspace else 1
+
+    @property
+    def size_bytes(self) -> Any:
+        """Size in bytes as float64, as products of absurd extents exceed 64 bits; negative extents count as 0."""
+        extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in self.shape]
+        return reduce(operator.mul, extents, float(self.element_bytes))
 
 
-def parse_content(
-    text: str, names: Sequence[str], scalars: Sequence[str], kinds: Mapping[str, Kind], location: Location
-) -> InputExpression:
-    """Parse the content of a buffer.
+@dataclass(frozen=True, slots=True)
+class ArrayArgument(ArgumentKind):
+    """A device array: a buffer of the caller's, or a workspace.
 
-    Parameters
+    Attributes
     ----------
-    text
-        The expression.
-    names
-        Names that it may use.
-    scalars
-        Those of ``names`` that are numbers, which the arguments of generators may use.
-    kinds
-        As for `parse_array_expression`.
-    location
-        Location of the text, for messages.
-
-    Raises
-    ------
-    SpecError
-        The text is not in the language or uses an unknown name.
+    shape
+        Extents over sizes and flags; those of a workspace over parameters and ``device.*``, too.
     """
-    line = one_line(text)
-    source = ExpressionText(line)
-    generators: dict[str, Generator] = {}
-    written = line
-    try:
-        calls = _outermost_generators(source.parse())
-        for number, call in enumerate(calls):
-            name = f"__{number}"
-            generators[name] = _generator(source, call, scalars, kinds, location)
-            start, end = call.col_offset, call.end_col_offset or 0
-            written = written[:start] + name.ljust(end - start) + written[end:]  # columns stay as they are
-    except ExpressionError as error:
-        raise location.error(error.problem, column=error.column, expression=line) from None
-    expression = parse_array_expression(written, (*names, *generators), kinds, location)
-    return InputExpression(canonical_text(line), expression, generators)
+
+    name: str
+    dtype: ElementType
+    shape: tuple[Expression, ...]
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """The extents."""
+        return self.shape
+
+    def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
+        """Return the name of the element type for a problem of the given dtype, sizes and flags."""
+        return self.dtype.of(problem_dtype, names)
+
+    def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
+        """Return the number of elements along each axis at the given sizes and flags."""
+        return tuple(int(extent.value(names)) for extent in self.shape)
+
+    def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
+        """Return the size of the array in every configuration."""
+        element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
+        return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, not self.is_given)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the kernel writes it."""
+        return True
+
+    def possible_types(self, problem: ProblemSection) -> Iterator[str]:
+        """Return the names of all types that the elements can have."""
+        return chain.from_iterable(problem.dtypes if one == PROBLEM_DTYPE else (one,) for one in self.dtype.names)
 
 
-def _outermost_generators(tree: ast.expr) -> list[ast.Call]:
-    """Return the calls of generators, in the order of the text."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_generator(node)]
-    return sorted(calls, key=lambda call: call.col_offset)
-
-
-def _is_generator(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id in GENERATORS
-
-
-def _generator(
-    source: ExpressionText, call: ast.Call, scalars: Sequence[str], kinds: Mapping[str, Kind], location: Location
-) -> Generator:
-    assert isinstance(call.func, ast.Name)
-    function = call.func.id
-    plain = not call.keywords and not any(isinstance(argument, ast.Starred) for argument in call.args)
-    if not source.text.isascii() or not plain or any(_contains_generator(argument) for argument in call.args):
-        raise source.error(call, f"{function} is called as {GENERATORS[function]}, with numbers")
-
-    def parsed(argument: ast.expr) -> ArrayExpression:
-        return parse_array_expression(ast.unparse(argument), scalars, kinds, location)
-
-    arguments = tuple(map(parsed, call.args))
-    if function not in _PAIRED:
-        if len(arguments) > 1:
-            raise source.error(call, f"{function} is called as {GENERATORS[function]}")
-        return Generator(function, (), arguments)
-    if len(arguments) == 1 or (not arguments and function == "integers"):
-        usage = GENERATORS[function]
-        raise source.error(
-            call, f"{function} is called as {usage}, or {usage[:-1]}, n, ...) for an array of n elements"
-        )
-    bounds = arguments[:2] or (parsed(ast.Constant(0)), parsed(ast.Constant(1)))
-    return Generator(function, bounds, arguments[2:])
-
-
-def _contains_generator(tree: ast.expr) -> bool:
-    return bool(_outermost_generators(tree))
-
-
-def check_contents(buffers: Iterable[BufferArgument], operands: Mapping[str, Any], location: Location) -> None:
-    """Check the shape of every computed content, and that none depends on itself.
-
-    Parameters
-    ----------
-    buffers
-        The buffers of a kernel.
-    operands
-        Sizes, and the shape or value of each argument that an expression may use.
-    location
-        Location of the arguments, for messages.
-
-    Raises
-    ------
-    SpecError
-        A content has not the shape of its buffer, or depends on itself.
-    """
-    contents = {b.name: b.content for b in buffers if isinstance(b.content, InputExpression)}
-    for name, content in contents.items():
-        _check_independent(name, contents, location)
-        for used in sorted(content.inputs - operands.keys()):
-            problem = f"the value of {used} depends on the configuration; use sizes and other inputs"
-            raise content.expression.location.error(problem, expression=content.text)
-        shape = next(b for b in buffers if b.name == name).array_shape(operands)
-        found = content.shape(operands, shape)
-        if found not in ((), shape):
-            problem = f"the content has the shape {found}, but the buffer {name} has {shape}"
-            raise content.expression.location.error(problem, expression=content.text)
-
-
-def _check_independent(name: str, contents: Mapping[str, InputExpression], location: Location) -> None:
-    reached, pending = set[str](), [name]
-    while pending:
-        content = contents.get(pending.pop())
-        for other in content.inputs if content is not None else ():
-            if other == name:
-                raise contents[name].expression.location.error(f"the content of {name} depends on itself")
-            if other not in reached:
-                reached.add(other)
-                pending.append(other)
-
-
-_SEED = 20_240_601
-_CHUNK = 1 << 20
-"""Number of values from one generator, which take a few milliseconds."""
-
-Fill = Callable[["np.random.Generator", Array], object]
-
-
-def fill_integers(low: int, high: int, dtype: Any, generator: np.random.Generator, chunk: Array) -> None:
-    """Fill an array with whole numbers from ``low`` to ``high``, drawn as ``dtype``."""
-    chunk[:] = generator.integers(low, high, chunk.shape, dtype, endpoint=True)
-
-
-def fill_uniform(low: float, high: float, generator: np.random.Generator, chunk: Array) -> None:
-    """Fill an array with uniformly distributed numbers from ``low`` to below ``high``."""
-    generator.random(out=chunk)
-    chunk *= high - low
-    chunk += low
-
-
-def fill_normal(mean: float, deviation: float, generator: np.random.Generator, chunk: Array) -> None:
-    """Fill an array with normally distributed numbers."""
-    generator.standard_normal(out=chunk)
-    chunk *= deviation
-    chunk += mean
-
-
-def draw_chunks(name: str, shape: tuple[int, ...], seed: int, fill: Fill, dtype: Any = np.float32) -> NDArray[Any]:
-    """Return random values of a generator that depends on seed, name and shape.
-
-    Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
-    """
-    from concurrent.futures import ThreadPoolExecutor  # which serving does not need
-
-    values = np.empty(math.prod(shape), dtype)
-    chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
-    generators = [np.random.Generator(np.random.SFC64(seed)) for seed in seed_sequences(name, shape, seed, len(chunks))]
-    with ThreadPoolExecutor(available_cores()) as pool:
-        list(pool.map(fill, generators, chunks))
-    return values.reshape(shape)
-
-
-def seed_sequences(name: str, shape: tuple[int, ...], seed: int, count: int) -> list[np.random.SeedSequence]:
-    """Return the seeds of ``count`` generators."""
-    return np.random.SeedSequence([_SEED + seed, zlib.crc32(name.encode()), *shape]).spawn(count)
+def _texts(expressions: Sequence[Expression]) -> list[str]:
+    return [expression.canonical for expression in expressions]
 
 
 Access = Literal["in", "out", "inout"]
 Number = float | tuple[float, ...]
 """Value of a scalar; a tuple for a vector or a complex number."""
 
-MAX_AXES = 8
-
-_Text = TypeVar("_Text", bound=str)
-
 
 @dataclass(frozen=True, slots=True)
 class BufferArgument(ArrayArgument):
     """A device array that the caller passes."""
 
+    is_given: ClassVar[bool] = True
+
     access: Access
     init: str
-    """Content in tuning: a name of `autotile.kernel.inputs.NAMED`, or the text of ``content``."""
+    """Content in tuning: a name of `autotile.kernel.contents.NAMED`, or the text of ``content``."""
     is_passed: bool = True
     """Whether the kernel takes its address; False for a buffer that is accessed through a tensor map or struct only."""
     content: Content | None = None
@@ -420,7 +346,7 @@ class BufferArgument(ArrayArgument):
         table.allow(("buffer", "shape", "access", "init", "file", "sha256", "whole", "restore", "pass", "constant"))
         shape = table.expressions("shape", scope.problem.kinds, max_length=MAX_AXES)
         scope.problem.check_positive(table, "shape", shape)
-        access = _one_of(table, "access", get_args(Access))
+        access = table.choice("access", get_args(Access))
         if "restore" in table.data and (access == "in" or not table.boolean("restore", default=True)):
             raise table.error("restore", "every buffer that is written and has a content is restored; remove restore")
         init, content = declared_content(table, name, scope)
@@ -435,7 +361,7 @@ class BufferArgument(ArrayArgument):
         meaning: dict[str, Any] = {
             "buffer": self.name,
             "dtype": str(self.dtype),
-            "shape": canonical_texts(self.shape),
+            "shape": _texts(self.shape),
             "access": self.access,
             "init": self.init if isinstance(self.content, InputExpression | None) else self.content.content_hash,
         }
@@ -448,11 +374,6 @@ class BufferArgument(ArrayArgument):
         return meaning
 
     @property
-    def is_given(self) -> bool:
-        """Whether the caller passes an array for it."""
-        return True
-
-    @property
     def is_read(self) -> bool:
         """Whether the kernel may read what the caller passes."""
         return self.access != "out"
@@ -462,9 +383,10 @@ class BufferArgument(ArrayArgument):
         """Whether references may use it."""
         return self.is_read
 
-    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly:
-        """Return the shape."""
-        return ShapeOnly(self.array_shape(sizes))
+    @property
+    def is_written(self) -> bool:
+        """Whether the kernel writes it."""
+        return self.access != "in"
 
     @property
     def is_zeroed(self) -> bool:
@@ -476,10 +398,9 @@ class BufferArgument(ArrayArgument):
         """The buffer itself, if the kernel reads it from constant memory."""
         return (self.name,) if self.constant else ()
 
-    @property
-    def is_written(self) -> bool:
-        """Whether the kernel writes it."""
-        return self.access != "in"
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly:
+        """Return the shape."""
+        return ShapeOnly(self.array_shape(sizes))
 
     def array_shape(self, names: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the shape of the array that holds the elements: the components of vectors are its last axis."""
@@ -491,99 +412,18 @@ class BufferArgument(ArrayArgument):
         return math.prod(self.extents(names)) * DTYPES[self.element_type(problem_dtype, names)].size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarArgument(ArgumentKind):
-    """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override (``alpha``).
-
-    Attributes
-    ----------
-    dtype
-        Name of an element type, or `PROBLEM_DTYPE`.
-    value
-        Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
-        a tuple of the components of a vector or of the real and the imaginary part of a complex number.
-    check_value
-        Value at the ragged sizes in verification (``beta`` other than 0); None for the default.
-    """
-
-    name: str
-    dtype: str
-    value: Expression | Number
-    check_value: Number | None
-    is_per_launch: bool = False
-    """Whether its value depends on more than the problem: on parameters, ``device.*`` or ``step``."""
-
-    @classmethod
-    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
-        """Parse ``{ scalar = "int32", value = "M" }`` or ``{ scalar = "float32", value = 0.0, check = 0.5 }``."""
-        table.allow(("scalar", "value", "check"))
-        dtype = known_type(table.text("scalar"), table.location("scalar"))
-        if isinstance(table.require("value"), str):
-            if "check" in table.data:
-                raise table.error("check", "a value that is bound by the sizes takes no second one; remove check")
-            if dtype != PROBLEM_DTYPE and DTYPES[dtype].parts > 1:
-                raise table.error(
-                    "value", f"expected a list of {DTYPES[dtype].parts} numbers for {dtype}, not an expression"
-                )
-            expression = table.expression("value", scope.launch_kinds, "number")
-            if expression.names - scope.problem.own_names:
-                return cls(name, dtype, expression, None, is_per_launch=True)
-            for sizes in (scope.problem.sizes, scope.problem.ragged):
-                expression.evaluate(sizes)
-            return cls(name, dtype, expression, None)
-        value = _constant(table, "value", dtype)
-        return cls(name, dtype, value, _constant(table, "check", dtype) if "check" in table.data else None)
-
-    def meaning(self) -> dict[str, Any]:
-        """Return the scalar's part of the space hash."""
-        value = self.default if self.binding is None else self.binding.canonical
-        return {"scalar": self.name, "dtype": self.dtype, "value": value, "check": self.check_value}
-
-    @property
-    def binding(self) -> Expression | None:
-        """Expression that gives its value; None if a caller may set it."""
-        return self.value if isinstance(self.value, Expression) else None
-
-    @property
-    def default(self) -> Number | None:
-        """Value unless a caller sets another; None if the problem binds it."""
-        return None if isinstance(self.value, Expression) else self.value
-
-    @property
-    def is_operand(self) -> bool:
-        """Whether references may use it."""
-        return not self.is_per_launch
-
-    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
-        """Return the value in a reference; the shape of a vector. With ``check``, the check value if there is one."""
-        value = self.given(sizes, check=check)
-        if isinstance(value, tuple):
-            return complex(*value) if DTYPES[self.dtype].is_complex else ShapeOnly((len(value),))
-        return value
-
-    def given(self, sizes: Mapping[str, int], *, check: bool) -> Number:
-        """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
-        if isinstance(self.value, Expression):
-            return int(self.value.value(sizes))
-        return self.check_value if check and self.check_value is not None else self.value
-
-    @property
-    def repeats_size(self) -> bool:
-        """Whether its value is the size of the same name."""
-        return self.binding is not None and self.binding.text == self.name
-
-    @property
-    def expressions(self) -> tuple[Expression, ...]:
-        """The expression that binds it."""
-        return () if self.binding is None else (self.binding,)
-
-    def parameter_bytes(self, problem_dtype: str) -> int:
-        """See `ArgumentKind.parameter_bytes`."""
-        return DTYPES[self.element_type(problem_dtype)].size_bytes
-
-    def element_type(self, problem_dtype: str) -> str:
-        """Return the name of the type for a problem of the given dtype."""
-        return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
+def _constant_variable(table: Table, access: Access) -> str:
+    """Return the ``__constant__`` variable that a buffer is copied to, a C++ name; "" if none."""
+    name = table.text("constant", "")
+    if "constant" not in table.data:
+        return ""
+    if not all(is_c_identifier(part) for part in name.split("::")):
+        raise table.error("constant", f"{describe(name)} is not the name of a variable, such as d_filter or ns::filter")
+    if access != "in":
+        raise table.error("constant", 'constant memory is read only; the access of the buffer must be "in"')
+    if "pass" in table.data:
+        raise table.error("pass", "what is copied to constant memory is not passed; remove pass")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,13 +455,683 @@ class WorkspaceArgument(ArrayArgument):
 
     def meaning(self) -> dict[str, Any]:
         """Return the workspace's part of the space hash."""
-        shape = canonical_texts(self.shape)
+        shape = _texts(self.shape)
         meaning = {"workspace": self.name, "dtype": str(self.dtype), "shape": shape, "zeroed": self.zeroed}
         return meaning if self.is_passed else {**meaning, "pass": False}
 
     def workspace(self, problem_dtype: str, names: Mapping[str, Value]) -> Workspace:
         """Return the workspace of a configuration, given the value of every name."""
         return Workspace(self.name, self.element_type(problem_dtype, names), self.extents(names), self.zeroed)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArgument(ArgumentKind):
+    """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override (``alpha``).
+
+    Attributes
+    ----------
+    dtype
+        Name of an element type, or `PROBLEM_DTYPE`.
+    value
+        Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
+        a tuple of the components of a vector or of the real and the imaginary part of a complex number.
+    check_value
+        Value at the ragged sizes in verification (``beta`` other than 0); None for the default.
+    """
+
+    name: str
+    dtype: str
+    value: Expression | Number
+    check_value: Number | None
+    is_per_launch: bool = False
+    """Whether its value depends on more than the problem: on parameters, ``device.*`` or ``step``."""
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse ``{ scalar = "int32", value = "M" }`` or ``{ scalar = "float32", value = 0.0, check = 0.5 }``."""
+        table.allow(("scalar", "value", "check"))
+        dtype = _known_type(table.text("scalar"), table.location("scalar"))
+        if isinstance(table.require("value"), str):
+            if "check" in table.data:
+                raise table.error("check", "a value that is bound by the sizes takes no second one; remove check")
+            if _parts(dtype) > 1:
+                raise table.error("value", f"expected a list of {_parts(dtype)} numbers for {dtype}, not an expression")
+            expression = table.expression("value", scope.launch_kinds, "number")
+            is_per_launch = bool(expression.names - scope.problem.own_names)
+            for sizes in () if is_per_launch else (scope.problem.sizes, scope.problem.ragged):
+                expression.evaluate(sizes)
+            return cls(name, dtype, expression, None, is_per_launch)
+        value = _constant(table, "value", dtype)
+        return cls(name, dtype, value, _constant(table, "check", dtype) if "check" in table.data else None)
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the scalar's part of the space hash."""
+        value = self.default if self.binding is None else self.binding.canonical
+        return {"scalar": self.name, "dtype": self.dtype, "value": value, "check": self.check_value}
+
+    @property
+    def binding(self) -> Expression | None:
+        """Expression that gives its value; None if a caller may set it."""
+        return self.value if isinstance(self.value, Expression) else None
+
+    @property
+    def default(self) -> Number | None:
+        """Value unless a caller sets another; None if the problem binds it."""
+        return None if isinstance(self.value, Expression) else self.value
+
+    @property
+    def is_operand(self) -> bool:
+        """Whether references may use it."""
+        return not self.is_per_launch
+
+    @property
+    def repeats_size(self) -> bool:
+        """Whether its value is the size of the same name, so that the two may share the name."""
+        return self.binding is not None and self.binding.text == self.name
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """The expression that binds it."""
+        return () if self.binding is None else (self.binding,)
+
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
+        """Return the value in a reference; the shape of a vector. With ``check``, the check value if there is one."""
+        value = self.given(sizes, check=check)
+        if isinstance(value, tuple):
+            return complex(*value) if DTYPES[self.dtype].is_complex else ShapeOnly((len(value),))
+        return value
+
+    def given(self, sizes: Mapping[str, int], *, check: bool) -> Number:
+        """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
+        if isinstance(self.value, Expression):
+            return int(self.value.value(sizes))
+        return self.check_value if check and self.check_value is not None else self.value
+
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """Return the size of its type."""
+        return DTYPES[self.element_type(problem_dtype)].size_bytes
+
+    def element_type(self, problem_dtype: str) -> str:
+        """Return the name of the type for a problem of the given dtype."""
+        return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
+
+
+def _constant(table: Table, name: str, dtype: str) -> Number:
+    """Return a number; for a vector or a complex type, a tuple; for bool, true and false are accepted too."""
+    given, parts = table.require(name), _parts(dtype)
+    if dtype == "bool" and isinstance(given, bool):
+        return float(given)
+    if parts > 1 and (not isinstance(given, list) or len(given) != parts):
+        raise table.error(name, f"expected a list of {parts} numbers for {dtype}, got {describe(given)}")
+    numbers = []
+    for part in given if parts > 1 else [given]:
+        number = Table(table.document, table.key, {name: part}).number(name)
+        _check_whole(table, name, dtype, number)
+        numbers.append(number)
+    return tuple(numbers) if parts > 1 else numbers[0]
+
+
+def _check_whole(table: Table, name: str, dtype: str, value: float) -> None:
+    if dtype in DTYPES and DTYPES[dtype].is_integer and not value.is_integer():
+        raise table.error(name, f"expected a whole number for {dtype}, got {value}")
+
+
+MAX_STRUCT_BYTES = 4096
+"""Maximum size of all parameters of a kernel before CUDA 12.1 (CUDA C++ Programming Guide, ``__global__`` function
+parameters)."""
+
+
+class StructMember(NamedTuple):
+    """A member of a struct: a scalar, a vector or an array of them, an address, or another struct."""
+
+    name: str
+    dtype: str = ""
+    """Name of an element type, or `PROBLEM_DTYPE`; "" for an address or a struct."""
+    values: tuple[Expression | float, ...] = ()
+    """Value of a scalar; the components of a vector or of an array."""
+    target: str = ""
+    """Buffer or workspace whose address it is."""
+    members: tuple[StructMember, ...] = ()
+
+    def meaning(self) -> Any:
+        """Return the member's part of the space hash."""
+        if self.target:
+            return [self.name, "pointer", self.target]
+        if self.members:
+            return [self.name, "struct", [member.meaning() for member in self.members]]
+        values = [value.canonical if isinstance(value, Expression) else value for value in self.values]
+        return [self.name, self.dtype, values]
+
+    def extent(self, problem_dtype: str) -> tuple[int, int]:
+        """Return size and alignment in C, in bytes, for an element type of the problem."""
+        if self.target:
+            return POINTER_BYTES, POINTER_BYTES
+        if self.members:
+            end, alignments = 0, []
+            for size, alignment in (member.extent(problem_dtype) for member in self.members):
+                end = _aligned(end, alignment) + size
+                alignments.append(alignment)
+            return _aligned(end, max(alignments)), max(alignments)
+        dtype = self.element(problem_dtype)
+        return dtype.size_bytes * (len(self.values) // dtype.parts), dtype.alignment_bytes
+
+    def element(self, problem_dtype: str) -> Dtype:
+        """Return the type of a scalar."""
+        return DTYPES[problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype]
+
+    def placed(self, problem_dtype: str, start: int = 0) -> Iterator[tuple[int, StructMember]]:
+        """Yield the scalars and addresses in a struct, with their offsets."""
+        if not self.members:
+            yield start, self
+        for member in self.members:
+            size, alignment = member.extent(problem_dtype)
+            start = _aligned(start, alignment)
+            yield from member.placed(problem_dtype, start)
+            start += size
+
+
+def _aligned(offset: int, unit: int) -> int:
+    return -(-offset // unit) * unit
+
+
+class StructValue(NamedTuple):
+    """A struct in the layout of C, except for the addresses in it; compares by value."""
+
+    name: str
+    size_bytes: int
+    scalars: tuple[tuple[int, str, tuple[Any, ...]], ...]
+    """Offset, element type and value of each scalar, or the components of a vector: expressions, or numbers."""
+    pointers: tuple[tuple[int, str], ...]
+    """Offset and target of each pointer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructArgument(ArgumentKind):
+    """A struct that is passed by value."""
+
+    name: str
+    members: tuple[StructMember, ...]
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse ``{ struct = { n = { scalar = "int32", value = "N" }, x = { pointer = "x" } } }``."""
+        table.allow(("struct",))
+        struct = cls(name, _members(table.table("struct"), scope))
+        for dtype in scope.problem.dtypes:
+            size_bytes = struct.parameter_bytes(dtype)
+            if size_bytes > MAX_STRUCT_BYTES:
+                expected = f"expected at most {MAX_STRUCT_BYTES}; pass the data as a buffer"
+                raise table.error("struct", f"the struct has {size_bytes} bytes, {expected}")
+        return struct
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the struct's part of the space hash."""
+        return {"struct": self.name, "members": [member.meaning() for member in self.members]}
+
+    def _leaves(self, problem_dtype: str = "float32") -> Iterator[tuple[int, StructMember]]:
+        return StructMember(self.name, members=self.members).placed(problem_dtype)
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """The expressions of all members."""
+        return tuple(value for _, leaf in self._leaves() for value in leaf.values if isinstance(value, Expression))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the buffers and workspaces that it points to."""
+        return tuple(leaf.target for _, leaf in self._leaves() if leaf.target)
+
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """Return the size of the struct."""
+        return StructMember(self.name, members=self.members).extent(problem_dtype)[0]
+
+    def layout(self, problem_dtype: str) -> StructValue:
+        """Return the struct for a problem of the given dtype, with expressions as values."""
+        scalars: list[tuple[int, str, tuple[Any, ...]]] = []
+        pointers: list[tuple[int, str]] = []
+        for offset, leaf in self._leaves(problem_dtype):
+            if leaf.target:
+                pointers.append((offset, leaf.target))
+                continue
+            element = leaf.element(problem_dtype)
+            for first in range(0, len(leaf.values), element.parts):
+                place = offset + first // element.parts * element.size_bytes
+                scalars.append((place, element.name, leaf.values[first : first + element.parts]))
+        return StructValue(self.name, self.parameter_bytes(problem_dtype), tuple(scalars), tuple(pointers))
+
+    def structure(self, problem_dtype: str, names: Mapping[str, Value]) -> StructValue:
+        """Return the struct of a configuration, given the value of every name."""
+
+        def number(value: Expression | float) -> float:
+            return int(value.value(names)) if isinstance(value, Expression) else value
+
+        layout = self.layout(problem_dtype)
+        scalars = ((offset, dtype, tuple(map(number, values))) for offset, dtype, values in layout.scalars)
+        return layout._replace(scalars=tuple(scalars))
+
+
+def _members(table: Table, scope: ArgumentScope) -> tuple[StructMember, ...]:
+    if not table.data:
+        raise table.error("", "the struct has no members; give at least one")
+    for name in table.data:
+        table.check_identifier(name)
+    return tuple(_member(table.table(name), name, scope) for name in table.data)
+
+
+def _member(table: Table, name: str, scope: ArgumentScope) -> StructMember:
+    """Parse a member; the value of a scalar may be a list, an array or several vectors one after the other."""
+    if "struct" in table.data:
+        table.allow(("struct",))
+        return StructMember(name, members=_members(table.table("struct"), scope))
+    if "pointer" in table.data:
+        table.allow(("pointer",))
+        return StructMember(name, target=_named_array(table, "pointer", {**scope.buffers, **scope.workspaces}).name)
+    if "scalar" not in table.data:
+        raise table.error("", "expected exactly one of the keys scalar, pointer, struct")
+    table.allow(("scalar", "value"))
+    dtype = _known_type(table.text("scalar"), table.location("scalar"))
+    given = table.require("value")
+    entries = table.entries("value") if isinstance(given, list) else [given]
+    if len(entries) % _parts(dtype):
+        raise table.error("value", f"expected {_parts(dtype)} numbers for each {dtype}, got {len(entries)}")
+    values: list[Expression | float] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            expression = table.parse("value", entry, scope.kinds, "number")
+            if expression.names <= scope.problem.own_names:
+                for sizes in (scope.problem.sizes, scope.problem.ragged):
+                    expression.value(sizes)
+            values.append(expression)
+            continue
+        is_flag = isinstance(entry, bool)
+        number = float(entry) if is_flag else Table(table.document, table.key, {"value": entry}).number("value")
+        _check_whole(table, "value", dtype, number)
+        values.append(number)
+    return StructMember(name, dtype, tuple(values))
+
+
+_Array = TypeVar("_Array", bound=ArrayArgument)
+
+
+def _named_array(
+    table: Table, entry: str, known: Mapping[str, _Array], what: str = "names no buffer or workspace"
+) -> _Array:
+    """Return the array that an entry names."""
+    target = table.text(entry)
+    table.check_known(entry, target, known, what)
+    return known[target]
+
+
+TENSOR_MAP_CAPABILITY = "9.0"
+"""CUDA C++ Programming Guide, features per compute capability."""
+
+MAX_RANK = 5
+MAX_BOX = 256
+MAX_ELEMENT_STRIDE = 8
+MAX_EXTENT = 2**32
+MAX_STRIDE_BYTES = 2**40
+UNIT_BYTES = 16
+"""Alignment of the address, and unit of the row pitch and of the innermost extent of a box."""
+TENSOR_MAP_BYTES = 128
+"""Size of a tensor map (CUDA driver API, ``CUtensorMap``)."""
+SWIZZLES = (0, 32, 64, 128)
+L2_PROMOTIONS = (0, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor map except for the address: axes from the outermost to the innermost, extents and box in elements."""
+
+    name: str
+    buffer: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle_bytes: int
+    l2_promotion_bytes: int
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the configuration does not use the map: an extent of its box, or of the workspace, is 0."""
+        return 0 in self.box or 0 in self.shape
+
+    @property
+    def strides_bytes(self) -> tuple[int, ...]:
+        """Strides of all axes except the innermost, in bytes."""
+        return strides_bytes(self.shape, DTYPES[self.dtype].size_bytes)
+
+
+def strides_bytes(shape: tuple[Any, ...], element_bytes: int) -> tuple[Any, ...]:
+    """Return the strides, in bytes, of all axes of a row-major array except the innermost; for columns, columns."""
+    return tuple(accumulate(reversed(shape[1:]), operator.mul, initial=element_bytes))[:0:-1]
+
+
+def _misaligned_stride(shape: tuple[int, ...], element_bytes: int) -> int:
+    """Return the first stride, in bytes, that is not a multiple of `UNIT_BYTES`; 0 if there is none."""
+    return next((stride for stride in strides_bytes(shape, element_bytes) if stride % UNIT_BYTES), 0)
+
+
+def _all(masks: Sequence[Mask]) -> Mask:
+    return reduce(operator.and_, masks, True)
+
+
+def _any(masks: Sequence[Mask]) -> Mask:
+    return reduce(operator.or_, masks)
+
+
+def _first(column: Column) -> int:
+    return int(np.ravel(column)[0])
+
+
+def _by(columns: tuple[Column, ...], shown: str = "") -> str:
+    return " x ".join(format(_first(column), shown) for column in columns)
+
+
+def _or(values: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapDemand:
+    """One tensor map over columns of configurations; see `autotile.space.limits.Demand`."""
+
+    name: str
+    buffer: str
+    shape: tuple[Column, ...]
+    element_bytes: int
+    box: tuple[Column, ...]
+    element_strides: tuple[Column, ...]
+    swizzle_bytes: Column
+    l2_promotion_bytes: Column
+
+    def fits(self) -> Mask:
+        """Return the rows in which the hardware accepts the map, or the map is absent."""
+        return self._absent() | _all([holds for holds, _ in self._conditions()])
+
+    def explain(self) -> str:
+        """Return the first violated condition of the first row, as one line; "" if there is none."""
+        if np.ravel(self._absent())[0]:
+            return ""
+        violations = (violation() for holds, violation in self._conditions() if not np.ravel(holds)[0])
+        return next((f"the tensor map {self.name} of {self.buffer} {violation}" for violation in violations), "")
+
+    def _absent(self) -> Mask:
+        return _any([extent == 0 for extent in (*self.box, *self.shape)])
+
+    def _conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
+        """Return the rows in which each condition holds, with the message for a first row in which it does not."""
+        # Of columns in float64, as products of absurd extents exceed 64 bits.
+        exact = [extent if isinstance(extent, int) else np.asarray(extent, np.float64) for extent in self.shape]
+        strides = strides_bytes(tuple(exact), self.element_bytes)
+        bounded = [*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)]
+        inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * self.element_bytes
+        swizzle, promotion, steps = self.swizzle_bytes, self.l2_promotion_bytes, self.element_strides
+        along = "along the innermost axis"
+
+        def misaligned() -> str:
+            stride = _misaligned_stride(tuple(map(_first, self.shape)), self.element_bytes)
+            shape = _by(self.shape, ",")
+            return f"has rows {stride:,} bytes apart in the shape {shape}, expected a multiple of {UNIT_BYTES}"
+
+        return [
+            (_all([stride % UNIT_BYTES == 0 for stride in strides]), misaligned),
+            (
+                _all(bounded),
+                lambda: f"has the shape {_by(self.shape, ',')}, which is beyond what a map can address",
+            ),
+            (
+                _all([(side >= 1) & (side <= MAX_BOX) for side in self.box]),
+                lambda: f"has a box of {_by(self.box)} elements, expected 1 to {MAX_BOX} along each axis",
+            ),
+            (
+                inner_bytes % UNIT_BYTES == 0,
+                lambda: f"has a box of {_first(inner_bytes)} bytes {along}, expected a multiple of {UNIT_BYTES}",
+            ),
+            (
+                _any([swizzle == value for value in SWIZZLES]),
+                lambda: f"has swizzle_bytes = {_first(swizzle)}, expected one of {_or(SWIZZLES)}",
+            ),
+            (
+                (swizzle == 0) | (inner_bytes <= swizzle),
+                lambda: (
+                    f"has a box of {_first(inner_bytes)} bytes {along}, more than its swizzle_bytes = {_first(swizzle)}"
+                ),
+            ),
+            (
+                _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1),
+                lambda: f"has element strides of {_by(steps)}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 {along}",
+            ),
+            (
+                _any([promotion == value for value in L2_PROMOTIONS]),
+                lambda: f"has l2_promotion_bytes = {_first(promotion)}, expected one of {_or(L2_PROMOTIONS)}",
+            ),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapArgument(ArgumentKind):
+    """A descriptor of a buffer or a workspace for the tensor memory accelerator, passed by value.
+
+    Attributes
+    ----------
+    buffer
+        The array that it describes.
+    box
+        Extents, in elements, that one copy moves along each axis of the array.
+    element_strides
+        Distance of the elements that are moved, along each axis.
+    """
+
+    name: str
+    buffer: ArrayArgument
+    box: tuple[Expression, ...]
+    element_strides: tuple[Expression, ...]
+    swizzle_bytes: Expression
+    l2_promotion_bytes: Expression
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse ``{ tensor_map = "A", box = [...], swizzle_bytes = ..., ... }``."""
+        table.allow(("tensor_map", "box", "element_strides", "swizzle_bytes", "l2_promotion_bytes"))
+        known: dict[str, ArrayArgument] = {**scope.buffers, **scope.workspaces}
+        buffer = _named_array(table, "tensor_map", known)
+        target, rank = buffer.name, len(buffer.shape)
+        for dtype in buffer.possible_types(scope.problem):
+            if DTYPES[dtype].components or DTYPES[dtype].is_complex:
+                hint = "declare the buffer with the type of the parts and one more axis"
+                raise table.error("tensor_map", f"a tensor map cannot describe {target} of type {dtype}; {hint}")
+        if rank > MAX_RANK:
+            raise table.error("tensor_map", f"{target} has {rank} axes, a tensor map describes at most {MAX_RANK}")
+        box = table.expressions("box", scope.kinds, max_length=rank)
+        one, zero = parse_expression("1", {}), parse_expression("0", {})
+        has_strides = "element_strides" in table.data
+        strides = table.expressions("element_strides", scope.kinds, max_length=rank) if has_strides else (one,) * rank
+        for key, given in (("box", box), ("element_strides", strides)):
+            if len(given) != rank:
+                raise table.error(key, f"expected {rank} expressions, one for each axis of {target}, got {len(given)}")
+        swizzle_bytes = table.optional_expression("swizzle_bytes", scope.kinds) or zero
+        l2_promotion_bytes = table.optional_expression("l2_promotion_bytes", scope.kinds) or zero
+        return cls(name, buffer, box, strides, swizzle_bytes, l2_promotion_bytes)
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the map's part of the space hash."""
+        return {
+            "tensor_map": self.name,
+            "buffer": self.buffer.name,
+            "box": _texts(self.box),
+            "element_strides": _texts(self.element_strides),
+            "swizzle_bytes": self.swizzle_bytes.canonical,
+            "l2_promotion_bytes": self.l2_promotion_bytes.canonical,
+        }
+
+    @property
+    def described_buffer(self) -> str:
+        """Name of the buffer or workspace."""
+        return self.buffer.name
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """Box, strides, swizzle and L2 promotion."""
+        return (*self.box, *self.element_strides, self.swizzle_bytes, self.l2_promotion_bytes)
+
+    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
+        """Raise if rows of the buffer are not a multiple of 16 bytes apart at the ragged sizes."""
+        extents = (*self.box, *self.buffer.shape)
+        if not names.keys() >= frozenset().union(*(extent.names for extent in extents)):
+            return  # an extent depends on the device
+        if any(extent.evaluate(names) == 0 for extent in extents):
+            return
+        shape = self.buffer.extents(names)
+        sizes_bytes = [DTYPES[self.buffer.element_type(dtype, names)].size_bytes for dtype in dtypes]
+        misaligned = next(filter(None, (_misaligned_stride(shape, size) for size in sizes_bytes)), 0)
+        if misaligned:
+            raise table.error(
+                "tensor_map",
+                f"at the ragged sizes, rows of {self.buffer.name} are {misaligned} bytes apart, a tensor map takes "
+                f"multiples of {UNIT_BYTES}; set problem.ragged to sizes of whole {UNIT_BYTES} bytes",
+            )
+
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """Return the size of a tensor map."""
+        return TENSOR_MAP_BYTES
+
+    def _values(self, evaluate: Evaluate) -> tuple[Any, Any, Any, Any]:
+        """Return box, element strides, swizzle and L2 promotion."""
+        box, strides = tuple(map(evaluate, self.box)), tuple(map(evaluate, self.element_strides))
+        return box, strides, evaluate(self.swizzle_bytes), evaluate(self.l2_promotion_bytes)
+
+    def tensor_map(self, problem_dtype: str, names: Mapping[str, Value]) -> TensorMap:
+        """Return the tensor map of a configuration, given the value of every name."""
+        dtype, shape = self.buffer.element_type(problem_dtype, names), self.buffer.extents(names)
+        values = self._values(lambda expression: int(expression.value(names)))
+        return TensorMap(self.name, self.buffer.name, dtype, shape, *values)
+
+    def tensor_map_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> TensorMapDemand:
+        """Return the tensor map in every configuration."""
+        shape = tuple(map(evaluate, self.buffer.shape))
+        element_bytes = DTYPES[self.buffer.element_type(problem_dtype, sizes)].size_bytes
+        return TensorMapDemand(self.name, self.buffer.name, shape, element_bytes, *self._values(evaluate))
+
+
+Filter = Literal["point", "linear"]
+AddressMode = Literal["clamp", "border", "wrap", "mirror"]
+ReadMode = Literal["element", "normalized_float"]
+
+_MAX_TEXTURE_AXES = 2
+PITCH_BYTES = 32
+"""Multiple that rows must be, ``texturePitchAlignment`` of all current devices."""
+_NORMALIZABLE = ("int8", "uint8", "int16", "uint16")
+_COMPONENTS = ("float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32")
+_COMPONENT_COUNTS = (0, 2, 4)
+
+
+class Texture(NamedTuple):
+    """A texture except for the address of its buffer."""
+
+    name: str
+    buffer: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Elements along each axis, one axis or two."""
+    filter: Filter
+    address: AddressMode
+    read: ReadMode
+    is_normalized: bool
+    """Whether coordinates are from 0 to 1."""
+
+    @property
+    def pitch_bytes(self) -> int:
+        """Distance of rows in bytes."""
+        return self.shape[-1] * DTYPES[self.dtype].size_bytes
+
+    @property
+    def misalignment(self) -> str:
+        """Fault of the distance of rows, which textures cannot have; "" if they can."""
+        if len(self.shape) == 1 or self.pitch_bytes % PITCH_BYTES == 0:
+            return ""
+        hint = f"choose sizes whose rows are multiples of {PITCH_BYTES} bytes"
+        return f"rows of {self.buffer} are {self.pitch_bytes} bytes apart, which textures cannot have; {hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class TextureArgument(ArgumentKind):
+    """A ``cudaTextureObject_t`` over a buffer: linear memory of one axis, or rows of two."""
+
+    name: str
+    buffer: ArrayArgument
+    filter: Filter
+    address: AddressMode
+    read: ReadMode
+    is_normalized: bool
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse ``{ texture = "image", filter = "linear", address = "clamp", ... }``."""
+        table.allow(("texture", "filter", "address", "read", "normalized"))
+        texture = cls(
+            name,
+            _named_array(table, "texture", scope.buffers, "names no buffer"),
+            table.choice("filter", get_args(Filter), "point"),
+            table.choice("address", get_args(AddressMode), "clamp"),
+            table.choice("read", get_args(ReadMode), "element"),
+            table.boolean("normalized", default=False),
+        )
+        texture._check(table, scope)
+        return texture
+
+    def _check(self, table: Table, scope: ArgumentScope) -> None:
+        """Raise if the hardware has no such texture."""
+        axes, target = len(self.buffer.shape), self.buffer.name
+        if axes > _MAX_TEXTURE_AXES:
+            expected = f"a texture of device memory has 1 or {_MAX_TEXTURE_AXES}"
+            raise table.error("texture", f"{target} has {axes} axes; {expected}")
+        if self.buffer.is_written:
+            raise table.error("texture", f'textures are read only; the access of {target} must be "in"')
+        for name in self.buffer.possible_types(scope.problem):
+            dtype = DTYPES[name]
+            if dtype.component.name not in _COMPONENTS or dtype.components not in _COMPONENT_COUNTS:
+                hint = f"expected {listing(_COMPONENTS)}, or vectors of 2 or 4 of them"
+                raise table.error("texture", f"{target} is {name}, which textures do not hold; {hint}")
+            if self.read == "normalized_float" and dtype.component.name not in _NORMALIZABLE:
+                raise table.error("read", f"only integers of 8 and 16 bits are read as fractions, not {name}")
+            if self.filter == "linear" and self.read == "element" and dtype.is_integer:
+                raise table.error("filter", f'{name} is filtered only with read = "normalized_float"')
+        if axes == 1 and (self.filter == "linear" or self.is_normalized or self.address not in ("clamp", "border")):
+            hint = "a texture of one axis is read with tex1Dfetch, without filter, address and normalized"
+            raise table.error("texture", f"{hint}; declare {target} with two axes, [1, n]")
+        if self.address in ("wrap", "mirror") and not self.is_normalized:
+            raise table.error("address", f'address = "{self.address}" needs normalized = true')
+        if fault := self.texture(scope.problem.dtypes[0], scope.problem.sizes).misalignment:
+            raise table.error("texture", fault)
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the texture's part of the space hash."""
+        return {
+            "texture": self.name,
+            "buffer": self.buffer.name,
+            "filter": self.filter,
+            "address": self.address,
+            "read": self.read,
+            "normalized": self.is_normalized,
+        }
+
+    @property
+    def described_buffer(self) -> str:
+        """Name of the buffer."""
+        return self.buffer.name
+
+    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
+        """Raise if rows of the buffer are not a multiple of 32 bytes apart at the ragged sizes."""
+        for dtype in dtypes:
+            if fault := self.texture(dtype, names).misalignment:
+                raise table.error("texture", f"at the ragged sizes, {fault} for problem.ragged")
+
+    def texture(self, problem_dtype: str, names: Mapping[str, Value]) -> Texture:
+        """Return the texture of a problem."""
+        dtype, shape = self.buffer.element_type(problem_dtype, names), self.buffer.extents(names)
+        how = (self.filter, self.address, self.read, self.is_normalized)
+        return Texture(self.name, self.buffer.name, dtype, shape, *how)
 
 
 Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument | StructArgument | TextureArgument
@@ -660,111 +1170,53 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
     sizes = problem.own_names - {*problem.flags}  # a flag is a macro, which would replace the name of a parameter
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
     entries = {name: table.table(name) for name in table.data}
-    kind_of = {name: _kind(entry) for name, entry in entries.items()}
-    scope = scope._replace(operands=_operands(entries, kind_of))
+    kind_of: dict[str, type[Argument]] = {}
+    for name, entry in entries.items():
+        kinds = [kind for key, kind in _KINDS.items() if key in entry.data]
+        if len(kinds) != 1:
+            raise entry.error("", f"expected exactly one of the keys {', '.join(_KINDS)}")
+        kind_of[name] = kinds[0]
+    operands = {
+        name: kind is ScalarArgument
+        for name, kind in kind_of.items()
+        if kind is ScalarArgument or (kind is BufferArgument and entries[name].data.get("access") != "out")
+    }
+    scope = scope._replace(operands=operands)
     buffers = {
         name: BufferArgument.parse(entries[name], name, scope)
         for name, kind in kind_of.items()
-        if issubclass(kind, BufferArgument)
+        if kind is BufferArgument
     }
     if not any(buffer.is_written for buffer in buffers.values()):
         raise table.error("", 'no buffer is written; give one access = "out" or "inout"')
     workspaces = {
         name: WorkspaceArgument.parse(entries[name], name, scope)
         for name, kind in kind_of.items()
-        if issubclass(kind, WorkspaceArgument)
+        if kind is WorkspaceArgument
     }
     scope = scope._replace(buffers=buffers, workspaces=workspaces)
     known: dict[str, Argument] = {**buffers, **workspaces}
     arguments = tuple(known.get(name) or kind_of[name].parse(entry, name, scope) for name, entry in entries.items())
+    described = {target for argument in arguments for target in argument.targets}
     for argument in arguments:  # before shapes and contents are computed, where the name would mean both
-        if argument.name in sizes and not argument.repeats_size:
+        repeats_size = isinstance(argument, ScalarArgument) and argument.repeats_size
+        if argument.name in sizes and not repeats_size:
             hint = f'use another name, or make it a scalar with value = "{argument.name}"'
             raise table.error(argument.name, f"{argument.name!r} already names a size; {hint}")
-    _check_reachable(table, arguments)
-    _check_contents(table, arguments, scope.problem)
+    for argument in arguments:
+        if not argument.is_passed and argument.name not in described:
+            hint = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
+            what = f"{argument.name!r} is not passed, has no tensor map, and no struct points to it"
+            raise table.error(argument.name, f"{what}; {hint}")
+    for values, check in ((problem.sizes, False), (problem.ragged, True)):
+        given = {a.name: a.operand(values, check=check) for a in arguments if a.is_operand}
+        check_contents(buffers.values(), {**values, **given}, table.location(""))
     return arguments
 
 
 def arguments_of_kind(arguments: Sequence[Argument], kind: type[_Kind]) -> tuple[_Kind, ...]:
     """Return the arguments of one kind, in order."""
     return tuple(argument for argument in arguments if isinstance(argument, kind))
-
-
-def _kind(entry: Table) -> type[Argument]:
-    kinds = [kind for key, kind in _KINDS.items() if key in entry.data]
-    if len(kinds) != 1:
-        raise entry.error("", f"expected exactly one of the keys {', '.join(_KINDS)}")
-    return kinds[0]
-
-
-def _check_reachable(table: Table, arguments: Sequence[Argument]) -> None:
-    """Raise if the kernel is not given access to a buffer."""
-    described = {target for argument in arguments for target in argument.targets}
-    for argument in arguments:
-        if not argument.is_passed and argument.name not in described:
-            hint = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
-            what = f"{argument.name!r} is not passed, has no tensor map, and no struct points to it"
-            raise table.error(argument.name, f"{what}; {hint}")
-
-
-def _operands(entries: Mapping[str, Table], kind_of: Mapping[str, type[Argument]]) -> dict[str, bool]:
-    """Return the names of arguments that a content may be computed from, with whether they are numbers."""
-    return {
-        name: issubclass(kind, ScalarArgument)
-        for name, kind in kind_of.items()
-        if issubclass(kind, ScalarArgument)
-        or (issubclass(kind, BufferArgument) and entries[name].data.get("access") != "out")
-    }
-
-
-def _check_contents(table: Table, arguments: Sequence[Argument], problem: ProblemSection) -> None:
-    buffers = arguments_of_kind(arguments, BufferArgument)
-    for sizes, check in ((problem.sizes, False), (problem.ragged, True)):
-        operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
-        check_contents(buffers, {**sizes, **operands}, table.location(""))
-
-
-def _constant_variable(table: Table, access: Access) -> str:
-    """Return the ``__constant__`` variable that a buffer is copied to, a C++ name; "" if none."""
-    name = table.text("constant", "")
-    if "constant" not in table.data:
-        return ""
-    if not all(is_c_identifier(part) for part in name.split("::")):
-        raise table.error("constant", f"{describe(name)} is not the name of a variable, such as d_filter or ns::filter")
-    if access != "in":
-        raise table.error("constant", 'constant memory is read only; the access of the buffer must be "in"')
-    if "pass" in table.data:
-        raise table.error("pass", "what is copied to constant memory is not passed; remove pass")
-    return name
-
-
-def _constant(table: Table, name: str, dtype: str) -> Number:
-    """Return a number; for a vector or a complex type, a tuple; for bool, true and false are accepted too."""
-    given = table.require(name)
-    if dtype == "bool" and isinstance(given, bool):
-        return float(given)
-    parts = 1 if dtype == PROBLEM_DTYPE else DTYPES[dtype].parts
-    if parts == 1:
-        return _number(table, name, dtype)
-    if not isinstance(given, list) or len(given) != parts:
-        raise table.error(name, f"expected a list of {parts} numbers for {dtype}, got {describe(given)}")
-    return tuple(_number(Table(table.document, table.key, {name: part}), name, dtype) for part in given)
-
-
-def _number(table: Table, name: str, dtype: str) -> float:
-    value = table.number(name)
-    if dtype in DTYPES and DTYPES[dtype].is_integer and not value.is_integer():
-        raise table.error(name, f"expected a whole number for {dtype}, got {value}")
-    return value
-
-
-def _one_of(table: Table, name: str, known: tuple[_Text, ...]) -> _Text:
-    text = table.text(name)
-    for choice in known:
-        if choice == text:
-            return choice
-    raise table.error(name, f"{describe(text)} is not accepted{nearest(text, known)} (known: {listing(known)})")
 
 
 def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:

@@ -5,6 +5,7 @@ Contents depend only on the declaration, the sizes, the element type and the see
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,18 +15,15 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from autotile.core.documents import Count, Name, Text, decode_json, read_regular
+from autotile.core.documents import Count, Name, Text, canonical_json, decode_json, read_regular
 from autotile.core.dtypes import DTYPES, Array, Dtype
 from autotile.errors import DataError, InputError
 from autotile.kernel.arguments import (
     Argument,
     BufferArgument,
-    InputExpression,
     ScalarArgument,
-    draw_chunks,
-    fill_integers,
 )
-from autotile.kernel.input_files import InputFile
+from autotile.kernel.contents import InputExpression, InputFile, draw_chunks, fill_integers
 from autotile.kernel.parser import KERNEL_NAME
 from autotile.kernel.sources import is_file
 from autotile.kernel.spec import KernelSpec
@@ -169,7 +167,7 @@ def missing_input(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> str
         if isinstance(buffer.content, InputFile):
             name = buffer.element_type(dtype, sizes)
             try:
-                buffer.content.check(buffer.name, buffer.array_shape(sizes), DTYPES[name])
+                buffer.content.mapped(buffer.name, buffer.array_shape(sizes), DTYPES[name])
             except InputError as error:
                 return str(error)
     return ""
@@ -183,6 +181,22 @@ def ragged_problem(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> di
     ragged = spec.ragged_sizes(sizes)
     is_same = ragged == dict(sizes) and all(scalar.check_value is None for scalar in spec.scalars)
     return None if is_same or missing_input(spec, ragged, dtype) else ragged
+
+
+def expected_file(folder: Path, name: str, sizes: Mapping[str, int], seed: int, *, check: bool) -> Path:
+    """Return the path of the expected values of an output.
+
+    Parameters
+    ----------
+    folder
+        Folder of all files of a session.
+    name
+        Name of the output.
+    sizes, seed, check
+        What the inputs are made from: sizes and flags, the seed, and whether scalars have their check values.
+    """
+    inputs = canonical_json([dict(sorted(sizes.items())), seed, check])
+    return folder / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.npy"
 
 
 DOCUMENT = "call.json"

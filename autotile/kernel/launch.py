@@ -13,8 +13,19 @@ from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError, listing, nearest
-from autotile.kernel.argument_kind import StructValue, TensorMap, Texture, Workspace
-from autotile.kernel.arguments import Argument, BufferArgument, WorkspaceArgument, scalar_value
+from autotile.kernel.arguments import (
+    Argument,
+    BufferArgument,
+    StructArgument,
+    StructValue,
+    TensorMap,
+    Texture,
+    TextureArgument,
+    Workspace,
+    WorkspaceArgument,
+    arguments_of_kind,
+    scalar_value,
+)
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
 from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, is_entry
@@ -224,15 +235,11 @@ class LaunchData:
         ConfigError
             A workspace has a negative extent.
         """
-        workspaces = [argument.workspace(dtype, names) for argument in spec.arguments]
-        tensor_maps = [argument.tensor_map(dtype, names) for argument in spec.arguments]
-        textures = [argument.texture(dtype, names) for argument in spec.arguments]
-        structs = [argument.structure(dtype, names) for argument in spec.arguments]
         data = cls(
-            tuple(filter(None, workspaces)),
-            tuple(filter(None, tensor_maps)),
-            tuple(filter(None, structs)),
-            tuple(filter(None, textures)),
+            tuple(argument.workspace(dtype, names) for argument in spec.workspaces),
+            tuple(argument.tensor_map(dtype, names) for argument in spec.tensor_maps),
+            tuple(one.structure(dtype, names) for one in arguments_of_kind(spec.arguments, StructArgument)),
+            tuple(one.texture(dtype, names) for one in arguments_of_kind(spec.arguments, TextureArgument)),
         )
         for workspace in data.workspaces:
             if min(workspace.shape) < 0:

@@ -11,8 +11,7 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.argument_kind import ArgumentScope
-from autotile.kernel.arguments import parse_arguments
+from autotile.kernel.arguments import ArgumentScope, parse_arguments
 from autotile.kernel.expressions import is_c_identifier
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps

@@ -15,6 +15,7 @@ from autotile.core.dtypes import DTYPES, dtype_name
 from autotile.core.model import Config, Problem, Value
 from autotile.core.text import NOTHING, bandwidth_text, flops_text, percent_text
 from autotile.errors import DeviceError, ProblemError, SpecError
+from autotile.kernel.arguments import TENSOR_MAP_CAPABILITY
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec, Parameter, Rule
 
@@ -105,7 +106,7 @@ def check_device(spec: KernelSpec, device: DeviceProperties) -> None:
 def _min_capability(spec: KernelSpec) -> tuple[str, str]:
     """Return the lowest sufficient compute capability, "" if any is, and the features that need it if not declared."""
     declared = spec.minimum_compute_capability or ""
-    features = dict(argument.required_feature for argument in spec.arguments if any(argument.required_feature))
+    features = {"tensor maps": TENSOR_MAP_CAPABILITY} if spec.tensor_maps else {}
     if (
         any(step.launch.cluster for step in spec.steps) and not declared
     ):  # with a declared minimum, the first gate checks each configuration

@@ -17,15 +17,16 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value, config_text
 from autotile.core.text import plural
 from autotile.errors import ConfigError, SpecError, nearest
-from autotile.kernel.argument_kind import ElementType, TensorMapArgument
 from autotile.kernel.arguments import (
     Argument,
     BufferArgument,
-    InputExpression,
+    ElementType,
     ScalarArgument,
+    TensorMapArgument,
     WorkspaceArgument,
     arguments_of_kind,
 )
+from autotile.kernel.contents import InputExpression
 from autotile.kernel.expressions import ArrayExpression, Expression, Location, parse_array_expression, parse_expression
 from autotile.kernel.functions import Kind
 from autotile.kernel.table import ProblemSection, Table, check_names, describe

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -150,9 +150,25 @@ class Table:
     def names(self, name: str, known: Sequence[str]) -> tuple[str, ...]:
         """Return a list of names, each of which is known; a name may come twice."""
         for value in (values := self.entries(name)):
-            if value not in known:
-                raise self.error(name, f"{describe(value)} is not accepted{_hint(value, known)}")
+            self.check_known(name, value, known)
         return tuple(values)
+
+    def choice(self, name: str, known: Sequence[str], default: str | None = None) -> Any:
+        """Return one of several strings."""
+        text = self.text(name, default)
+        self.check_known(name, text, known)
+        return text
+
+    def check_identifier(self, name: str) -> None:
+        """Raise if an entry's name is not a C identifier."""
+        if not is_c_identifier(name):
+            raise self.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+
+    def check_known(self, name: str, value: Any, known: Collection[str], what: str = "is not accepted") -> None:
+        """Raise if a value of an entry is not among the known ones."""
+        if value not in known:
+            hint = nearest(value, known) if isinstance(value, str) else ""
+            raise self.error(name, f"{describe(value)} {what}{hint} (known: {listing(known)})")
 
     def whole_number(self, name: str, *, minimum: int, maximum: int = MAX_WHOLE_NUMBER) -> int:
         """Return a whole number from ``minimum`` to ``maximum``."""
@@ -170,9 +186,9 @@ class Table:
             raise self.error(name, f"expected true or false, got {describe(value)}")
         return value
 
-    def number(self, name: str) -> float:
+    def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number."""
-        value = self.require(name)
+        value = self.data.get(name, default) if default is not None else self.require(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, f"expected a number, got {describe(value)}")
         if not abs(value) <= 1.7e308:
@@ -195,9 +211,8 @@ class Table:
         return tuple(self.parse(name, value, kinds, "number") for value in values)
 
     def any_expression(self, name: str, value: Any, kinds: Mapping[str, Kind]) -> Expression:
-        """Parse a value of the entry ``name`` as an expression of any kind."""
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
+        """Parse a value of the entry ``name``, text or a number, as an expression of any kind."""
+        value = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
         if not isinstance(value, str):
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
         return parse_expression(value, kinds, self.location(name))
@@ -207,14 +222,9 @@ class Table:
 
         A flag alone also serves as a number, and a whole number as a real one.
         """
-        if (isinstance(value, int) and not isinstance(value, bool)) or (
-            isinstance(value, float) and expected == "real"
-        ):
-            value = str(value)
-        if not isinstance(value, str):
+        if isinstance(value, float) and expected != "real":
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
-        location = self.location(name)
-        expression = parse_expression(value, kinds, location)
+        expression = self.any_expression(name, value, kinds)
         if expected in ("number", "real") and expression.kind == "boolean" and expression.text in kinds:
             return expression.as_number()
         if expected == "real" and expression.kind == "number":
@@ -222,7 +232,7 @@ class Table:
         if expression.kind != expected:
             hint = _TO_WHOLE if (expected, expression.kind) == ("number", "real") else ""
             problem = f"expected {NOUNS[expected]}, but this is {NOUNS[expression.kind]}{hint}"
-            raise location.error(problem, expression=expression.text)
+            raise expression.location.error(problem, expression=expression.text)
         return expression
 
     def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
@@ -247,7 +257,9 @@ def read_document(text: str, source: str) -> Table:
     try:
         data = parse_toml(text)
     except ValueError as error:
-        raise _not_toml(str(error), source) from None
+        position = re.search(_POSITION, str(error))
+        line = int(position[1]) if position else None
+        raise SpecError(f"not TOML: {re.sub(_POSITION, '', str(error))}", source=source, line=line) from None
     document = Document(source, {} if is_python_source(source) else _key_lines(text))
     _check_keys(data, document)
     return Table(document, "", data)
@@ -264,16 +276,6 @@ def describe(value: Any) -> str:
     return "a table" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
-def _hint(value: Any, known: Sequence[str]) -> str:
-    return f"{nearest(value, known) if isinstance(value, str) else ''} (known: {listing(known)})"
-
-
-def _not_toml(message: str, source: str) -> SpecError:
-    position = re.search(_POSITION, message)
-    line = int(position[1]) if position else None
-    return SpecError(f"not TOML: {re.sub(_POSITION, '', message)}", source=source, line=line)
-
-
 def _check_keys(data: Mapping[str, Any], document: Document) -> None:
     """Raise if a key does not fit in a message; everything else is checked where it is read."""
     tables: list[tuple[_Path, Any]] = [(None, data)]
@@ -281,23 +283,23 @@ def _check_keys(data: Mapping[str, Any], document: Document) -> None:
         for name, value in table.items():
             if len(name) > MAX_KEY_CHARACTERS or not name.isprintable():
                 problem = f"{name[:60]!r} is not a valid key: use at most {MAX_KEY_CHARACTERS} printable characters"
-                raise document.location(_dotted(path)).error(problem)
+                names: list[str] = []
+                while path is not None:
+                    path, outer = path  # noqa: PLW2901 - the walk ends here
+                    names.append(outer)
+                raise document.location(".".join(reversed(names))).error(problem)
             if isinstance(value, dict):
                 tables.append(((path, name), value))
             elif isinstance(value, list):
                 tables += [((path, f"{name}[{i}]"), entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
 
 
-def _dotted(path: _Path) -> str:
-    names = []
-    while path is not None:
-        path, name = path
-        names.append(name)
-    return ".".join(reversed(names))
-
-
 def _key_lines(text: str) -> dict[str, int]:
     """Return the first line of each dotted key, found by pattern; the text is known to be TOML."""
+
+    def plain(key: str) -> str:
+        return key.replace('"', "").replace("'", "").replace(" ", "")
+
     lines: dict[str, int] = {}
     section = ""
     tables: dict[str, int] = {}
@@ -306,19 +308,15 @@ def _key_lines(text: str) -> dict[str, int]:
     longest = MAX_KEY_PARTS * (MAX_KEY_CHARACTERS + 1)
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("["):
-            section = _plain(line.strip().lstrip("[").partition("]")[0])[:longest]
+            section = plain(line.strip().lstrip("[").partition("]")[0])[:longest]
             lines.setdefault(section, number)
             if line.lstrip().startswith("[["):
                 tables[section] = tables.get(section, -1) + 1
                 section = f"{section}[{tables[section]}]"
                 lines.setdefault(section, number)
         elif entry := _KEY.match(line):
-            lines.setdefault(f"{section}.{_plain(entry[1])}" if section else _plain(entry[1]), number)
+            lines.setdefault(f"{section}.{plain(entry[1])}" if section else plain(entry[1]), number)
     return lines
-
-
-def _plain(key: str) -> str:
-    return key.replace('"', "").replace("'", "").replace(" ", "")
 
 
 def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
@@ -340,8 +338,7 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
     """
     note = "; it need not be the name in the source" if what == "an argument" else ""
     for name in table.data:
-        if not is_c_identifier(name):
-            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        table.check_identifier(name)
         if name.startswith("__"):
             raise table.error(name, f"{name!r} is reserved for the compiler; use a name without leading '__'")
         if is_keyword(name) and name not in RESERVED:

@@ -29,8 +29,7 @@ from autotile.cuda.function import (
 from autotile.cuda.packing import encode_description, pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
-from autotile.kernel.argument_kind import TensorMap, Texture, Workspace
-from autotile.kernel.arguments import encode_scalar
+from autotile.kernel.arguments import TensorMap, Texture, Workspace, encode_scalar
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.spec import KernelSpec

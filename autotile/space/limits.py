@@ -20,7 +20,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
-from autotile.kernel.argument_kind import Column, Evaluate, Mask, MemoryDemand, TensorMapDemand, clipped
+from autotile.kernel.arguments import ArrayArgument, Column, Evaluate, Mask, MemoryDemand, TensorMapDemand, clipped
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
@@ -306,24 +306,21 @@ class Demand:
     @cached_property
     def memory(self) -> tuple[MemoryDemand, ...]:
         """Device memory of buffers and workspaces."""
-        return self._of_arguments(lambda argument: argument.memory_demand)
+        arrays = (each for each in self.spec.arguments if isinstance(each, ArrayArgument))
+        return tuple(array.memory_demand(self.dtype, self.sizes, self._plain) for array in arrays)
 
     @cached_property
     def tensor_maps(self) -> tuple[TensorMapDemand, ...]:
         """Tensor maps."""
-        return self._of_arguments(lambda argument: argument.tensor_map_demand)
+        return tuple(one.tensor_map_demand(self.dtype, self.sizes, self._plain) for one in self.spec.tensor_maps)
 
     @cached_property
     def memory_bytes(self) -> Any:
         """Device memory of all arguments; float64, as products of absurd sizes exceed 64 bits."""
         return reduce(operator.add, [demand.size_bytes for demand in self.memory], 0.0)
 
-    def _of_arguments(self, method: Callable[[Any], Callable[..., Any]]) -> tuple[Any, ...]:
-        def plain(expression: Expression) -> Column:
-            return self.evaluate(expression, {}, True)
-
-        found = [method(argument)(self.dtype, self.sizes, plain) for argument in self.spec.arguments]
-        return tuple(filter(None, found))
+    def _plain(self, expression: Expression) -> Column:
+        return self.evaluate(expression, {}, True)
 
     @cached_property
     def _counts(self) -> list[Column]:

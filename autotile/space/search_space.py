@@ -15,7 +15,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import EmptySpaceError, SpecError
-from autotile.kernel.argument_kind import Mask
+from autotile.kernel.arguments import Mask
 from autotile.kernel.computed import Computed, computed_values
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names

@@ -31,8 +31,7 @@ from autotile.core.dtypes import DTYPES, Array
 from autotile.core.text import shown_text
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import DataError, InputError
-from autotile.kernel.input_files import expected_file
-from autotile.kernel.inputs import InputMaker
+from autotile.kernel.inputs import InputMaker, expected_file
 from autotile.kernel.python_arguments import ReferenceFunction, arranged_outputs, call_with
 from autotile.kernel.spec import KernelSpec
 

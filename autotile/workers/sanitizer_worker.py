@@ -20,8 +20,7 @@ from autotile.cuda.function import LaunchSequence
 from autotile.cuda.packing import pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
-from autotile.kernel.argument_kind import Workspace
-from autotile.kernel.arguments import BufferArgument
+from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.inputs import InputMaker, missing_input, with_captured_call
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.parser import parse_spec

@@ -17,7 +17,7 @@ import pytest
 from autotile.core.dtypes import DTYPES, load_npy, map_npy, parse_npy
 from autotile.errors import AutotileError, DataError, InputError
 from autotile.exchange.recording import list_recordings, read_recording
-from autotile.kernel.input_files import InputFile
+from autotile.kernel.contents import InputFile
 from autotile.settings import data_folder
 
 STORAGE = sorted({np.dtype(dtype.storage).str for dtype in DTYPES.values()} | {">f4", "<V2", "|V1", "<c16"})

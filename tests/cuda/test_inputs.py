@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from autotile.core.dtypes import DTYPES
-from autotile.kernel.argument_kind import ElementType
-from autotile.kernel.arguments import BufferArgument
+from autotile.kernel.arguments import BufferArgument, ElementType
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.model import Measurement, Outcome
-from autotile.kernel.input_files import InputFile
+from autotile.kernel.contents import InputFile
 from autotile.kernel.parser import parse_spec
 from autotile.workers.jobs import Reading
 from autotile.workers.protocol import Stage, serve

@@ -13,8 +13,7 @@ from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.cuda.packing import pack_arguments
 from autotile.database.keys import space_hash
 from autotile.errors import SpecError
-from autotile.kernel.argument_kind import StructArgument
-from autotile.kernel.arguments import scalar_value
+from autotile.kernel.arguments import StructArgument, scalar_value
 from autotile.kernel.launch import LaunchData, known_names
 
 STRUCT = """p = { struct = {

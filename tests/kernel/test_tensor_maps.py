@@ -13,7 +13,7 @@ from autotile.core.device import device_profile
 from autotile.cuda import packing
 from autotile.cuda.packing import pack_arguments
 from autotile.errors import SpecError
-from autotile.kernel.argument_kind import TensorMap, TensorMapDemand, strides_bytes
+from autotile.kernel.arguments import TensorMap, TensorMapDemand, strides_bytes
 from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec

@@ -8,7 +8,7 @@ from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
 
 from autotile.core.device import device_profile
 from autotile.errors import ConfigError, SpecError
-from autotile.kernel.argument_kind import Workspace
+from autotile.kernel.arguments import Workspace
 from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from autotile.cuda.function import ParameterBlock
-from autotile.kernel.argument_kind import TensorMap
+from autotile.kernel.arguments import TensorMap
 from autotile.serving import launching
 from autotile.serving.arrays import ArraySpec, Signature
 from autotile.serving.launching import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotile.kernel.argument_kind import Workspace
+from autotile.kernel.arguments import Workspace
 from autotile.serving import launching as stream_workspaces
 from autotile.serving.launching import StreamWorkspaces
 

@@ -23,8 +23,7 @@ import pytest
 from spec_samples import SGEMM
 
 from autotile.errors import InputError
-from autotile.kernel.input_files import expected_file
-from autotile.kernel.inputs import InputMaker
+from autotile.kernel.inputs import InputMaker, expected_file
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.python_arguments import ReferenceFunction
 from autotile.workers.python_reference import ExpectedFolder, InputSet

@@ -1,0 +1,432 @@
+"""The content of a buffer in tuning: an expression with generators of random numbers, or a ``.npy`` file.
+
+A name alone, such as ``uniform``, is neither; `autotile.kernel.inputs` makes it. Files are mapped to memory and never
+unpickled.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import math
+import os
+import re
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.dtypes import Array, Dtype, map_npy
+from autotile.errors import DataError, InputError, nearest
+from autotile.kernel.expressions import (
+    ArrayExpression,
+    ExpressionError,
+    ExpressionText,
+    Location,
+    ShapeOnly,
+    canonical_text,
+    one_line,
+    parse_array_expression,
+)
+from autotile.kernel.functions import Kind
+from autotile.kernel.table import Table, describe
+from autotile.settings import available_cores
+
+if TYPE_CHECKING:
+    from autotile.kernel.arguments import ArgumentScope, BufferArgument
+
+NAMED = ("normal", "uniform", "zeros", "ones", "arange")
+"""Contents that are a name alone."""
+
+GENERATORS: Mapping[str, str] = {
+    "uniform": "uniform(low, high)",
+    "normal": "normal(mean, deviation)",
+    "integers": "integers(low, high)",
+    "permutation": "permutation(n)",
+    "arange": "arange(n)",
+}
+"""Functions of the language that make arrays, with their usage."""
+_PAIRED = ("uniform", "normal", "integers")
+
+MAX_FILE_BYTES = 256 << 30
+"""Maximum size of a file, larger than the memory of any GPU."""
+_HASH_CHUNK = 1 << 22
+_SEED = 20_240_601
+_CHUNK = 1 << 20
+"""Number of values from one generator, which take a few milliseconds."""
+
+Fill = Callable[["np.random.Generator", Array], object]
+
+
+class Generator(NamedTuple):
+    """A call of one of `GENERATORS`: its function, its arguments, and the extents; those of the buffer if empty."""
+
+    function: str
+    arguments: tuple[ArrayExpression, ...]
+    extents: tuple[ArrayExpression, ...]
+
+    def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of its array, in the buffer of a shape.
+
+        Raises
+        ------
+        ValueError
+            An extent is negative, or the function makes arrays of one axis only and the buffer has several.
+        """
+        if not self.extents:
+            if self.function == "permutation" and len(shape) != 1:
+                raise ValueError("permutation() without a length is for buffers of one axis")
+            return shape
+        extents = tuple(int(extent.evaluate(names)) for extent in self.extents)
+        if min(extents) < 0:
+            raise ValueError(f"{self.function} has a negative extent: {extents}")
+        return extents
+
+    def draw(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
+        """Return its array in float64; ``key`` and ``seed`` select the stream of random numbers."""
+        shape = self.shape(names, shape)
+        if self.function == "arange":
+            return np.arange(math.prod(shape), dtype=np.float64).reshape(shape)
+        if self.function == "permutation":
+            (sequence,) = _seed_sequences(key, shape, seed, 1)
+            return np.random.Generator(np.random.SFC64(sequence)).permutation(math.prod(shape)).astype(np.float64)
+        first, second = (float(argument.evaluate(names)) for argument in self.arguments)
+        fill: Fill = partial(_fill_uniform if self.function == "uniform" else _fill_normal, first, second)
+        if self.function == "integers":
+            if not first < second:
+                raise ValueError(f"integers({first:g}, {second:g}) is empty; the upper bound is not part of it")
+            fill = partial(fill_integers, int(first), int(second) - 1, np.int64)
+        return draw_chunks(key, shape, seed, fill, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class InputExpression:
+    """Content that an array expression gives, over sizes, scalars, other inputs and generators.
+
+    Attributes
+    ----------
+    text
+        Text with normalized spaces.
+    expression
+        The expression, with a name of its own for each generator.
+    generators
+        Generators by these names.
+    """
+
+    text: str
+    expression: ArrayExpression
+    generators: Mapping[str, Generator]
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """All names in it, except those of generators."""
+        return self.expression.names - self.generators.keys()
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is the number 0."""
+        return self.text in ("0", "0.0")
+
+    def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs.
+
+        Raises
+        ------
+        SpecError
+            Shapes are not compatible.
+        """
+        try:
+            arrays = {name: ShapeOnly(one.shape(names, shape)) for name, one in self.generators.items()}
+            return np.shape(self.expression.evaluate({**names, **arrays}))
+        except (ValueError, TypeError) as error:
+            raise self.expression.location.error(str(error), expression=self.text) from None
+
+    def values(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
+        """Return its value, of the buffer's shape.
+
+        Raises
+        ------
+        InputError
+            It has no value, or not the shape of the buffer.
+        """
+        try:
+            drawn = {
+                name: generator.draw(names, shape, f"{key}.{number}", seed)
+                for number, (name, generator) in enumerate(self.generators.items())
+            }
+            value = np.asarray(self.expression.evaluate({**names, **drawn}))
+        except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+            raise InputError(f"the content of {key} ({self.text}): {error}") from None
+        if value.shape not in ((), shape):
+            raise InputError(f"the content of {key} has the shape {value.shape}, expected {shape}")
+        return np.broadcast_to(value, shape)
+
+
+_hashes: dict[tuple[str, int, int, int], str] = {}
+"""Hash of each file that was read, by path, inode, size and time of its last change."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """Content of a buffer in a ``.npy`` file.
+
+    Attributes
+    ----------
+    path
+        Absolute path.
+    sha256
+        Hash that the content must have; "" if any is accepted.
+    is_whole
+        Whether the content is used as a whole only, as with indices into it; otherwise a problem of smaller sizes takes
+        its leading part.
+    """
+
+    path: str
+    sha256: str = ""
+    is_whole: bool = False
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of the file: the declared one, or that of its content.
+
+        Raises
+        ------
+        InputError
+            The file cannot be read.
+        """
+        return self.sha256 or self._hash()
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
+        """Return the content of a buffer.
+
+        Parameters
+        ----------
+        name, shape, dtype
+            Name of the buffer, shape of its array and its element type.
+
+        Raises
+        ------
+        InputError
+            The file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another type or too few
+            elements.
+        """
+        if self.sha256 and self._hash() != self.sha256:
+            raise InputError(f"{self.path}: the SHA-256 is {self._hash()}, but sha256 of {name} is {self.sha256}")
+        array = self.mapped(name, shape, dtype)
+        return np.ascontiguousarray(array[tuple(slice(extent) for extent in shape)])
+
+    def mapped(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
+        """Return the array of the file, mapped to memory; parameters and errors as for `read`, without the hash."""
+        self._status()
+        try:
+            array = map_npy(Path(self.path))
+        except DataError as error:
+            raise InputError(f"{self.path}: cannot be read as a .npy file: {error}") from None
+        if array.dtype.kind == "V" and array.dtype.itemsize == np.dtype(dtype.storage).itemsize:
+            array = array.view(dtype.storage)  # a type of ml_dtypes, which numpy.save writes without its name
+        if array.dtype != np.dtype(dtype.storage):
+            hint = f"expected {dtype.storage} for {name} ({dtype.name}); convert it with astype"
+            raise InputError(f"{self.path}: the array has the dtype {array.dtype}, {hint}")
+        found = array.shape
+        fits = len(found) == len(shape) and all(f >= s for f, s in zip(found, shape, strict=True))
+        if found != shape and (not fits or self.is_whole):
+            expected = f"{shape}" if self.is_whole else f"{shape} or more along each axis"
+            raise InputError(f"{self.path}: the array has the shape {found}, expected {expected} for {name}")
+        return array
+
+    def _hash(self) -> str:
+        status = self._status()
+        key = (self.path, status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in _hashes:
+            digest = hashlib.sha256()
+            try:
+                with Path(self.path).open("rb") as file:
+                    while chunk := file.read(_HASH_CHUNK):
+                        digest.update(chunk)
+            except OSError as error:
+                raise InputError(f"{self.path}: {error.strerror}") from None
+            _hashes[key] = digest.hexdigest()
+        return _hashes[key]
+
+    def _status(self) -> os.stat_result:
+        try:
+            status = Path(self.path).stat()
+        except OSError as error:
+            hint = "the path of an input is relative to the search-space file"
+            raise InputError(f"{self.path}: {error.strerror}; {hint}") from None
+        except ValueError as error:
+            raise InputError(f"{self.path!r:.200} is not a path: {error}") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{self.path}: not a regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise InputError(f"{self.path}: {status.st_size} bytes, expected at most {MAX_FILE_BYTES}")
+        return status
+
+
+Content: TypeAlias = InputExpression | InputFile
+
+
+def declared_content(table: Table, name: str, scope: ArgumentScope) -> tuple[str, Content | None]:
+    """Parse ``init``, or ``file`` with ``sha256`` and ``whole``; return the text, and the content unless it is a name.
+
+    The text is empty if neither is given.
+    """
+    if "file" in table.data:
+        if "init" in table.data:
+            raise table.error("init", "the content is that of the file; remove init")
+        sha256 = table.text("sha256", "")
+        if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):
+            raise table.error("sha256", "expected 64 hexadecimal digits, in lower case")
+        path = table.text("file")
+        if not path.endswith(".npy"):
+            raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
+        folder = Path(scope.folder) if scope.folder else Path(table.document.source).parent
+        return "file", InputFile(str((folder / path).absolute()), sha256, table.boolean("whole", default=False))
+    for key in ("sha256", "whole"):
+        if key in table.data:
+            raise table.error(key, f"{key} belongs to a file; remove it, or give file")
+    if "init" not in table.data:
+        return "", None
+    given = table.data["init"]
+    text = table.text("init", multiline=True) if isinstance(given, str) else repr(table.number("init"))
+    if text in NAMED:
+        return text, None
+    if text.isidentifier() and text not in scope.operands and text not in scope.problem.sizes:
+        hint = f"(known: {', '.join(NAMED)}, and expressions such as 'integers(0, 10)')"
+        raise table.error("init", f"{describe(text)} is not accepted{nearest(text, NAMED)} {hint}")
+    numbers = [*scope.problem.sizes, *(other for other, is_number in scope.operands.items() if is_number)]
+    arrays = [other for other, is_number in scope.operands.items() if not is_number and other != name]
+    content = _parse_content(text, [*numbers, *arrays], numbers, scope.problem.kinds, table.location("init"))
+    return content.text, content
+
+
+def _parse_content(
+    text: str, names: Sequence[str], scalars: Sequence[str], kinds: Mapping[str, Kind], location: Location
+) -> InputExpression:
+    """Parse an expression with generators, whose arguments may use those of ``names`` that are numbers: ``scalars``."""
+    line = one_line(text)
+    source = ExpressionText(line)
+    generators: dict[str, Generator] = {}
+    written = line
+    try:
+        for number, call in enumerate(_generator_calls(source.parse())):
+            name = f"__{number}"
+            generators[name] = _generator(source, call, scalars, kinds, location)
+            start, end = call.col_offset, call.end_col_offset or 0
+            written = written[:start] + name.ljust(end - start) + written[end:]  # columns stay as they are
+    except ExpressionError as error:
+        raise location.error(error.problem, column=error.column, expression=line) from None
+    expression = parse_array_expression(written, (*names, *generators), kinds, location)
+    return InputExpression(canonical_text(line), expression, generators)
+
+
+def _generator_calls(tree: ast.expr) -> list[ast.Call]:
+    """Return the calls of generators, in the order of the text."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in GENERATORS]
+    return sorted(named, key=lambda call: call.col_offset)
+
+
+def _generator(
+    source: ExpressionText, call: ast.Call, scalars: Sequence[str], kinds: Mapping[str, Kind], location: Location
+) -> Generator:
+    assert isinstance(call.func, ast.Name)
+    function, usage = call.func.id, GENERATORS[call.func.id]
+    plain = not call.keywords and not any(isinstance(argument, ast.Starred) for argument in call.args)
+    if not source.text.isascii() or not plain or any(map(_generator_calls, call.args)):
+        raise source.error(call, f"{function} is called as {usage}, with numbers")
+
+    def parsed(argument: ast.expr) -> ArrayExpression:
+        return parse_array_expression(ast.unparse(argument), scalars, kinds, location)
+
+    arguments = tuple(map(parsed, call.args))
+    if function not in _PAIRED:
+        if len(arguments) > 1:
+            raise source.error(call, f"{function} is called as {usage}")
+        return Generator(function, (), arguments)
+    if len(arguments) == 1 or (not arguments and function == "integers"):
+        further = f"or {usage[:-1]}, n, ...) for an array of n elements"
+        raise source.error(call, f"{function} is called as {usage}, {further}")
+    bounds = arguments[:2] or (parsed(ast.Constant(0)), parsed(ast.Constant(1)))
+    return Generator(function, bounds, arguments[2:])
+
+
+def check_contents(buffers: Iterable[BufferArgument], operands: Mapping[str, Any], location: Location) -> None:
+    """Check the shape of every computed content, and that none depends on itself.
+
+    Parameters
+    ----------
+    buffers
+        The buffers of a kernel.
+    operands
+        Sizes, and the shape or value of each argument that an expression may use.
+    location
+        Location of the arguments, for messages.
+
+    Raises
+    ------
+    SpecError
+        A content has not the shape of its buffer, or depends on itself.
+    """
+    computed = {b.name: (b, b.content) for b in buffers if isinstance(b.content, InputExpression)}
+    for name, (buffer, content) in computed.items():
+        reached, pending = {name}, [*content.inputs]
+        while pending:
+            other = pending.pop()
+            if other == name:
+                raise content.expression.location.error(f"the content of {name} depends on itself")
+            if other not in reached and other in computed:
+                pending += computed[other][1].inputs
+            reached.add(other)
+        for used in sorted(content.inputs - operands.keys()):
+            problem = f"the value of {used} depends on the configuration; use sizes and other inputs"
+            raise content.expression.location.error(problem, expression=content.text)
+        shape, found = buffer.array_shape(operands), content.shape(operands, buffer.array_shape(operands))
+        if found not in ((), shape):
+            problem = f"the content has the shape {found}, but the buffer {name} has {shape}"
+            raise content.expression.location.error(problem, expression=content.text)
+
+
+def fill_integers(low: int, high: int, dtype: Any, generator: np.random.Generator, chunk: Array) -> None:
+    """Fill an array with whole numbers from ``low`` to ``high``, drawn as ``dtype``."""
+    chunk[:] = generator.integers(low, high, chunk.shape, dtype, endpoint=True)
+
+
+def _fill_uniform(low: float, high: float, generator: np.random.Generator, chunk: Array) -> None:
+    generator.random(out=chunk)
+    chunk *= high - low
+    chunk += low
+
+
+def _fill_normal(mean: float, deviation: float, generator: np.random.Generator, chunk: Array) -> None:
+    generator.standard_normal(out=chunk)
+    chunk *= deviation
+    chunk += mean
+
+
+def draw_chunks(name: str, shape: tuple[int, ...], seed: int, fill: Fill, dtype: Any = np.float32) -> NDArray[Any]:
+    """Return random values of a generator that depends on seed, name and shape.
+
+    Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # which serving does not need
+
+    values = np.empty(math.prod(shape), dtype)
+    chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
+    generators = [
+        np.random.Generator(np.random.SFC64(each)) for each in _seed_sequences(name, shape, seed, len(chunks))
+    ]
+    with ThreadPoolExecutor(available_cores()) as pool:
+        list(pool.map(fill, generators, chunks))
+    return values.reshape(shape)
+
+
+def _seed_sequences(name: str, shape: tuple[int, ...], seed: int, count: int) -> list[np.random.SeedSequence]:
+    """Return the seeds of ``count`` generators."""
+    return np.random.SeedSequence([_SEED + seed, zlib.crc32(name.encode()), *shape]).spawn(count)
