@@ -21,8 +21,8 @@ from autotile.serving.operations import computes, libraries_for
 from autotile.serving.selection import model_of
 from autotile.settings import read_settings, user_path
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.problem_queue import Lane, open_lane
 from autotile.tuning.progress_state import Observer
+from autotile.tuning.schedule import Lane, open_lane
 
 if TYPE_CHECKING:
     from autotile.tuning.operation_result import OperationFamilyResult, OperationResult

@@ -37,14 +37,20 @@ from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import read_settings, user_path
-from autotile.tuning.missed_problems import MissedProblem, missed_problems
 from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plan import PlannedProblem, TuningPlan, is_done, plan_text, read_plan
-from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane
+from autotile.tuning.plans import (
+    MissedProblem,
+    PlannedProblem,
+    TuningPlan,
+    is_done,
+    missed_problems,
+    plan_text,
+    read_plan,
+)
 from autotile.tuning.progress_state import Observer, Place, Progress
 from autotile.tuning.result import TuneResult
-from autotile.tuning.schedule import Schedule
+from autotile.tuning.schedule import GpuName, Lane, Schedule, open_lane
 
 State = Literal["tuned", "done", "failed", "left"]
 
@@ -302,7 +308,8 @@ class _PlanRun:
 
     def run(self) -> PlanResult:
         left = [number for number, place in enumerate(self._places) if not self._is_done(number, *place[:2])]
-        for _ in self._schedule.run([Job(partial(self._tune, number), self._places[number][2]) for number in left]):
+        steps = [partial(self._tune, number) for number in left]
+        for _ in self._schedule.run(steps, lambda step, gpu: self._places[left[step]][2](gpu)):
             pass
         entries = [
             self._entries.get(number) or PlanEntry(planned, gpu_name, "left")

@@ -31,7 +31,7 @@ from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import SECOND_SEED, Candidate, Check, Entry, KernelSource, Race, Reading, Workload
 
 if TYPE_CHECKING:
-    from autotile.tuning.problem_queue import Lane
+    from autotile.tuning.schedule import Lane
     from autotile.workers.python_reference import ExpectedFolder
     from autotile.workers.sanitizer import Finding, Sanitizer
 

@@ -35,9 +35,8 @@ from autotile.tuning.operation_sweep import (
     problem_of,
 )
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.problem_queue import Lane
 from autotile.tuning.progress_state import Observer, Progress
-from autotile.tuning.schedule import Schedule, device_of
+from autotile.tuning.schedule import Lane, Schedule, device_of
 from autotile.tuning.stopping import StopRequest
 from autotile.workers.compile_pool import CompilePool, worker_count
 

@@ -29,10 +29,9 @@ from autotile.tuning.finals import race_rounds, with_times
 from autotile.tuning.operation_result import ContenderState, OperationResult, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.pipeline import Pipeline
-from autotile.tuning.problem_queue import Lane
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import TuneResult
-from autotile.tuning.schedule import Schedule, device_of
+from autotile.tuning.schedule import Lane, Schedule, device_of
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Race, Reading, Workload

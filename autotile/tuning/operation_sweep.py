@@ -30,7 +30,7 @@ from autotile.space.limits import check_config
 from autotile.tuning.backend import workload_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Compiling, compiled_sizes
-from autotile.tuning.problem_queue import Lane
+from autotile.tuning.schedule import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import Gpu

@@ -1,32 +1,279 @@
-"""Schedules: several sessions of one command, one after the other or one a GPU, and what they share."""
+"""Schedules: several sessions of one command, one after the other or one a GPU, and what they share.
+
+Each problem gets a GPU, and several where few problems are left; GPUs of a cluster may join and leave.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, Self, TypeVar
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
+from autotile.core.text import Result, device_text, duration_text, plural
 from autotile.cuda.driver import device_count, has_driver, live_device
+from autotile.errors import WorkerError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.problem_queue import Job, Lane, open_lane, run_jobs
 from autotile.tuning.progress_state import Observer, Place, Progress
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
+from autotile.tuning.stopping import StopRequest
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
+    from autotile.tuning.cluster.client import Cluster
 
-Result = TypeVar("Result")
+Ended = TypeVar("Ended")
+
+GpuName = int | str
+"""CUDA index of a GPU of this machine, of a simulated one in replay, or UUID of a GPU of a cluster."""
+
+_LOOK_S = 0.2
+"""Interval at which the main thread looks for signals, in seconds."""
+_END_S = 60.0
+"""Time that sessions have to end after the user's second interrupt."""
+_ABSENT_S = 300.0
+"""Time that problems wait for a GPU of a cluster while none of them is tuned."""
 
 
+class Lane:
+    """The GPUs that a session may use, or that the sessions of a command share.
+
+    Parameters
+    ----------
+    devices
+        The GPUs; none for that of the options.
+    stop
+        The user's interrupt, which all sessions share; None in the main thread, whose session takes it itself.
+    cluster
+        Connection to the scheduler that offers the GPUs; None for those of this machine. GPUs may then be added while a
+        session runs.
+    device
+        Properties of the GPUs of a cluster; None where they are of this machine, or simulated.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[GpuName] = (),
+        stop: StopRequest | None = None,
+        cluster: Cluster | None = None,
+        device: DeviceProperties | None = None,
+    ) -> None:
+        self._devices = tuple(devices)
+        self._device = device
+        self.stop = stop
+        self.cluster = cluster
+
+    @property
+    def devices(self) -> tuple[GpuName, ...]:
+        """The GPUs."""
+        return self._devices
+
+    @property
+    def count(self) -> int:
+        """Number of GPUs, one at least."""
+        return max(1, len(self.devices))
+
+    @property
+    def device(self) -> DeviceProperties | None:
+        """Properties of the GPUs of a cluster; None where they are of this machine, or simulated."""
+        return self._device
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether sessions run in several threads: there are several GPUs, or there may be."""
+        return self.cluster is not None or len(self.devices) > 1
+
+    def device_of(self, gpu: GpuName) -> DeviceProperties | None:
+        """Return the properties of one of the GPUs; see `device`."""
+        return self._device
+
+    def free(self, held: Collection[GpuName]) -> list[GpuName]:
+        """Return the GPUs that can begin with a problem, without those that hold one."""
+        return [gpu for gpu in self.devices if gpu not in held]
+
+    def add(self, gpu: GpuName) -> None:
+        """Let another GPU of a cluster take part."""
+        self._devices = (*self._devices, gpu)
+
+    def options(self, options: TuneOptions) -> TuneOptions:
+        """Return the options of the session."""
+        indices = tuple(index for index in self.devices if isinstance(index, int))
+        if not indices:
+            return options
+        index = options.device_index if options.replay is not None else indices[0]
+        return replace(options, devices=indices if len(indices) > 1 else (), device_index=index)
+
+
+@contextmanager
+def open_lane(options: TuneOptions, *, is_of_one_model: bool = True) -> Iterator[Lane]:
+    """Return the GPUs that the options name: of this machine, or of a cluster, to which a connection is opened.
+
+    Parameters
+    ----------
+    is_of_one_model
+        Whether the GPUs of a cluster must be of one model.
+
+    Raises
+    ------
+    InputError
+        The scheduler cannot be reached, it has no GPU, or GPUs of several models.
+    """
+    if not options.scheduler:
+        yield Lane(options.devices)
+        return
+    from autotile.tuning.cluster.lane import ClusterLane
+
+    with closing(ClusterLane(options, is_of_one_model=is_of_one_model)) as lane:
+        yield lane
+
+
+def device_of(options: TuneOptions, lane: Lane) -> DeviceProperties | None:
+    """Return the device of a cluster's lane, or that of this machine; None where launches are replayed."""
+    if lane.device is not None or options.replay is not None or not has_driver() or device_count() == 0:
+        return lane.device
+    return live_device(options.device_index)
+
+
+def run_jobs(
+    jobs: Sequence[Callable[[Lane], Ended]], lane: Lane, allows: Callable[[int, GpuName], bool] = lambda _, __: True
+) -> Generator[tuple[int, Ended | Exception], None, None]:
+    """Run jobs in their order, as many at once as there are GPUs; yield each one's number and result as it ends.
+
+    With one GPU of this machine they run in this thread, one after the other, and it is up to the caller to go on after
+    an interrupted one. After the user's interrupt no other job begins, and after a second one `KeyboardInterrupt` is
+    raised, when the sessions have ended.
+
+    Of a cluster, GPUs may join and leave: one that joins takes the next problem, or helps where none waits; a session
+    whose GPUs have left gets the next one that is free.
+
+    Parameters
+    ----------
+    jobs
+        Functions that tune a problem each, with the GPUs of a lane.
+    lane
+        GPUs to share. Without an interrupt of its own, the user's is received here.
+    allows
+        Whether a job, by its number, may use a GPU; those that it may use are of one model.
+
+    Raises
+    ------
+    WorkerError
+        The cluster has no GPU left for the problems that wait.
+    """
+    if lane.is_parallel:
+        stop = lane.stop or StopRequest()
+        with stop if lane.stop is None else nullcontext():
+            yield from _run_in_threads(jobs, lane, stop, allows)
+        return
+    for number, job in enumerate(jobs):
+        outcome: Ended | Exception
+        try:
+            outcome = job(lane)
+        except Exception as error:
+            outcome = error
+        yield number, outcome
+        if lane.stop is not None and lane.stop.requested:
+            return
+
+
+def _run_in_threads(
+    jobs: Sequence[Callable[[Lane], Ended]], lane: Lane, stop: StopRequest, allows: Callable[[int, GpuName], bool]
+) -> Generator[tuple[int, Ended | Exception], None, None]:
+    waiting = dict.fromkeys(range(len(jobs)))
+    running: dict[int, tuple[threading.Thread, Lane]] = {}
+    ended: queue.Queue[tuple[int, Ended | BaseException]] = queue.Queue()
+
+    def begin(number: int, taken: tuple[GpuName, ...]) -> None:
+        own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]))
+
+        def work() -> None:
+            outcome: Ended | BaseException
+            try:
+                outcome = jobs[number](own)
+            except BaseException as error:
+                outcome = error
+            ended.put((number, outcome))
+
+        thread = threading.Thread(target=work, name=f"problem {number}", daemon=True)
+        running[number] = thread, own
+        thread.start()
+
+    def lend(lanes: Mapping[int, Lane], free: Sequence[GpuName], limit: int | None = None) -> list[GpuName]:
+        """Add GPUs to running sessions, to those with the fewest first; return those that are left."""
+        left = []
+        added = dict.fromkeys(lanes, 0)
+        for gpu in free:
+            able = [one for one in lanes if allows(one, gpu) and (limit is None or added[one] < limit)]
+            if able:
+                number = min(able, key=lambda one: len(lanes[one].devices))
+                lanes[number].add(gpu)
+                added[number] += 1
+            else:
+                left.append(gpu)
+        return left
+
+    def assign() -> None:
+        """Give free GPUs to sessions that have lost theirs, then to problems that wait, then to those that run."""
+        lanes = {number: own for number, (_, own) in running.items()}
+        free = lane.free({gpu for own in lanes.values() for gpu in own.devices})
+        if lane.cluster is not None:
+            present = {*lane.devices}
+            free = lend({number: own for number, own in lanes.items() if not present & {*own.devices}}, free, limit=1)
+        while True:
+            chosen = next((number for number in waiting if any(allows(number, gpu) for gpu in free)), None)
+            if chosen is None:
+                break
+            allowed = [gpu for gpu in free if allows(chosen, gpu)]
+            rivals = (other for other in waiting if any(allows(other, gpu) for gpu in allowed))  # itself included
+            count = sum(1 for _ in islice(rivals, len(allowed)))
+            taken = tuple(allowed[: max(1, len(allowed) // count)])
+            del waiting[chosen]
+            free = [gpu for gpu in free if gpu not in taken]
+            begin(chosen, taken)
+        if lane.cluster is not None and not waiting:
+            lend({number: own for number, (_, own) in running.items()}, free)
+
+    busy_at = time.monotonic()
+    try:
+        while waiting or running:
+            if not stop.requested:
+                assign()
+            if running:
+                busy_at = time.monotonic()
+            elif stop.requested or lane.cluster is None:
+                return
+            elif time.monotonic() - busy_at > _ABSENT_S:
+                raise WorkerError(
+                    f"the cluster has had no GPU for the problems left for {_ABSENT_S:.0f} s; what was measured is "
+                    "stored, and the same command goes on"
+                )
+            try:
+                number, outcome = ended.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+            running.pop(number)[0].join()
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+                raise outcome
+            yield number, outcome
+    except BaseException:  # that of a caller who wants no more, too
+        stop.requested = stop.aborted = True
+        for thread, _ in running.values():
+            thread.join(_END_S)
+        raise
+
+
+@dataclass
 class Schedule:
     """Sessions that share GPUs, worker processes, a database, an observer and the user's interrupt; see `open`.
 
@@ -34,31 +281,23 @@ class Schedule:
     ----------
     settings, options
         Settings of the installation, and options of the command.
-    lane, worker_pool, database
-        What the sessions share.
     notices
         Remarks of the sessions for the user, each once.
     interrupted
         Whether the user ended a session, or others before they began.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        options: TuneOptions,
-        observe: Observer,
-        *,
-        lane: Lane,
-        database: Database,
-        worker_pool: WorkerPool,
-    ) -> None:
-        self.settings, self.options = settings, options
-        self.lane, self.database, self.worker_pool = lane, database, worker_pool
-        self.notices: dict[str, None] = {}
-        self.interrupted = False
-        self._observe = observe
-        self._sharing = threading.Lock()
-        self._begun_s = time.monotonic()
+    settings: Settings
+    options: TuneOptions
+    observer: Observer
+    lane: Lane
+    database: Database
+    worker_pool: WorkerPool
+    begun_s: float
+    """Of the monotonic clock."""
+    notices: dict[str, None] = field(default_factory=dict)
+    interrupted: bool = False
+    _sharing: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     @contextmanager
@@ -79,7 +318,7 @@ class Schedule:
             lane = lane or stack.enter_context(open_lane(options))
             database = stack.enter_context(Database.open(location))
             worker_pool = stack.enter_context(WorkerPool(worker_count(options.workers)))
-            yield cls(settings, options, observe, lane=lane, database=database, worker_pool=worker_pool)
+            yield cls(settings, options, observe, lane, database, worker_pool, time.monotonic())
 
     @property
     def device(self) -> DeviceProperties | None:
@@ -89,40 +328,32 @@ class Schedule:
     @property
     def elapsed_s(self) -> float:
         """Wall time so far."""
-        return time.monotonic() - self._begun_s
+        return time.monotonic() - self.begun_s
 
     def observe(self, progress: Progress, *places: Place) -> None:
         """Report the state of a session at its place in the schedule; of one at a time."""
         for place in places:
             progress = progress.within(place)
         with self._sharing:
-            self._observe(progress)
+            self.observer(progress)
 
     def tune(self, kernel: Kernel, problem: Problem, options: TuneOptions, lane: Lane, place: Place) -> TuneResult:
         """Hold a session with the GPUs of a lane; errors as for `autotile.tuning.session.tune`."""
-
-        def observe(progress: Progress) -> None:
-            self.observe(progress, place)
-
-        of = kernel, problem, self.settings, lane.options(options), observe
+        of = kernel, problem, self.settings, lane.options(options), lambda progress: self.observe(progress, place)
         result = tune(*of, worker_pool=self.worker_pool, lane=lane)
         self.notices.update(dict.fromkeys(result.notices))
         self.interrupted = self.interrupted or result.interrupted
         return result
 
-    def run(self, steps: Sequence[Callable[[Lane], Result] | Job[Result]]) -> Iterator[tuple[int, Result]]:
+    def run(
+        self, steps: Sequence[Callable[[Lane], Ended]], allows: Callable[[int, GpuName], bool] = lambda _, __: True
+    ) -> Iterator[tuple[int, Ended]]:
         """Run steps, several at once on several GPUs; yield each one's number and result as it ends.
 
-        After an interrupt no other step begins.
-
-        Raises
-        ------
-        Exception
-            The error of a step; those that run are ended.
+        After an interrupt no other step begins. The error of a step is raised, when those that run have ended.
         """
         begun = 0
-        jobs = [step if isinstance(step, Job) else Job(step) for step in steps]
-        with closing(run_jobs(jobs, self.lane)) as ended:
+        with closing(run_jobs(steps, self.lane, allows)) as ended:
             for number, outcome in ended:
                 begun += 1
                 if isinstance(outcome, Exception):
@@ -130,11 +361,64 @@ class Schedule:
                 yield number, outcome
                 if self.interrupted and not self.lane.is_parallel:
                     return
-        self.interrupted = self.interrupted or begun < len(jobs)
+        self.interrupted = self.interrupted or begun < len(steps)
 
 
-def device_of(options: TuneOptions, lane: Lane) -> DeviceProperties | None:
-    """Return the device of a cluster's lane, or that of this machine; None where launches are replayed."""
-    if lane.device is not None or options.replay is not None or not has_driver() or device_count() == 0:
-        return lane.device
-    return live_device(options.device_index)
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class ScheduleResult(Result):
+    """Result of the sessions of a schedule.
+
+    Attributes
+    ----------
+    device
+        Device that was tuned for.
+    seconds
+        Wall time, in seconds; that of an earlier run which was resumed is included.
+    interrupted
+        Whether the user ended the sessions before there was a result.
+    database
+        Location of the tuning database.
+    notices
+        Remarks for the user, one line each.
+    call
+        Line of Python that serves the result; empty where it is not known.
+    resumed
+        Number of points or problems that an earlier, unfinished run had measured.
+    """
+
+    device: DeviceProperties
+    seconds: float
+    interrupted: bool
+    database: str
+    notices: tuple[str, ...] = ()
+    call: str = ""
+    resumed: int = 0
+
+    def _asked(self) -> str:
+        """Return what was tuned."""
+        raise NotImplementedError
+
+    def _found(self) -> str:
+        """Return what was found, in a clause."""
+        raise NotImplementedError
+
+    def _heading(self) -> str:
+        return f"{self._asked()} on {device_text(self.device)}"
+
+    def _headline(self) -> str:
+        return f"{self._heading()}: {self._found()}"
+
+    def _effort(self, resumed: str = "", *, is_served: bool = False) -> Iterator[tuple[str, str]]:
+        """Yield the last facts; ``resumed`` is the unit that is counted."""
+        yield (
+            "took",
+            duration_text(self.seconds) + (f", {plural(self.resumed, resumed)} resumed" if self.resumed else ""),
+        )
+        yield "saved in", self.database
+        if is_served and self.call:
+            yield "serve it", self.call
+
+    def _ending(self, **more: Any) -> dict[str, Any]:
+        """Return the last keys of the JSON."""
+        found = {"seconds": round(self.seconds, 3), **more, "interrupted": self.interrupted, "database": self.database}
+        return {**found, "notices": list(self.notices), **({"call": self.call} if self.call else {})}

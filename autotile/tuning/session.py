@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from autotile.search.importance import ParameterEffects
     from autotile.search.search import Search, Shortlist
     from autotile.tuning.independent_steps import StepTimes
-    from autotile.tuning.problem_queue import Lane
+    from autotile.tuning.schedule import Lane
 
 
 _WAIT_S = 0.1

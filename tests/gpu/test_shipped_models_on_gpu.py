@@ -13,7 +13,7 @@ from autotile.kernel.operation import load_operation
 from autotile.settings import read_settings
 from autotile.tuning.operation_sweep import FAULTS, Sweep, grid_gpu, problem_of
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.problem_queue import Lane
+from autotile.tuning.schedule import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool
 

@@ -28,8 +28,7 @@ from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
 from autotile.tuning.operation_session import RacedTrial, hold_contest
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.problem_queue import Lane
-from autotile.tuning.schedule import Schedule
+from autotile.tuning.schedule import Lane, Schedule
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time, Workload

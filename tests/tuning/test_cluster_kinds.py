@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from autotile.settings import read_settings
 from autotile.tuning.family_session import tune_family
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import FamilyPlan, TuneOptions
-from autotile.tuning.plan import PlannedProblem, TuningPlan
-from autotile.tuning.problem_queue import GpuName, Job, Lane, open_lane, run_jobs
+from autotile.tuning.plans import PlannedProblem, TuningPlan
 from autotile.tuning.progress_state import Progress
+from autotile.tuning.schedule import GpuName, Lane, open_lane, run_jobs
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
@@ -189,7 +190,7 @@ def test_gpus_that_join_take_problems_and_help_with_the_last() -> None:
             helped.set()
         return number
 
-    jobs = [Job(lambda lane, n=n: run(n, lane)) for n in range(3)]  # type: ignore[misc]
+    jobs = [partial(run, number) for number in range(3)]
     assert sorted(run_jobs(jobs, pool)) == [(0, 0), (1, 1), (2, 2)]
     assert dict(seen)[1] == ("GPU-1",)
     assert helped.is_set()
@@ -207,16 +208,16 @@ def test_a_session_that_has_lost_its_gpu_gets_the_next_one() -> None:
         time.sleep(0.1)
         return lane.devices
 
-    ended = dict(run_jobs([Job(lose), Job(keep), Job(keep)], pool))
+    ended = dict(run_jobs([lose, keep, keep], pool))
     assert len(ended) == 3
     assert not isinstance(ended[0], Exception)
     assert len({*ended[0]}) == 2
 
 
 def test_problems_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotile.tuning.problem_queue._ABSENT_S", 0.3)
+    monkeypatch.setattr("autotile.tuning.schedule._ABSENT_S", 0.3)
     with pytest.raises(WorkerError, match="no GPU for the problems left"):
-        list(run_jobs([Job(lambda lane: 1)], Pool()))
+        list(run_jobs([lambda lane: 1], Pool()))
 
 
 class _Cluster:

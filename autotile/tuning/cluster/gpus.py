@@ -23,8 +23,8 @@ from autotile.tuning.cluster.client import AbsentGpuError, Cluster, RemoteWork, 
 from autotile.tuning.cluster.connection import Operation, Reply
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.problem_queue import Lane, open_lane
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
+from autotile.tuning.schedule import Lane, open_lane
 from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading, Time
 
 _FIRST_GPU_S = 60.0

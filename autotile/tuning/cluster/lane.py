@@ -12,7 +12,7 @@ from autotile.tuning.cluster.client import Cluster, Sent
 from autotile.tuning.cluster.connection import SIMULATED, Reply
 from autotile.tuning.cluster.gpus import no_gpu_error
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.problem_queue import GpuName, Lane
+from autotile.tuning.schedule import GpuName, Lane
 
 _FIRST_GPU_S = 60.0
 """Time that a command waits for a first GPU."""

@@ -1,13 +1,15 @@
-"""Plans: many problems of kernels and operations, with budgets and priorities, tuned by one command that resumes.
+"""Problems to tune: those of a plan, a file that docs/file-format.md specifies, and those that programs missed.
 
-docs/file-format.md specifies the file.
+A plan names many problems of kernels and operations, with budgets and priorities; the command that tunes them resumes.
+A miss is a problem that a program was served by a fallback: the cost of each says which of them to tune.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +19,14 @@ from msgspec import Meta
 
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
 from autotile.core.model import Problem
-from autotile.database.database import CONTEST, Database
+from autotile.cuda.driver import device_count, live_device
+from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
 from autotile.database.keys import space_hash
+from autotile.database.learned import FamilyStore, MissCost, MissCostEstimator, study_times
+from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
-from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel, load_named_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.tuning.options import TuneOptions
@@ -37,7 +42,7 @@ _Trials = Annotated[int, Meta(ge=1, le=10**9)]
 _Sizes = dict[Name, Count | list[Count]]
 
 
-class _Head(msgspec.Struct, forbid_unknown_fields=True):
+class _PlanTable(msgspec.Struct, forbid_unknown_fields=True):
     """Table ``[plan]``: the effort for each problem that states none, and the wall time of everything."""
 
     name: _Text = ""
@@ -47,7 +52,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     total_budget_s: _Seconds | None = None
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _TuneTable(msgspec.Struct, forbid_unknown_fields=True):
     """Table ``[[tune]]``."""
 
     kernel: _Text
@@ -62,9 +67,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    tune: list[_Entry]
-    plan: _Head = msgspec.field(default_factory=_Head)
+class _PlanDocument(msgspec.Struct, forbid_unknown_fields=True):
+    tune: list[_TuneTable]
+    plan: _PlanTable = msgspec.field(default_factory=_PlanTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ def read_plan(path: Path) -> TuningPlan:
         The file cannot be read, is malformed, or names an unknown kernel, size or dtype, or too many problems.
     """
     try:
-        document = convert(parse_toml(read_regular(path, _MAX_BYTES).decode()), _Document)
+        document = convert(parse_toml(read_regular(path, _MAX_BYTES).decode()), _PlanDocument)
     except OSError as error:
         raise InputError(f"the plan {path} cannot be read: {error.strerror}") from None
     except (DataError, ValueError, InputError) as error:
@@ -161,17 +166,17 @@ def read_plan(path: Path) -> TuningPlan:
 
 
 def _hint(message: str) -> str:
-    tables = {schema: schema.__struct_fields__ for schema in (_Document, _Head, _Entry)}
+    tables = {schema: schema.__struct_fields__ for schema in (_PlanDocument, _PlanTable, _TuneTable)}
     unknown = message.partition("unknown field ")[2].strip("`'\" ")
     if not unknown:
         return message
     known = [field for fields in tables.values() if unknown not in fields for field in fields]
-    places = {_Document: "at the top level", _Head: "in [plan]", _Entry: "in [[tune]]"}
+    places = {_PlanDocument: "at the top level", _PlanTable: "in [plan]", _TuneTable: "in [[tune]]"}
     belongs = [places[schema] for schema, fields in tables.items() if unknown in fields]
     return message + (f"; it belongs {' or '.join(belongs)}" if belongs else nearest(unknown, known))
 
 
-def _problems_of(entry: _Entry, head: _Head, folder: Path, room: int) -> list[PlannedProblem]:
+def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -> list[PlannedProblem]:
     name = entry.kernel
     if "/" in name or name.endswith(".toml"):
         name = str((folder / name).absolute())
@@ -208,7 +213,7 @@ def _problems_of(entry: _Entry, head: _Head, folder: Path, room: int) -> list[Pl
     ]
 
 
-def _captured_problem(entry: _Entry, folder: Path, name: str) -> PlannedProblem:
+def _captured_problem(entry: _TuneTable, folder: Path, name: str) -> PlannedProblem:
     if entry.sizes or entry.problems or entry.dtypes:
         raise InputError("a captured call states its sizes and its dtype; leave sizes, problems and dtypes out")
     path = call_folder((folder / entry.captured).absolute())
@@ -224,35 +229,27 @@ def is_done(database: Database | None, planned: PlannedProblem, options: TuneOpt
 
     Parameters
     ----------
-    database
-        Open database; None if there is none yet.
-    planned
-        The problem.
     options
         Options of its session.
     gpu_name
         Name of the GPU; empty in replay.
     """
+    target, problem = planned.target, planned.problem
     if database is None:
         return False
-    if isinstance(planned.target, Operation):
-        kernels = {member.name: member.load() for member in planned.target.members}
-    else:
-        kernels = {planned.target.name: planned.target}
-    for name, kernel in kernels.items():
-        version = (kernel.source_hash, space_hash(kernel.spec))
-        sizes = {size: planned.problem.sizes[size] for size in kernel.spec.sizes if size in planned.problem.sizes}
-        for best in database.best(name, dtype=planned.problem.dtype, gpu_name=gpu_name or None):
-            same = all(best.key.sizes.get(size) == value for size, value in sizes.items())
-            is_current = (best.key.template_hash, best.key.space_hash) == version
-            source = "cuda" if gpu_name else "replayed"
-            is_same_kind = (best.key.l2_mode, best.key.source) == (options.l2, source)
-            if not (same and is_current and is_same_kind and best.confirmed):
+    for kernel in [member.load() for member in target.members] if isinstance(target, Operation) else [target]:
+        version = (kernel.source_hash, space_hash(kernel.spec), options.l2, "cuda" if gpu_name else "replayed")
+        sizes = {size: problem.sizes[size] for size in kernel.spec.sizes if size in problem.sizes}
+        for best in database.best(kernel.name, dtype=problem.dtype, gpu_name=gpu_name or None):
+            key = best.key
+            same = all(key.sizes.get(size) == value for size, value in sizes.items())
+            if not same or (key.template_hash, key.space_hash, key.l2_mode, key.source) != version:
                 continue
-            if isinstance(planned.target, Operation):
-                if best.run.sampler == CONTEST:  # its last race has been held
-                    return True
-            elif _has_effort(best.run.settings, best.run.summary, options):
+            if isinstance(target, Operation):
+                is_enough = best.run.sampler == CONTEST  # its last race has been held
+            else:
+                is_enough = _has_effort(best.run.settings, best.run.summary, options)
+            if best.confirmed and is_enough:
                 return True
     return False
 
@@ -264,13 +261,14 @@ def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options
     stopped = summary.get("stopped") or {}
     if isinstance(stopped, Mapping) and stopped.get("rule") in ("space", "settled"):
         return True
+
+    def known(name: str, missing: float) -> float:
+        value = settings.get(name)
+        return value if isinstance(value, int | float) else missing
+
     asked = {"trials": options.trials, "budget_s": options.budget_s}
-    for name, value in asked.items():
-        known = settings.get(name)
-        if value is not None and not (isinstance(known, int | float) and known >= value):
-            return False
-    until = settings.get("until")
-    return options.until is None or (isinstance(until, int | float) and until <= options.until)
+    is_long = all(known(name, -math.inf) >= value for name, value in asked.items() if value is not None)
+    return is_long and (options.until is None or known("until", math.inf) <= options.until)
 
 
 def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) -> str:
@@ -299,3 +297,140 @@ def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) 
             lines.append(f"    {{ {inner} }},")
         lines.append("]")
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AssessedMiss:
+    """A miss with what is known of it today.
+
+    Attributes
+    ----------
+    miss
+        Stored miss; its sizes are in the order of the search-space file if the kernel is found.
+    kernel
+        Kernel in its current version; None if it is not found, or no longer has these sizes.
+    cost
+        Cost of one call; None if unknown.
+    tuned
+        Whether the problem has been tuned for this version of the kernel.
+    """
+
+    miss: StoredMiss
+    kernel: Kernel | None
+    cost: MissCost | None
+    tuned: bool
+
+    @property
+    def lost_s(self) -> float | None:
+        """Time that all calls together have lost, in seconds; None if unknown."""
+        return self.miss.count * self.cost.lost_us * 1e-6 if self.cost is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class MissedProblem:
+    """A problem to tune.
+
+    Attributes
+    ----------
+    asked_as
+        Name of the kernel, or path of its search-space file, by which it is served.
+    kernel
+        Kernel in its current version.
+    problem
+        Problem that was missed.
+    count
+        Calls that were not served exactly, of all tiers together.
+    lost_s
+        Time that they may have lost, in seconds; None if unknown.
+    """
+
+    asked_as: str
+    kernel: Kernel
+    problem: Problem
+    count: int
+    lost_s: float | None
+
+
+def assess_misses(database: Database, kernel: KernelName | None) -> list[AssessedMiss]:
+    """Return the misses of a kernel, or of all kernels, with their costs; the most frequent first.
+
+    Parameters
+    ----------
+    database
+        Open database.
+    kernel
+        Name, or path of a search-space file; None for all kernels.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such kernel.
+    """
+    return list(_assessed(database, kernel, rows_of_kernel(database.misses, kernel)))
+
+
+def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[MissedProblem]:
+    """Return the missed problems that are not tuned yet on the GPU that would tune them, the costliest first.
+
+    Problems of kernels that are found neither by name nor by the given path are left out.
+
+    Parameters
+    ----------
+    kernel
+        Name, or path of a search-space file; None for all kernels.
+    options
+        Options of the sessions that are to tune them; they state the device, the database and whether to replay.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such kernel.
+    """
+    live = device_count() > 0 and options.replay is None and not options.scheduler
+    gpu_name = live_device(options.device_index).name if live else None
+    opened = open_for_reading(options.database)
+    if opened is None:
+        return []
+    with opened:
+        misses = [miss for miss in rows_of_kernel(opened.misses, kernel) if gpu_name in (None, miss.gpu_name)]
+        assessed = list(_assessed(opened, kernel, misses))
+    found: dict[str, MissedProblem] = {}
+    for one in assessed:
+        if one.kernel is None or one.tuned:
+            continue
+        problem, lost_s, count = one.miss.problem, one.lost_s, one.miss.count
+        if (earlier := found.get(str(problem))) is not None:
+            count += earlier.count
+            if earlier.lost_s is not None:
+                lost_s = (lost_s or 0.0) + earlier.lost_s
+        asked_as = str(kernel) if kernel is not None else one.kernel.name
+        found[str(problem)] = MissedProblem(asked_as, one.kernel, problem, count, lost_s)
+    return sorted(found.values(), key=lambda missed: (-(missed.lost_s or 0.0), -missed.count))
+
+
+def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[StoredMiss]) -> Iterator[AssessedMiss]:
+    kernels: dict[str, Kernel | None] = {}
+    estimators: dict[str, MissCostEstimator] = {}
+    for miss in misses:
+        name = miss.problem.kernel
+        if name not in kernels:
+            kernels[name] = None
+            with suppress(InputError):
+                loaded = load_kernel(kernel) if kernel is not None else load_named_kernel(name)
+                kernels[name] = loaded if loaded.name == name else None
+        current = kernels[name]
+        problem: Problem | None = None
+        if current is not None:
+            with suppress(InputError):  # it has other sizes today
+                problem = resolve_problem(current.spec, miss.problem.sizes, miss.problem.dtype)
+        if current is None or problem is None:
+            yield AssessedMiss(miss, None, None, tuned=False)
+            continue
+        if name not in estimators:
+            rules = FamilyStore(database).rules(name)
+            estimators[name] = MissCostEstimator(current, study_times(database, name), rules)
+        version = (current.source_hash, space_hash(current.spec))
+        stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
+        tuned = any(best.confirmed and (best.key.template_hash, best.key.space_hash) == version for best in stored)
+        known = replace(miss, problem=problem)
+        yield AssessedMiss(known, current, estimators[name].cost(known), tuned)
