@@ -39,7 +39,7 @@ from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import read_settings, user_path
 from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plans import (
+from autotile.tuning.plan import (
     MissedProblem,
     PlannedProblem,
     TuningPlan,

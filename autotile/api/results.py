@@ -46,7 +46,7 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Compared, Contender, resources_document
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
-from autotile.tuning.plans import AssessedMiss, assess_misses
+from autotile.tuning.plan import AssessedMiss, assess_misses
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -26,7 +26,7 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.tuning.candidate_check import CandidateCheck
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plans import assess_misses
+from autotile.tuning.plan import assess_misses
 from autotile.tuning.result import TuneResult
 from autotile.tuning.retiming import MAX_RETIMED, check_served, retime, tuned_problems
 

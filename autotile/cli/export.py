@@ -157,7 +157,7 @@ def _write_plan(
 ) -> None:
     """Write what programs missed, or captured calls, as a plan; to standard output without a file."""
     from autotile.api import plans
-    from autotile.tuning.plans import plan_text
+    from autotile.tuning.plan import plan_text
 
     if len(words or []) > 1 or any("=" in word for word in words or []):
         raise InputError("a plan is of the misses of one kernel, or of all; expected `autotile export [KERNEL] ...`")

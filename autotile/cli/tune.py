@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from autotile.api.plans import PlanResult
     from autotile.cli.progress import TuneProgress
     from autotile.tuning.options import TuneOptions
-    from autotile.tuning.plans import TuningPlan
+    from autotile.tuning.plan import TuningPlan
 
 MAX_POINTS = 1000
 """Each point of a family takes a session of seconds at least."""
@@ -182,7 +182,7 @@ def _run_kernel(
     kernel, problem = open_problem(asked_as, given := read_sizes(words), dtype)
     notice(sizes_notice(kernel.spec, problem.sizes, given))
     if has_several_models(options):
-        from autotile.tuning.plans import PlannedProblem, TuningPlan
+        from autotile.tuning.plan import PlannedProblem, TuningPlan
 
         _check_no_session_options(asked_as, tries, ask_tell)
         _run_plan(TuningPlan(kernel.name, (PlannedProblem(asked_as, kernel, problem),)), options, as_json=as_json)
@@ -296,7 +296,7 @@ def _run_operation_family(
 def _run_misses(kernel: str | None, options: TuneOptions, *, as_json: bool) -> None:
     """Tune missed problems as a plan, show what became of them, and exit with 0 only if all are tuned."""
     from autotile.api.plans import plan_of_misses
-    from autotile.tuning.plans import missed_problems
+    from autotile.tuning.plan import missed_problems
 
     missed = missed_problems(kernel, options)
     for one in missed:

@@ -16,7 +16,7 @@ from autotile.database.keys import key_of
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plans import missed_problems
+from autotile.tuning.plan import missed_problems
 
 FAST = {"THREADS": 256, "WORK": 4}
 SLOW = {"THREADS": 64, "WORK": 2}

@@ -26,7 +26,7 @@ from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import Contender
 from autotile.tuning.operation_result import OperationResult, TunedContender
-from autotile.tuning.plans import PlannedProblem
+from autotile.tuning.plan import PlannedProblem
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)

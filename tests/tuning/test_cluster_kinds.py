@@ -26,7 +26,7 @@ from autotile.settings import read_settings
 from autotile.tuning.family_session import tune_family
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import FamilyPlan, TuneOptions
-from autotile.tuning.plans import PlannedProblem, TuningPlan
+from autotile.tuning.plan import PlannedProblem, TuningPlan
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.schedule import GpuName, Lane, open_lane, run_jobs
 

@@ -21,7 +21,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Operation
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plans import MAX_PROBLEMS, PlannedProblem, is_done, plan_text, read_plan
+from autotile.tuning.plan import MAX_PROBLEMS, PlannedProblem, is_done, plan_text, read_plan
 from autotile.tuning.progress_state import Progress
 
 

@@ -17,7 +17,7 @@ from autotile.serving import dispatcher
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plans import assess_misses
+from autotile.tuning.plan import assess_misses
 from autotile.tuning.start import find_served
 
 ASKED = 8192
