@@ -1,12 +1,14 @@
-"""PyTorch: `matmul` as an operator, and the same choices in all ranks of a distributed job.
+"""PyTorch: `matmul` and `linear`, and the same choices in all ranks of a distributed job.
 
     import autotile
 
     c = autotile.torch.matmul(a, b)
+    y = autotile.torch.linear(x, weight, bias)
     autotile.torch.sync_choices()
 
-The operator is ``torch.ops.autotile.matmul``. ``torch.compile`` traces it without a graph break, and autograd
-differentiates it.
+Called eagerly, they launch what is served without PyTorch's dispatcher. Where PyTorch traces, transforms or intercepts
+calls, they are the operator ``torch.ops.autotile.matmul``, which ``torch.compile`` traces without a graph break.
+Autograd differentiates them in either case.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
-from autotile.errors import PinError
+from autotile.errors import ArgumentError, PinError
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.dispatcher import matmul as _matmul
 from autotile.serving.pinning import MAX_BYTES
 
-__all__ = ["matmul", "sync_choices"]
+__all__ = ["Linear", "linear", "matmul", "sync_choices"]
 
 
 def _multiply(a: Tensor, b: Tensor, emulate: bool = True) -> Tensor:
@@ -56,6 +58,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
     """Return the gradients of ``C = A B``: dA = dC B^T and dB = A^T dC."""
     a, b = ctx.saved_tensors
     needs_a, needs_b = ctx.needs_input_grad[:2]  # PyTorch's dispatcher drops arguments that equal their defaults
+    gradient = gradient.contiguous()  # that of a sum is one number with strides of 0
     return (
         matmul(gradient, b.mT, emulate=ctx.emulate).view_as(a) if needs_a else None,
         matmul(a.mT, gradient, emulate=ctx.emulate).view_as(b) if needs_b else None,
@@ -63,9 +66,51 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
     )
 
 
-_operator = torch.library.custom_op("autotile::matmul", _multiply, mutates_args=(), device_types=("cuda", "cpu"))
-_operator.register_fake(_shape_of_result)
-_operator.register_autograd(_backward, setup_context=_keep)
+# torch.library.custom_op would add some 30 us to each call, for checks of mutation and aliasing.
+_library = torch.library.Library("autotile", "DEF")
+_library.define("matmul(Tensor a, Tensor b, bool emulate=True) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("matmul", _multiply, "CUDA")
+_library.impl("matmul", _multiply, "CPU")  # which raises what is wrong
+torch.library.register_fake("autotile::matmul", _shape_of_result, lib=_library)
+torch.library.register_autograd("autotile::matmul", _backward, setup_context=_keep, lib=_library)
+
+
+class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
+    """`matmul` as autograd records it where nothing traces."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, emulate: bool) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.emulate = emulate
+        return _launched(a, b, emulate)
+
+    backward = staticmethod(_backward)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_transform, _trace = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+_is_grad_enabled = torch.is_grad_enabled
+_forward_mode = torch.autograd.forward_ad
+
+
+def _is_eager(a: Tensor, b: Tensor) -> bool:
+    """Whether a call on two tensors may bypass PyTorch's dispatcher: nothing traces, transforms or intercepts it."""
+    return (
+        type(a) in _PLAIN
+        and type(b) in _PLAIN
+        and not _dispatch_modes()
+        and not _function_modes()
+        and _transform() is None
+        and _trace() is None
+        and _forward_mode._current_level < 0
+    )
+
+
+def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
+    """Launch the product of two tensors, without a gradient."""
+    made: Tensor | None = default_dispatcher.products.launch(a, b, (True, emulate, True, None, False))
+    return made if made is not None else _multiply(a, b, emulate)
 
 
 def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
@@ -91,8 +136,114 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     InputError
         No kernel computes such a product.
     """
-    result: Tensor = torch.ops.autotile.matmul(a, b, emulate)
-    return result
+    if torch.compiler.is_compiling() or not _is_eager(a, b):
+        result: Tensor = torch.ops.autotile.matmul(a, b, emulate)
+        return result
+    if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        recorded: Tensor = _Differentiable.apply(a, b, emulate)
+        return recorded
+    return _launched(a, b, emulate)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate: bool = True) -> Tensor:
+    """Compute ``input @ weight.T + bias``, as `torch.nn.functional.linear` does, with the fastest product.
+
+    Under autocast, tensors are converted to its dtype, as PyTorch does.
+
+    Parameters
+    ----------
+    input
+        CUDA tensor of shape ``(..., k)``: float32, float16 or bfloat16.
+    weight, bias
+        Tensors of shape ``(n, k)`` and ``(n,)`` of the same dtype.
+    emulate
+        As for `matmul`.
+
+    Returns
+    -------
+    torch.Tensor
+        New tensor of shape ``(..., n)``.
+
+    Raises
+    ------
+    ArgumentError, InputError
+        As for `matmul`.
+    """
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or not _is_eager(input, weight):
+        return _composed_linear(input, weight, bias, emulate)
+    needs = input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if needs and _is_grad_enabled():
+        recorded: Tensor = _DifferentiableLinear.apply(input, weight, bias, emulate)
+        return recorded
+    return _launched_linear(input, weight, bias, emulate)
+
+
+def _composed_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool) -> Tensor:
+    """Compute `linear` by operators that PyTorch traces and differentiates, converted as autocast does."""
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        input, weight = input.to(dtype), weight.to(dtype)
+        bias = bias.to(dtype) if bias is not None else None
+    if weight.dim() != 2:
+        raise ArgumentError(f"weight has shape {tuple(weight.shape)}, expected (n, k)")
+    product = matmul(input.reshape(-1, input.shape[-1]), weight.t(), emulate=emulate)
+    result = product.view(*input.shape[:-1], weight.shape[0])
+    return result if bias is None else result + bias
+
+
+def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool) -> Tensor:
+    """Launch `linear`, without a gradient."""
+    products, options = default_dispatcher.products, ("linear", emulate)
+    known = products.find(input, weight, options)
+    if known is not None and bias is not None and known.kernel.is_library and not _reads_tf32():
+        return torch.nn.functional.linear(input, weight, bias)  # cuBLAS adds the bias as it stores the product
+    result: Tensor | None = products.launch(input, weight, options)
+    if result is None:
+        if weight.dim() != 2 or input.dim() == 0 or input.shape[-1] != weight.shape[1]:
+            raise ArgumentError(
+                f"input has shape {tuple(input.shape)} and weight {tuple(weight.shape)}, expected (..., k) and (n, k)"
+            )
+        rows, transposed = input.detach().reshape(-1, input.shape[-1]), weight.detach().t()
+        result = _launched(rows, transposed, emulate).view(*input.shape[:-1], weight.shape[0])
+        served = products.find(rows, transposed, (True, emulate, True, None, False))
+        if served is not None and input.is_contiguous():
+            products.learn(input, weight, options, served.kernel, tuple(result.shape))
+    return result if bias is None else result.add_(bias.detach())
+
+
+_reads_tf32 = torch._C._get_cublas_allow_tf32
+
+
+class _DifferentiableLinear(torch.autograd.Function):  # type: ignore[misc]
+    """`linear` as autograd records it where nothing traces."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.emulate = emulate
+        return _launched_linear(input, weight, bias, emulate)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """Return the gradients of ``Y = X W^T + b``: dX = dY W, dW = dY^T X, and db the sum of the rows of dY."""
+        input, weight = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+        values = input.reshape(-1, input.shape[-1])
+        return (
+            matmul(rows, weight, emulate=ctx.emulate).view_as(input) if needs_input else None,
+            matmul(rows.t(), values, emulate=ctx.emulate) if needs_weight else None,
+            rows.sum(0) if needs_bias else None,
+            None,
+        )
+
+
+class Linear(torch.nn.Linear):  # type: ignore[misc]
+    """`torch.nn.Linear` that computes by `linear`; parameters, initialization and ``state_dict`` are the same."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input @ weight.T + bias``."""
+        return linear(input, self.weight, self.bias)
 
 
 class _Group:

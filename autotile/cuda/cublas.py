@@ -1,25 +1,25 @@
 """cuBLAS: products of row-major matrices at given addresses, on any stream, also while it is captured.
 
-It is called by ctypes, as CuPy's wrappers set CuPy's current stream before each call, which resets the workspace, and
-refuse to be captured. cuBLAS is column-major: it is asked for the transpose of the result, from the factors in the
-other order.
+cuBLASLt is called by ctypes, as no declared package wraps it: one handle serves all threads and streams, a workspace is
+given to each call, and so a call can be captured into a graph of its own. cuBLAS is column-major: it is asked for the
+transpose of the result, from the factors in the other order.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
 from autotile.core.model import LaunchGeometry
-from autotile.cuda.driver import live_device, outside_of_captures
+from autotile.cuda.driver import PER_THREAD_STREAM, live_device, outside_of_captures
 from autotile.cuda.function import Function, Module, ParameterBlock, driver_launch
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
@@ -30,11 +30,15 @@ _DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 _COMPUTE_32F, _COMPUTE_32F_PEDANTIC = 68, 69
 """cublasComputeType_t, cublas_api.h. By default, products of float32 are IEEE fp32, not TF32; the pedantic type is for
 an environment that asks for less."""
-_FULL_PRECISION = 16
-"""``CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION``: by default, parts of a sum over a long K are rounded to 16 bits
-before they are added. Measured on an H200 for a bfloat16 product of 16 x 40 x 76840: an error of 0.063 of the root mean
+_TRANSPOSE_FIRST, _TRANSPOSE_SECOND = 3, 4
+_BATCH_COUNT, _BATCH_STRIDE = 5, 6
+_MAX_WORKSPACE, _REDUCTIONS = 1, 3
+_ALIGNMENTS = (5, 6, 7, 8)
+"""Attributes of a product, of a matrix and of a preference, cublasLt.h."""
+_FULL_PRECISION = 2
+"""``CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE``: by default, parts of a sum over a long K may be rounded to 16 bits before
+they are added. Measured on an H200 for a bfloat16 product of 16 x 40 x 76840: an error of 0.063 of the root mean
 square of the result, where one rounding of the result is 0.008."""
-_FLOAT32 = _DATA_TYPES["float32"]
 _ALIGNED_ELEMENTS = 8
 _MIN_PRODUCTS, _MIN_K, _MIN_WIDTH = 3e9, 1024, 256
 _MAX_SUMS_BYTES = 256 << 20
@@ -44,14 +48,10 @@ full precision, for which cuBLAS has no good kernel where rows are not aligned t
 """
 _ROUNDING = Path(__file__).with_name("rounding.cu")
 _ROUNDING_THREADS, _ROUNDING_WIDTH = 256, 8
-_ALGORITHM = -1
-"""``CUBLAS_GEMM_DEFAULT``: the library's heuristic chooses."""
 _MAX_INT32 = 2**31 - 1
-_NAMES = ("libcublas.so.13", "libcublas.so.12", "libcublas.so")
-_PER_THREAD_STREAM = 2
-"""cudaStreamPerThread: one handle that stands for a different stream in each thread."""
-_MAX_HANDLES = 64
-"""Streams whose handles are kept; beyond that the oldest is destroyed when nothing uses it."""
+_NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
+_MAX_STREAMS = 64
+"""Streams whose memory is kept; beyond that the oldest is freed when nothing uses it."""
 
 _VECTOR_BYTES = 16
 _byref = ctypes.byref
@@ -60,7 +60,7 @@ _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
 @lru_cache
 def load_cublas() -> ctypes.CDLL:
-    """Return the library; no context is created.
+    """Return the library cuBLASLt; no context is created.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def load_cublas() -> ctypes.CDLL:
     try:  # the one that PyTorch or CuPy has loaded, else that of NVIDIA's wheels
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        return _declared(ctypes.CDLL(str(load_nvidia_dynamic_lib("cublas").abs_path)))
+        return _declared(ctypes.CDLL(str(load_nvidia_dynamic_lib("cublasLt").abs_path)))
     except (ImportError, RuntimeError, OSError, TypeError):
         pass
     for name in _NAMES:
@@ -85,15 +85,16 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the parameters of the functions, so that calls may pass plain integers."""
     pointer: Any = ctypes.c_void_p
     number: Any = ctypes.c_int
-    matrix, head, tail = [pointer, number, number], [pointer, *(number,) * 5, pointer], [number, number]
-    strided = [*matrix, ctypes.c_longlong]
-    library.cublasCreate_v2.argtypes = [pointer]
-    library.cublasDestroy_v2.argtypes = [pointer]
-    library.cublasSetStream_v2.argtypes = [pointer, pointer]
-    library.cublasSetMathMode.argtypes = [pointer, number]
-    library.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
-    library.cublasGemmEx.argtypes = [*head, *matrix, *matrix, pointer, *matrix, *tail]
-    library.cublasGemmStridedBatchedEx.argtypes = [*head, *strided, *strided, pointer, *strided, number, *tail]
+    size: Any = ctypes.c_size_t
+    library.cublasLtCreate.argtypes = [pointer]
+    library.cublasLtMatmulDescCreate.argtypes = [pointer, number, number]
+    library.cublasLtMatrixLayoutCreate.argtypes = [pointer, number, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64]
+    library.cublasLtMatmulPreferenceCreate.argtypes = [pointer]
+    for name in ("MatmulDesc", "MatrixLayout", "MatmulPreference"):
+        getattr(library, f"cublasLt{name}SetAttribute").argtypes = [pointer, number, pointer, size]
+        getattr(library, f"cublasLt{name}Destroy").argtypes = [pointer]
+    library.cublasLtMatmulAlgoGetHeuristic.argtypes = [*(pointer,) * 7, number, pointer, pointer]
+    library.cublasLtMatmul.argtypes = [*(pointer,) * 14, size, pointer]
     return library
 
 
@@ -102,7 +103,7 @@ def cublas_version() -> str:
     """Return the version of the library, such as ``"13.1.0"``; errors as for `load_cublas`."""
     library, number, parts = load_cublas(), ctypes.c_int(), []
     for part in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL of library_types.h
-        _check(library.cublasGetProperty(part, _byref(number)), "cublasGetProperty")
+        _check(library.cublasLtGetProperty(part, _byref(number)), "cublasLtGetProperty")
         parts.append(str(number.value))
     return ".".join(parts)
 
@@ -168,41 +169,57 @@ class Layout:
         )
 
 
+class _Algorithm(ctypes.Structure):
+    """``cublasLtMatmulHeuristicResult_t`` of cublasLt.h: an algorithm with the workspace that it needs."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
 class Gemm:
-    """A product by cuBLAS.
+    """A product by cuBLAS, with the algorithm that its heuristic proposes first.
 
     float32 products are computed in IEEE fp32 on the CUDA cores, without TF32 and without emulation. Equal inputs give
-    bitwise equal results on GPUs of one model, whatever other streams do: each stream has a handle and a workspace of
-    its own (cuBLAS documentation, "Results reproducibility").
+    bitwise equal results on GPUs of one model, whatever other streams do: each stream has a workspace of its own, and
+    parts of a sum are added in a fixed order.
 
     Parameters
     ----------
     layout
         The product.
     device_index
-        CUDA device.
+        CUDA device, which must be the current one.
 
     Raises
     ------
     ToolchainError
-        cuBLAS is not installed.
+        cuBLAS is not installed, or has no algorithm for the product.
     """
 
     def __init__(self, layout: Layout, device_index: int) -> None:
-        self._library = load_cublas()
-        self._device_index = device_index
-        m, n, k = layout.m, layout.n, layout.k
-        self._batch = layout.batch
-        self._types = _DATA_TYPES[layout.factors], _DATA_TYPES[layout.result]
-        self._shape = int(layout.transpose_b), int(layout.transpose_a), n, m, k
-        self._leading = layout.leading
-        self._strides = m * k, k * n, m * n
-        is_pedantic = layout.factors == "float32" and overrides_float32()
-        self._how = _COMPUTE_32F_PEDANTIC if is_pedantic else _COMPUTE_32F, _ALGORITHM
-        self._sums_bytes = m * n * ctypes.sizeof(ctypes.c_float) if layout.rounds_afterwards else 0
-        self._rounding = _rounding(layout.result, device_index, m * n) if layout.rounds_afterwards else None
+        self._layout, self._device_index = layout, device_index
+        self._sums_bytes = layout.m * layout.n * ctypes.sizeof(ctypes.c_float) if layout.rounds_afterwards else 0
+        self._rounding = _rounding(layout.result, device_index, layout.m * layout.n) if self._sums_bytes else None
+        self._prepared: dict[tuple[str, bool], _Queue] = {}
 
-    def __call__(self, stream: int, addresses: Sequence[int], alpha: float = 1.0, beta: float = 0.0) -> None:
+    def memory(self, stream: int) -> _StreamMemory:
+        """Return the memory that products on a stream use."""
+        return _memories.get(self._device_index, stream)
+
+    def __call__(
+        self,
+        stream: int,
+        addresses: Sequence[int],
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        *,
+        memory: _StreamMemory | None = None,
+    ) -> None:
         """Queue the product on a stream of the device, which must be the current one.
 
         Parameters
@@ -211,35 +228,111 @@ class Gemm:
             Handle of the stream.
         addresses
             Addresses of A, B and C.
+        memory
+            From `memory`; None for that of the stream.
 
         Raises
         ------
         ToolchainError
             cuBLAS refuses the product.
         """
-        handle = _handles.get(self._device_index, stream)
+        memory = memory or _memories.get(self._device_index, stream)
         a, b, c = addresses
-        factors, result = self._types
-        rounding = self._rounding if beta == 0.0 and not c % _VECTOR_BYTES else None
-        if rounding is not None:
-            rounded, c, result = c, handle.sums(self._sums_bytes), _FLOAT32
-        lead_a, lead_b, lead_c = self._leading
-        scale, add = (_ONE, _ZERO) if alpha == 1.0 and beta == 0.0 else (ctypes.c_float(alpha), ctypes.c_float(beta))
-        if self._batch == 1:
-            status = self._library.cublasGemmEx(
-                handle.pointer, *self._shape, _byref(scale), b, factors, lead_b, a, factors, lead_a, _byref(add),
-                c, result, lead_c, *self._how,
-            )  # fmt: skip
+        is_aligned = not (a | b | c) % _VECTOR_BYTES
+        if self._rounding is None or beta != 0.0 or c % _VECTOR_BYTES:
+            queue = self._prepared.get((self._layout.result, is_aligned)) or self._prepare(
+                self._layout.result, is_aligned
+            )
+            queue(stream, (a, b, c), memory.workspace, (alpha, beta))
         else:
-            stride_a, stride_b, stride_c = self._strides
-            status = self._library.cublasGemmStridedBatchedEx(
-                handle.pointer, *self._shape, _byref(scale), b, factors, lead_b, stride_b, a, factors, lead_a, stride_a,
-                _byref(add), c, result, lead_c, stride_c, self._batch, *self._how,
+            sums = memory.sums(self._sums_bytes)
+            queue = self._prepared.get(("float32", is_aligned)) or self._prepare("float32", is_aligned)
+            queue(stream, (a, b, sums), memory.workspace, (alpha, beta))
+            self._rounding(stream, sums, c)
+
+    def _prepare(self, result: str, is_aligned: bool) -> _Queue:
+        """Describe the product to cuBLAS and ask for an algorithm; kept for all calls with arrays aligned like these.
+
+        cuBLAS takes it that matrices are aligned to 256 bytes unless it is told otherwise.
+        """
+        library, layout = load_cublas(), self._layout
+        made: list[tuple[str, int]] = []
+
+        def create(kind: str, *given: int) -> int:
+            handle = ctypes.c_void_p()
+            _check(getattr(library, f"cublasLt{kind}Create")(_byref(handle), *given), f"cublasLt{kind}Create")
+            assert handle.value is not None
+            made.append((kind, handle.value))
+            return handle.value
+
+        def assign(kind: str, handle: int, attribute: int, value: Any) -> None:
+            status = getattr(library, f"cublasLt{kind}SetAttribute")(
+                handle, attribute, _byref(value), ctypes.sizeof(value)
+            )
+            _check(status, f"cublasLt{kind}SetAttribute")
+
+        def matrix(rows: int, columns: int, leading: int, dtype: str, stride: int) -> int:
+            handle = create("MatrixLayout", _DATA_TYPES[dtype], rows, columns, leading)
+            if layout.batch > 1:
+                assign("MatrixLayout", handle, _BATCH_COUNT, ctypes.c_int32(layout.batch))
+                assign("MatrixLayout", handle, _BATCH_STRIDE, ctypes.c_int64(stride))
+            return handle
+
+        m, n, k = layout.m, layout.n, layout.k
+        is_pedantic = layout.factors == "float32" and overrides_float32()
+        product = create("MatmulDesc", _COMPUTE_32F_PEDANTIC if is_pedantic else _COMPUTE_32F, _DATA_TYPES["float32"])
+        assign("MatmulDesc", product, _TRANSPOSE_FIRST, ctypes.c_int32(layout.transpose_b))
+        assign("MatmulDesc", product, _TRANSPOSE_SECOND, ctypes.c_int32(layout.transpose_a))
+        lead_a, lead_b, lead_c = layout.leading
+        second = matrix(*((m, k) if layout.transpose_a else (k, m)), lead_a, layout.factors, m * k)
+        first = matrix(*((k, n) if layout.transpose_b else (n, k)), lead_b, layout.factors, k * n)
+        output = matrix(n, m, lead_c, result, m * n)
+        preference = create("MatmulPreference")
+        assign("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_uint64(_workspace_bytes()))
+        assign("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_FULL_PRECISION))
+        alignment = _VECTOR_BYTES if is_aligned else 4 if layout.factors == "float32" else 2
+        for attribute in _ALIGNMENTS:
+            assign("MatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
+        found, count = _Algorithm(), ctypes.c_int()
+        handle = _handle(self._device_index)
+        status = library.cublasLtMatmulAlgoGetHeuristic(
+            handle, product, first, second, output, output, preference, 1, _byref(found), _byref(count)
+        )
+        _check(status or found.state, "cublasLtMatmulAlgoGetHeuristic")
+        call, algorithm, workspace_bytes = library.cublasLtMatmul, _byref(found), found.workspace_bytes
+
+        def queue(stream: int, addresses: tuple[int, int, int], workspace: int, factors: tuple[float, float]) -> None:
+            a, b, c = addresses
+            scale, add = (_ONE, _ZERO) if factors == (1.0, 0.0) else map(ctypes.c_float, factors)
+            status = call(
+                handle, product, _byref(scale), b, first, a, second, _byref(add), c, output, c, output, algorithm,
+                workspace, workspace_bytes, stream,
             )  # fmt: skip
-        if status:
-            _check(status, "cublasGemmEx")
-        if rounding is not None:
-            rounding(stream, c, rounded)
+            if status:
+                _check(status, "cublasLtMatmul")
+
+        finalize(self, _destroy, library, made).atexit = False
+        self._prepared[result, is_aligned] = queue
+        return queue
+
+
+_Queue = Callable[[int, tuple[int, int, int], int, tuple[float, float]], None]
+"""Queues a product: stream, addresses of A, B and C, address of the workspace, alpha and beta."""
+
+
+def _destroy(library: ctypes.CDLL, made: Sequence[tuple[str, int]]) -> None:
+    for kind, handle in made:
+        getattr(library, f"cublasLt{kind}Destroy")(handle)
+
+
+@lru_cache
+def _handle(device_index: int) -> int:
+    """Return cuBLAS's handle of the current device, which all threads and streams may use at once."""
+    handle = ctypes.c_void_p()
+    with outside_of_captures():
+        _check(load_cublas().cublasLtCreate(_byref(handle)), "cublasLtCreate")
+    assert handle.value is not None
+    return handle.value
 
 
 @lru_cache
@@ -270,21 +363,15 @@ def _rounding(dtype: str, device_index: int, elements: int) -> Callable[[int, in
     return queue
 
 
-class _StreamHandle:
-    """A handle of one stream of the current device, with a workspace of its own."""
+class _StreamMemory:
+    """Memory of the products on one stream of the current device."""
 
     def __init__(self, stream: int) -> None:
         self.is_captured = False
-        self._library, handle = load_cublas(), ctypes.c_void_p()
         current = load_cupy().cuda.get_current_stream()
         self._stream = current if current.ptr == stream else None  # so that its address is not given to another stream
-        size_bytes = _workspace_bytes()
-        self._workspace = load_cupy().cuda.Memory(size_bytes)  # not of a pool, whose memory is ordered by a stream
-        _check(self._library.cublasCreate_v2(_byref(handle)), "cublasCreate")
-        self.pointer = handle.value
-        _check(self._library.cublasSetStream_v2(handle, stream), "cublasSetStream")
-        _check(self._library.cublasSetMathMode(handle, _FULL_PRECISION), "cublasSetMathMode")
-        _check(self._library.cublasSetWorkspace_v2(handle, self._workspace.ptr, size_bytes), "cublasSetWorkspace")
+        self._held = load_cupy().cuda.Memory(_workspace_bytes())  # not of a pool, whose memory is ordered by a stream
+        self.workspace = int(self._held.ptr)
         self._sums: list[Any] = []
         """Memory for sums, the largest last; the others are kept for the CUDA graphs that may refer to them."""
 
@@ -296,41 +383,36 @@ class _StreamHandle:
                 self._sums = [*(self._sums if self.is_captured else ()), larger]
         return int(self._sums[-1].ptr)
 
-    def __del__(self) -> None:
-        if getattr(self, "pointer", None) and not sys.is_finalizing():  # at the end of the process the driver frees all
-            with outside_of_captures():
-                self._library.cublasDestroy_v2(self.pointer)
 
-
-class _StreamHandles:
-    """The handle of each stream. Threads share it, as its settings never change."""
+class _StreamMemories:
+    """The memory of each stream."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int], _StreamHandle] = {}
-        self._captured: list[_StreamHandle] = []
-        """Those whose workspace a CUDA graph may refer to at any later time."""
+        self._kept: dict[tuple[int, int, int], _StreamMemory] = {}
+        self._captured: list[_StreamMemory] = []
+        """Memory that a CUDA graph may refer to at any later time."""
         self._lock = threading.Lock()
 
-    def get(self, device_index: int, stream: int) -> _StreamHandle:
-        """Return the handle of a stream of the current device."""
-        key = device_index, stream, threading.get_ident() if stream == _PER_THREAD_STREAM else 0
+    def get(self, device_index: int, stream: int) -> _StreamMemory:
+        """Return the memory of a stream of the current device."""
+        key = device_index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
         found = self._kept.get(key) or self._make(key, stream)
         if not found.is_captured and stream != 0 and load_cupy().cuda.runtime.streamIsCapturing(stream):
             found.is_captured = True
             self._captured.append(found)
         return found
 
-    def _make(self, key: tuple[int, int, int], stream: int) -> _StreamHandle:
+    def _make(self, key: tuple[int, int, int], stream: int) -> _StreamMemory:
         with self._lock, outside_of_captures():
             found = self._kept.get(key)
             if found is None:
-                if len(self._kept) >= _MAX_HANDLES:
+                if len(self._kept) >= _MAX_STREAMS:
                     del self._kept[next(iter(self._kept))]
-                found = self._kept[key] = _StreamHandle(stream)
+                found = self._kept[key] = _StreamMemory(stream)
             return found
 
 
-_handles = _StreamHandles()
+_memories = _StreamMemories()
 
 
 def _workspace_bytes() -> int:

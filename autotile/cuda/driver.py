@@ -16,6 +16,9 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.spec import KernelSpec
 
+PER_THREAD_STREAM = 2
+"""cudaStreamPerThread: one handle that stands for a different stream in each thread."""
+
 
 @lru_cache
 def load_driver() -> ctypes.CDLL:

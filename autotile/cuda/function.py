@@ -222,21 +222,17 @@ _inherited: list[object] = []
 """Functions and graphs of the parent process, which a forked child must not destroy."""
 
 
-def make_launch_graph(
-    launch: Callable[[int, int, int], None], block: ParameterBlock, stream: int, keep_alive: object
-) -> LaunchGraph | None:
-    """Make a graph of one launch on the current device; return None if there are too many graphs or CUDA fails.
+def make_launch_graph(queue: Callable[[int], None], stream: int, keep_alive: object) -> LaunchGraph | None:
+    """Make a graph of one call on the current device; return None if there are too many graphs or CUDA fails.
 
     Parameters
     ----------
-    launch
-        Function from `driver_launch`.
-    block
-        Parameters, which are copied.
+    queue
+        Function of a stream that queues the launches of the call, and synchronizes nothing.
     stream
-        Stream on which the graph will be launched; its node gets the stream's priority.
+        Stream on which the graph will be launched; its nodes get the stream's priority.
     keep_alive
-        Objects that the launch needs.
+        Objects that the launches need.
     """
     try:
         _free_places.get_nowait()
@@ -246,7 +242,7 @@ def make_launch_graph(
     made = None
     try:
         with outside_of_captures():
-            made = LaunchGraph(_captured(launch, block, stream), keep_alive)
+            made = LaunchGraph(_captured(queue, stream), keep_alive)
     except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError):
         pass  # out of memory, for example; launches without a graph still work
     finally:
@@ -255,14 +251,14 @@ def make_launch_graph(
     return made
 
 
-def _captured(launch: Callable[[int, int, int], None], block: ParameterBlock, stream: int) -> Any:
-    """Capture a launch on a stream of its own."""
+def _captured(queue: Callable[[int], None], stream: int) -> Any:
+    """Capture a call on a stream of its own, which ends with this function, where captures allow it."""
     cuda = load_cupy().cuda
     priority = cuda.runtime.streamGetPriority(stream) if stream else 0
     side_stream = cuda.Stream(non_blocking=True, priority=priority)
     side_stream.begin_capture()
     try:
-        launch(side_stream.ptr, block.address, 0)
+        queue(side_stream.ptr)
     finally:
         graph = side_stream.end_capture()
     return graph

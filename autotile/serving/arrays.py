@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +25,9 @@ from autotile.kernel.spec import KernelSpec
 
 Signature = tuple[tuple[int, tuple[int, ...], Any, bool, int], ...]
 """Address, shape, dtype, C-contiguity and CUDA device (negative: none) of each array of a call."""
+
+VECTOR_BYTES = 16
+"""Alignment that 128-bit accesses and tensor maps require (CUDA C++ Programming Guide, tensor maps)."""
 
 Pointers = tuple[int, ...]
 """Device addresses of the arrays of a call."""
@@ -49,6 +53,16 @@ class Library(Protocol):
 
     def signature(self, arrays: Sequence[Any]) -> Signature:
         """Return the signature of arrays; an empty tuple if one is of another library."""
+
+    def kind(self, a: Any, b: Any, options: object) -> tuple[object, ...]:
+        """Return all that a launch on two arrays depends on but their addresses; empty if one is of another library."""
+
+    def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
+        """Return a function that allocates an array of a shape, of the dtype and on the device of another one."""
+
+    @staticmethod
+    def address(array: Any) -> int:
+        """Return the address of an array."""
 
 
 def accepted_pointers(signature: Signature, specs: Sequence[ArraySpec], device_index: int) -> Pointers | None:
@@ -96,6 +110,26 @@ class CupyLibrary:
         except AttributeError:
             return ()
 
+    def kind(self, a: Any, b: Any, options: object) -> tuple[object, ...]:
+        """Return all that a launch on two arrays depends on but their addresses; empty if one is of another library."""
+        try:
+            x, y = a.data, b.data
+            is_aligned = not (x.ptr | y.ptr) & (VECTOR_BYTES - 1)
+            places = (x.device_id, y.device_id) if self._has_several_devices else None
+            return (a.shape, b.shape, a.strides, b.strides, a.dtype, b.dtype, places, is_aligned, options)
+        except AttributeError:
+            return ()
+
+    def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
+        """Return a function that allocates an array of a shape on the current device, of the dtype of another one."""
+        return partial(load_cupy().empty, shape, like.dtype)
+
+    @staticmethod
+    def address(array: Any) -> int:
+        """Return the address of an array."""
+        address: int = array.data.ptr
+        return address
+
 
 class TorchLibrary:
     """PyTorch tensors.
@@ -129,6 +163,26 @@ class TorchLibrary:
             return tuple([(a.data_ptr(), a.shape, a.dtype, a.is_contiguous(), a.get_device()) for a in arrays])
         except (AttributeError, RuntimeError):
             return ()
+
+    @staticmethod
+    def kind(a: Any, b: Any, options: object) -> tuple[object, ...]:
+        """Return all that a launch on two tensors depends on but their addresses; empty for those of others."""
+        try:
+            is_aligned = not (a.data_ptr() | b.data_ptr()) & (VECTOR_BYTES - 1)
+            places = a.get_device(), b.get_device()
+            return (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, places, is_aligned, options)
+        except (AttributeError, RuntimeError):
+            return ()
+
+    def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
+        """Return a function that allocates a tensor of a shape, of the dtype and on the device of another one."""
+        return partial(self._torch.empty, shape, dtype=like.dtype, device=like.device)
+
+    @staticmethod
+    def address(array: Any) -> int:
+        """Return the address of a tensor."""
+        address: int = array.data_ptr()
+        return address
 
 
 def as_cupy(array: Any, name: str) -> Any:

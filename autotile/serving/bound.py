@@ -103,6 +103,9 @@ class Launcher(Protocol):
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on arrays like those of an earlier call, and return all arrays; None if nothing was launched."""
 
+    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+        """Launch on arrays at these addresses, like those of an earlier call; False if nothing was launched."""
+
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Check the arrays of a call, launch, and return all arrays."""
 
@@ -557,6 +560,25 @@ class BoundKernel:
         self._count_call()
         return self._outputs(launched)
 
+    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+        """Launch on arrays at these addresses without a check; return False, and launch nothing, before a call has.
+
+        Parameters
+        ----------
+        stream
+            Handle of the stream.
+        pointers
+            Addresses of all buffers in order: of arrays with the shapes, dtypes, layout, alignment and device of an
+            earlier call.
+        """
+        launcher = self._launcher
+        if launcher is None or not launcher.launch_at(stream, pointers):
+            return False
+        self.calls = calls = self.calls + 1
+        if calls >= self._report_at:
+            self._report_calls()
+        return True
+
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
         """Check arrays once, and return a function that launches on them, on the current stream of their library.
 
@@ -794,6 +816,10 @@ class CapturingLauncher:
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Leave calls that are to be captured to `launch`."""
         return self._launcher.launch_fast(arrays) if self._folder.is_full else None
+
+    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+        """Leave calls that are to be captured to `launch`."""
+        return self._folder.is_full and self._launcher.launch_at(stream, pointers)
 
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Capture and launch."""

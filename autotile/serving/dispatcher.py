@@ -40,7 +40,7 @@ from autotile.settings import Numerics, absolute_path, read_settings, served_dat
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
-    from autotile.serving.operations import OperationShelf
+    from autotile.serving.operations import OperationShelf, Products
     from autotile.serving.pinning import Pins
 
 _DEFAULTS = {"dtype": None, "database": None, "bundle": None, "library": True, "numerics": None, "race": False}
@@ -156,9 +156,19 @@ class Dispatcher:
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self.only_device: int | None = None
         self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
+        self._products: Products | None = None
         self.misses = MissCounter()
         self.refresher = Refresher(self.misses)
         self._pins: Pins | None = None
+
+    @property
+    def products(self) -> Products:
+        """Products that `matmul` has computed."""
+        if self._products is None:
+            from autotile.serving.operations import Products
+
+            self._products = Products(MAX_SERVED)
+        return self._products
 
     @property
     def pins(self) -> Pins:
@@ -526,6 +536,11 @@ class Dispatcher:
         InputError
             No kernel computes such a product.
         """
+        products = self._products
+        if products is not None and out is stream is database is None and alpha == 1.0 and beta == 0.0:
+            made = products.launch(a, b, (deterministic, emulate, library, numerics, race))
+            if made is not None:
+                return made
         from autotile.serving.operations import Options, multiply
 
         if database is not None:
@@ -538,6 +553,8 @@ class Dispatcher:
         """Forget the served kernels and the bundles, so that new results are seen; misses stay counted."""
         self.served.clear()
         self.matmul_kernels.clear()
+        if self._products is not None:
+            self._products.clear()
         self._bundles.clear()
         self._operations.clear()
         self._denotes_operation.clear()

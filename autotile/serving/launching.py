@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Config, Problem
-from autotile.cuda.driver import ConstantCopy, constant_copies, copy_async, device_count, outside_of_captures
+from autotile.cuda.driver import (
+    PER_THREAD_STREAM,
+    ConstantCopy,
+    constant_copies,
+    copy_async,
+    device_count,
+    outside_of_captures,
+)
 from autotile.cuda.function import (
     WORD_BYTES,
     DriverLaunch,
@@ -47,8 +54,6 @@ from autotile.serving.arrays import (
 
 _MAX_WORKSPACE_SETS = 32
 """Workspace sets of a kernel; beyond that the least recently used is freed, in the order of its stream."""
-_PER_THREAD_STREAM = 2
-"""cudaStreamPerThread: one handle that stands for a different stream in each thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class StreamWorkspaces:
         if not self._workspaces:
             return _NONE
         stream = load_cupy().cuda.get_current_stream()
-        key = (stream.ptr, threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0)
+        key = (stream.ptr, threading.get_ident() if stream.ptr == PER_THREAD_STREAM else 0)
         with self._lock:
             kept = self._sets.get(key)
             if kept is None:
@@ -154,6 +159,51 @@ class ParameterLayout(NamedTuple):
     """Pairs of words, of which the second takes the value of the first: the pointers in structs."""
 
 
+class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
+    """Graphs of the calls on one stream that came again, by the signatures or the addresses of their arrays."""
+
+    __slots__ = ("_misses", "_refused", "_seen")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[int] = set()
+        """Hashes of signatures."""
+        self._misses = 0
+        """Calls without a graph since the last attempt to make one."""
+        self._refused = False
+        """Whether that attempt failed."""
+
+    def add_call(
+        self, signature: tuple[Any, ...], queue: Callable[[int], None], stream: int, keep_alive: object
+    ) -> None:
+        """Make a graph of the last call if its signature came before; the stream must not be capturing.
+
+        Parameters
+        ----------
+        signature
+            Signature, or addresses, of the arrays.
+        queue, stream, keep_alive
+            As for `make_launch_graph`.
+        """
+        self._misses += 1
+        seen = hash(signature)
+        if seen not in self._seen:
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen.clear()
+            self._seen.add(seen)
+            return
+        is_full = len(self) >= _MAX_GRAPHS
+        if (is_full or self._refused) and self._misses < _PATIENCE:
+            return
+        if is_full:
+            self.clear()
+        self._misses = 0
+        graph = make_launch_graph(queue, stream, keep_alive)
+        self._refused = graph is None
+        if graph is not None:
+            self[signature] = graph
+
+
 class StreamState:
     """Launch parameters of one thread on one stream.
 
@@ -171,10 +221,10 @@ class StreamState:
     Attributes
     ----------
     graphs
-        Graphs of launches that came again, by the signature of their arrays.
+        Graphs of launches that came again.
     """
 
-    __slots__ = ("_block", "_keep_alive", "_launch", "_layout", "_mapped", "_misses", "_refused", "_seen", "graphs")
+    __slots__ = ("_block", "_keep_alive", "_launch", "_layout", "_mapped", "graphs")
 
     def __init__(
         self, launch: DriverLaunch, block: ParameterBlock, layout: ParameterLayout, keep_alive: object
@@ -185,13 +235,7 @@ class StreamState:
         self._keep_alive = keep_alive
         self._mapped: dict[int, int] = {}
         """Buffer address of each encoded tensor map, by the map's first word."""
-        self._seen: set[int] = set()
-        """Hashes of signatures."""
-        self._misses = 0
-        """Launches without a graph since the last attempt to make one."""
-        self._refused = False
-        """Whether that attempt failed."""
-        self.graphs: dict[Signature, LaunchGraph] = {}
+        self.graphs = LaunchGraphs()
 
     def launch(self, stream: int, pointers: Pointers) -> None:
         """Launch on arrays at the given addresses."""
@@ -204,25 +248,12 @@ class StreamState:
             words[target] = words[source]
         self._launch(stream, self._block.address, 0)
 
-    def keep_as_graph(self, stream: int, signature: Signature) -> None:
+    def keep_as_graph(self, stream: int, signature: tuple[Any, ...]) -> None:
         """Make a graph of the last launch if its signature came before; the stream must not be capturing."""
-        self._misses += 1
-        seen = hash(signature)
-        if seen not in self._seen:
-            if len(self._seen) >= _MAX_SEEN:
-                self._seen.clear()
-            self._seen.add(seen)
-            return
-        is_full = len(self.graphs) >= _MAX_GRAPHS
-        if (is_full or self._refused) and self._misses < _PATIENCE:
-            return
-        if is_full:
-            self.graphs.clear()
-        self._misses = 0
-        graph = make_launch_graph(self._launch, self._block, stream, self._keep_alive)
-        self._refused = graph is None
-        if graph is not None:
-            self.graphs[signature] = graph
+        self.graphs.add_call(signature, self._launch_last, stream, self._keep_alive)
+
+    def _launch_last(self, stream: int) -> None:
+        self._launch(stream, self._block.address, 0)
 
     def _update_maps(self, maps: Sequence[TensorMapPlace]) -> None:
         """Encode the tensor maps whose buffer has moved."""
@@ -599,6 +630,22 @@ class KernelLauncher:
             self._launch_parameters(state, stream, found, signature, is_captured)
         return arrays if found is not None else None
 
+    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+        """Launch on arrays at these addresses, if `launch` has launched in this thread and on this stream before.
+
+        The caller answers for the arrays: they have the shapes, dtypes, layout and alignment of the call before.
+        """
+        state = self._states.by_stream.get(stream)
+        if state is None or not (self._one_device or self._current_device() == self._device_index):
+            return False
+        is_captured = stream != 0 and self._with_graphs and self._is_capturing(stream)
+        graph = state.graphs.get(pointers)
+        if graph is not None and not is_captured:
+            self._launch_graph(graph.executable, stream)
+        else:
+            self._launch_parameters(state, stream, pointers, pointers, is_captured)
+        return True
+
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
 
@@ -722,7 +769,7 @@ class KernelLauncher:
         return StreamState(launch, block, layout, (self._functions, memory))
 
     def _launch_parameters(
-        self, state: StreamState, stream: int, pointers: Pointers, signature: Signature, is_captured: bool
+        self, state: StreamState, stream: int, pointers: Pointers, signature: tuple[Any, ...], is_captured: bool
     ) -> None:
         """Launch without a graph, and keep the launch as a graph if it came before."""
         state.launch(stream, pointers)

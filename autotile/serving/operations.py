@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Problem, config_key
 from autotile.cuda.cublas import Gemm, Layout, cublas_version
-from autotile.cuda.driver import device_count
+from autotile.cuda.driver import PER_THREAD_STREAM, device_count
 from autotile.cuda.toolchain import load_cupy
 from autotile.database.keys import key_of, library_key
 from autotile.database.winners import CHANGES, Changes, Winner, file_signature, read_file
@@ -30,6 +30,7 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.operation import LIBRARIES, Library, Member, Operation, load_operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
 from autotile.serving.arrays import (
+    VECTOR_BYTES,
     ArraySpec,
     CallArrays,
     accepted_pointers,
@@ -56,6 +57,9 @@ from autotile.serving.selection import (
     wrong_configs,
 )
 from autotile.settings import Numerics, read_settings
+
+if TYPE_CHECKING:
+    from autotile.serving.launching import LaunchGraphs
 
 _SIZES = {"M", "N", "K"}
 _NAMES = _SIZES | {"BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"}
@@ -159,13 +163,22 @@ class LibraryLauncher:
     """
 
     def __init__(self, code: LibraryCode, device_index: int) -> None:
+        from autotile.serving.launching import LaunchGraphs  # a look-up does without it
+
         spec = code.definition.spec
         self._code, self._index = code, device_index
+        self._new_graphs = LaunchGraphs
         self._arrays = CallArrays(spec, code.problem, spec.default, device_index)
         self._call = code.library.call
         self._gemm = Gemm(Layout.of(code.asked.sizes, code.asked.dtype), device_index) if self._call is None else None
         self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
-        self._one_device = False
+        self._one_device = device_count() == 1
+        self._with_graphs = self._gemm is not None and read_settings().graphs
+        self._graphs: dict[int, LaunchGraphs] = {}
+        """Graphs of the products that came again, by stream."""
+        runtime = load_cupy().cuda.runtime
+        self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
+        self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
 
     @property
     def plain(self) -> LibraryLauncher:
@@ -174,7 +187,25 @@ class LibraryLauncher:
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on arrays like those of an earlier call; None if nothing was launched."""
+        if self._specs and len(arrays) != len(self._arrays.shapes):
+            arrays = self._arrays.complete(arrays)
         return arrays if self._launch_fast(arrays, {}) else None
+
+    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+        """Compute on arrays at these addresses, which are like those of an earlier call; False if nothing was done."""
+        gemm, graphs = self._gemm, self._graphs.get(stream)
+        if gemm is None or graphs is None or not (self._one_device or self._is_current()):
+            return False
+        is_captured = stream != 0 and self._is_capturing(stream)
+        graph = graphs.get(pointers)
+        if graph is not None and not is_captured:
+            self._launch_graph(graph.executable, stream)
+            return True
+        memory = gemm.memory(stream)
+        gemm(stream, pointers, memory=memory)
+        if self._with_graphs and not is_captured:
+            graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
+        return True
 
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Check the arrays of a call, compute, and return all arrays."""
@@ -183,8 +214,11 @@ class LibraryLauncher:
         with load_cupy().cuda.Device(self._index), on_stream(arrays, stream):
             checked = self._arrays.check(arrays)
             pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._code.definition.spec.buffers]
-            self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
-            library, self._one_device = library_of(checked.arrays[0]), device_count() == 1
+            used = load_cupy().cuda.get_current_stream().ptr
+            self._launch(checked.arrays, pointers, used, scalars)
+            if used != PER_THREAD_STREAM:  # which is another stream in each thread
+                self._graphs.setdefault(used, self._new_graphs())
+            library = library_of(checked.arrays[0])
             if library is not None:
                 self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
         return checked.arrays
@@ -213,15 +247,20 @@ class LibraryLauncher:
         known = self._specs.get(type(arrays[0])) if arrays else None
         if known is None or len(arrays) != len(self._arrays.shapes):
             return False
-        if not self._one_device and load_cupy().cuda.runtime.getDevice() != self._index:
+        if not self._one_device and not self._is_current():
             return False
         library, specs = known
         signature = library.signature(arrays)
         pointers = accepted_pointers(signature, specs, self._index) if signature else None
         if pointers is None:
             return False
-        self._launch(arrays, pointers, library.stream(self._index), scalars)
+        stream = library.stream(self._index)
+        if scalars or not self.launch_at(stream, tuple(pointers)):
+            self._launch(arrays, pointers, stream, scalars)
         return True
+
+    def _is_current(self) -> bool:
+        return bool(load_cupy().cuda.runtime.getDevice() == self._index)
 
     def _launch(
         self, arrays: Sequence[Any], pointers: Sequence[int], stream: int, scalars: Mapping[str, float]
@@ -229,7 +268,7 @@ class LibraryLauncher:
         if scalars:
             self._check_scalars(scalars)
         if self._gemm is not None:
-            self._gemm(stream, pointers, **scalars)
+            self._gemm(stream, pointers, scalars.get("alpha", 1.0), scalars.get("beta", 0.0))
         elif self._call is not None:
             self._call(*arrays, **scalars)
 
@@ -740,10 +779,6 @@ class Product:
         }
 
 
-_ALIGNED_BYTES = 16
-"""Alignment that 128-bit accesses and tensor maps require (CUDA C++ Programming Guide, tensor maps)."""
-
-
 class Operand(NamedTuple):
     """A factor of a product as kernels take it: row-major, or the row-major transpose.
 
@@ -824,7 +859,7 @@ def device_index(array: Any) -> int:
 
 def are_aligned(*arrays: Any) -> bool:
     """Return whether all arrays are aligned to 16 bytes."""
-    return all(address(array) % _ALIGNED_BYTES == 0 for array in arrays)
+    return all(address(array) % VECTOR_BYTES == 0 for array in arrays)
 
 
 def _is_contiguous(array: Any) -> bool:
@@ -859,10 +894,60 @@ class Options(NamedTuple):
     database: str | None = None
 
 
+class KnownProduct(NamedTuple):
+    """Products of arrays of one kind: what computes them, the function that allocates the result, and the device."""
+
+    kernel: BoundKernel
+    allocate: Callable[[], Any]
+    device_index: int
+
+
+class Products(RecentCache[tuple[object, ...], KnownProduct]):
+    """Products that were computed before, by the kind of their arrays: a call that comes again is hardly checked."""
+
+    __slots__ = ("_libraries",)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._libraries: dict[type, ArrayLibrary] = {}
+
+    def find(self, a: Any, b: Any, options: object) -> KnownProduct | None:
+        """Return what computes a product like one before, if there was one."""
+        library = self._libraries.get(type(a))
+        return self.get(library.kind(a, b, options)) if library is not None else None
+
+    def launch(self, a: Any, b: Any, options: object) -> Any:
+        """Compute a product like one before, into a new array; return None, and launch nothing, if there was none."""
+        library = self._libraries.get(type(a))
+        if library is None:
+            return None
+        known = self.get(library.kind(a, b, options))
+        if known is None:
+            return None
+        out, address = known.allocate(), library.address
+        pointers = address(a), address(b), address(out)
+        return out if known.kernel.launch_at(library.stream(known.device_index), pointers) else None
+
+    def learn(self, a: Any, b: Any, options: object, kernel: BoundKernel, shape: tuple[int, ...]) -> None:
+        """Keep what has computed a product of arrays, which were passed to it as they are, for calls to come."""
+        kind, library = type(a), library_of(a)
+        module = kind.__module__.partition(".")[0]
+        if library is None or (kind.__name__ not in ("Tensor", "Parameter") if module == "torch" else module != "cupy"):
+            return  # a subclass may compute products in a way of its own
+        if key := library.kind(a, b, options):
+            self._libraries[kind] = library
+            self.recall(key)
+            self.keep(key, KnownProduct(kernel, library.allocator(a, shape), device_index(a)))
+
+
 class Server(Protocol):
     """Dispatcher, as far as products need one."""
 
     matmul_kernels: RecentCache[tuple[object, ...], BoundKernel]
+
+    @property
+    def products(self) -> Products:
+        """Products that were computed before."""
 
     def is_current(self, device: int) -> bool:
         """Return whether a CUDA device is the current one."""
@@ -885,6 +970,7 @@ def multiply(server: Server, arrays: Sequence[Any], scalars: Mapping[str, float]
         Options of the choice.
     """
     a, b, out = arrays
+    is_new = out is None
     if stream is not None:
         with on_stream((a, b), stream):  # copies and allocations are ordered by the stream, too
             return multiply(server, arrays, scalars, None, options)
@@ -893,7 +979,8 @@ def multiply(server: Server, arrays: Sequence[Any], scalars: Mapping[str, float]
     if not server.is_current(device):
         with load_cupy().cuda.Device(device):
             return multiply(server, arrays, scalars, None, options)
-    left, right = as_operand(factor, "a"), as_operand(native(b, "b"), "b")
+    other = native(b, "b")
+    left, right = as_operand(factor, "a"), as_operand(other, "b")
     dtype = _common_dtype(a, b)
     shape = _result_shape(left, right)
     if out is None:
@@ -903,6 +990,9 @@ def multiply(server: Server, arrays: Sequence[Any], scalars: Mapping[str, float]
     stored = left.stored(), right.stored(), native(out, "out")
     kernel = _kernel(server, (left, right), stored, (dtype, element_type(out, "out")), options)
     kernel(*stored, **scalars)
+    is_direct = factor is a and other is b and not left.copy and not right.copy
+    if is_new and is_direct and not scalars and options.database is None:
+        server.products.learn(a, b, options[:-1], kernel, shape)
     return out
 
 

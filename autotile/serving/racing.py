@@ -78,6 +78,10 @@ class Race:
     def launch_fast(self, arrays: Sequence[Any]) -> None:
         """Leave calls to `launch`."""
 
+    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+        """Leave calls to `launch`."""
+        return False
+
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Race unless the arrays or the stream do not allow it, in which case the next call tries again; launch."""
         return self._raced(arrays, stream, scalars).launch(arrays, stream, scalars)

@@ -8,13 +8,11 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from autotile.cuda import function as launch_graph
-from autotile.cuda.function import ParameterBlock, make_launch_graph
+from autotile.cuda.function import make_launch_graph
 
-BLOCK = ParameterBlock([np.uint64(1)])
 PLACES = 4
 
 
@@ -52,8 +50,8 @@ class Cuda:
         yield
         self.relaxed = before
 
-    def launch(self, stream: int, address: int, _: int) -> None:
-        assert (stream, address) == (77, BLOCK.address)
+    def launch(self, stream: int) -> None:
+        assert stream == 77
         self.do("launch")
 
 
@@ -98,7 +96,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def make(cuda: Cuda, stream: int = 0) -> Any:
-    return make_launch_graph(cuda.launch, BLOCK, stream, None)
+    return make_launch_graph(cuda.launch, stream, None)
 
 
 def test_a_graph_of_a_launch_has_the_streams_priority(cuda: Cuda) -> None:
@@ -125,7 +123,7 @@ def test_where_cuda_refuses_there_is_no_graph_and_no_place_is_lost(cuda: Cuda, s
 
 
 def test_what_a_launch_needs_stays_as_long_as_its_graph(cuda: Cuda) -> None:
-    made = make_launch_graph(cuda.launch, BLOCK, 0, Module(cuda))
+    made = make_launch_graph(cuda.launch, 0, Module(cuda))
     gc.collect()
     assert cuda.destroyed == [("Stream", True)]
     del made
