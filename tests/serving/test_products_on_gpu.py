@@ -25,8 +25,7 @@ def torch() -> Any:
 
 @pytest.fixture(scope="module")
 def product(torch: Any) -> Callable[[Any, Any], Any]:
-    from autotile.torch import matmul
-
+    matmul: Callable[[Any, Any], Any] = autotile.torch.matmul
     return matmul
 
 
@@ -102,8 +101,7 @@ class TestLinear:
     @pytest.mark.parametrize("shape", [(5, 64), (2, 3, 64), (64,), (2, 1, 3, 64)])
     @pytest.mark.parametrize("has_bias", [False, True])
     def test_it_is_that_of_pytorch(self, torch: Any, dtype: str, shape: tuple[int, ...], has_bias: bool) -> None:
-        from autotile.torch import linear
-
+        linear = autotile.torch.linear
         kind = getattr(torch, dtype)
         x, w, b = (torch.randn(s, device="cuda", dtype=kind, requires_grad=True) for s in (shape, (48, 64), (48,)))
         given = (x, w, b) if has_bias else (x, w)
@@ -118,9 +116,7 @@ class TestLinear:
             assert close(torch, own, true.double())
 
     def test_a_module_has_the_parameters_of_pytorchs(self, torch: Any) -> None:
-        from autotile.torch import Linear
-
-        module, plain = Linear(64, 32, device="cuda"), torch.nn.Linear(64, 32, device="cuda")
+        module, plain = autotile.torch.Linear(64, 32, device="cuda"), torch.nn.Linear(64, 32, device="cuda")
         module.load_state_dict(plain.state_dict())
         x = torch.randn(7, 64, device="cuda")
         assert torch.allclose(module(x), plain(x), rtol=1e-4, atol=1e-4)
@@ -139,7 +135,6 @@ class TestLinear:
         torch.library.opcheck(torch.ops.autotile.matmul.default, (a[0], b.requires_grad_()))
 
     def test_wrong_shapes_are_refused(self, torch: Any) -> None:
-        from autotile.torch import linear
-
+        linear = autotile.torch.linear
         with pytest.raises(ArgumentError, match=r"\(\.\.\., k\) and \(n, k\)"):
             linear(torch.randn(3, 5, device="cuda"), torch.randn(4, 6, device="cuda"))
