@@ -13,6 +13,7 @@ Autograd differentiates them in either case.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -87,24 +88,38 @@ class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(_backward)
 
 
+def _found(path: str) -> Callable[[], Any] | None:
+    """Return a function of PyTorch that is not public; None in a version without it."""
+    found: Any = torch._C
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found if callable(found) else None
+
+
 _PLAIN = (Tensor, torch.nn.Parameter)
-_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_transform, _trace = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
-_is_grad_enabled = torch.is_grad_enabled
+_CHECKS = [
+    _found(path)
+    for path in (
+        "_len_torch_dispatch_stack",
+        "_len_torch_function_stack",
+        "_functorch.peek_interpreter_stack",
+        "_get_tracing_state",
+    )
+]
+"""Functions that return 0 or None where no mode, transform or tracer takes calls to PyTorch's functions."""
 _forward_mode = torch.autograd.forward_ad
+_is_grad_enabled = torch.is_grad_enabled
+_reads_tf32 = _found("_get_cublas_allow_tf32") or (lambda: True)
 
 
 def _is_eager(a: Tensor, b: Tensor) -> bool:
     """Whether a call on two tensors may bypass PyTorch's dispatcher: nothing traces, transforms or intercepts it."""
-    return (
-        type(a) in _PLAIN
-        and type(b) in _PLAIN
-        and not _dispatch_modes()
-        and not _function_modes()
-        and _transform() is None
-        and _trace() is None
-        and _forward_mode._current_level < 0
-    )
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or _forward_mode._current_level >= 0:
+        return False
+    for check in _CHECKS:  # one that this PyTorch does not have, or a truth, leaves the call to the dispatcher
+        if check is None or check():
+            return False
+    return True
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
@@ -209,9 +224,6 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
         if served is not None and input.is_contiguous():
             products.learn(input, weight, options, served.kernel, tuple(result.shape))
     return result if bias is None else result.add_(bias.detach())
-
-
-_reads_tf32 = torch._C._get_cublas_allow_tf32
 
 
 class _DifferentiableLinear(torch.autograd.Function):  # type: ignore[misc]

@@ -119,12 +119,11 @@ class TestSubmodules:
     """`autotile.torch` is there after `import autotile` alone."""
 
     TORCH = """
-import types, sys
-library = types.SimpleNamespace(custom_op=lambda *_, **__: types.SimpleNamespace(
-    register_fake=lambda _: None, register_autograd=lambda *_, **__: None))
-sys.modules["torch"] = torch = types.ModuleType("torch")
-torch.Tensor, torch.library = object, library
-torch.ops = types.SimpleNamespace(autotile=types.SimpleNamespace(matmul=lambda a, b, emulate: (a, b, emulate)))
+import sys
+from unittest.mock import MagicMock
+sys.modules["torch"] = torch = MagicMock()
+torch.Tensor = torch.nn.Linear = torch.autograd.Function = object
+torch.ops.autotile.matmul = lambda a, b, emulate: (a, b, emulate)
 """
     """A stand-in for PyTorch, whose operator returns its arguments."""
 
