@@ -88,38 +88,29 @@ class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(_backward)
 
 
-def _found(path: str) -> Callable[[], Any] | None:
-    """Return a function of PyTorch that is not public; None in a version without it."""
+def _asked(path: str) -> Callable[[], Any]:
+    """Return a function of PyTorch that is not public; in a version without it, one that returns True."""
     found: Any = torch._C
     for name in path.split("."):
         found = getattr(found, name, None)
-    return found if callable(found) else None
+    return found if callable(found) else lambda: True
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_CHECKS = [
-    _found(path)
-    for path in (
-        "_len_torch_dispatch_stack",
-        "_len_torch_function_stack",
-        "_functorch.peek_interpreter_stack",
-        "_get_tracing_state",
-    )
-]
-"""Functions that return 0 or None where no mode, transform or tracer takes calls to PyTorch's functions."""
-_forward_mode = torch.autograd.forward_ad
-_is_grad_enabled = torch.is_grad_enabled
-_reads_tf32 = _found("_get_cublas_allow_tf32") or (lambda: True)
+_has_dispatch_mode, _has_function_mode = _asked("_len_torch_dispatch_stack"), _asked("_len_torch_function_stack")
+_has_transform, _is_traced = _asked("_functorch.peek_interpreter_stack"), _asked("_get_tracing_state")
+_allows_tf32 = _asked("_get_cublas_allow_tf32")
+_is_grad_enabled, _forward_mode = torch.is_grad_enabled, torch.autograd.forward_ad
 
 
 def _is_eager(a: Tensor, b: Tensor) -> bool:
     """Whether a call on two tensors may bypass PyTorch's dispatcher: nothing traces, transforms or intercepts it."""
-    if type(a) not in _PLAIN or type(b) not in _PLAIN or _forward_mode._current_level >= 0:
-        return False
-    for check in _CHECKS:  # one that this PyTorch does not have, or a truth, leaves the call to the dispatcher
-        if check is None or check():
-            return False
-    return True
+    return (
+        type(a) in _PLAIN
+        and type(b) in _PLAIN
+        and _forward_mode._current_level < 0
+        and not (_has_dispatch_mode() or _has_function_mode() or _has_transform() or _is_traced())
+    )
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
@@ -210,7 +201,7 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     """Launch `linear`, without a gradient."""
     products, options = default_dispatcher.products, ("linear", emulate)
     known = products.find(input, weight, options)
-    if known is not None and bias is not None and known.kernel.is_library and not _reads_tf32():
+    if known is not None and bias is not None and known.kernel.is_library and not _allows_tf32():
         return torch.nn.functional.linear(input, weight, bias)  # cuBLAS adds the bias as it stores the product
     result: Tensor | None = products.launch(input, weight, options)
     if result is None:
