@@ -37,7 +37,6 @@ from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.learned import FamilyStore
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.exchange.shipped import write_rules
@@ -120,7 +119,7 @@ class Bench:
     def _rules(self) -> list[StoredRule]:
         """Return the rules learned for the family so far, newest first."""
         with Database.open(self.own) as database:
-            rules = FamilyStore(database).rules(self.kernel.name, self.dtype)
+            rules = database.rules(self.kernel.name, self.dtype)
         return [stored for stored in rules if stored.rule.family == self.family]
 
     def tune_family(self) -> dict[str, Any]:
@@ -175,7 +174,7 @@ class Bench:
         """Return what the family's database serves: with its rule, without it, or without any tuned result."""
         with Database.open(self.own) as database:
             best = database.best(problem.kernel, dtype=problem.dtype) if way != "default" else []
-            rules = FamilyStore(database).rules(problem.kernel, problem.dtype) if way == "family" else []
+            rules = database.rules(problem.kernel, problem.dtype) if way == "family" else []
         winners = [one.winner for one in best]
         return choose(Request(self.kernel, problem, self.device, nvrtc_version(), Shelf(winners, rules=rules)))
 

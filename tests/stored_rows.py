@@ -17,7 +17,7 @@ from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome,
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.learned import FamilyState, FamilyStore, save_ceilings, save_model, study_times
+from autotile.database.learned import FamilyState, save_ceilings, save_family_state, save_model, save_rule, study_times
 from autotile.errors import InputError
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 from autotile.kernel.library import load_kernel
@@ -90,10 +90,10 @@ def _add_families(database: Database, key: TuningKey, configs: list[dict[str, in
             RulePoint({**SIZES, "M": m}, ((9.0, 8.9, 9.1), (8.0, 7.9, 8.1)), 8.0, 0.1, 0.2) for m in (1, 900, top)
         )
         rule_configs = tuple(RuleConfig(config, Resources(64, 0, 0, 0, 8192), 4) for config in configs[:2])
-        FamilyStore(database).save_state(key, family, DEVICE, FamilyState({"points": []}, 1, 1, 2.0))
-        FamilyStore(database).save_rule(key, DEVICE, FamilyRule(family, rule_configs, Leaf((1, 0)), points))
+        save_family_state(database, key, family, DEVICE, FamilyState({"points": []}, 1, 1, 2.0))
+        save_rule(database, key, DEVICE, FamilyRule(family, rule_configs, Leaf((1, 0)), points))
     family = Family({"M": Extent(((1, 2),)), "N": Extent(((512, 512),)), "K": Extent(((512, 512),))})
-    FamilyStore(database).save_state(key, family, DEVICE, FamilyState({"points": []}, 1, 0, 2.0))
+    save_family_state(database, key, family, DEVICE, FamilyState({"points": []}, 1, 0, 2.0))
 
 
 def sweep(path: Path, folder: Path) -> Iterator[tuple[str, Exception]]:

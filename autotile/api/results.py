@@ -35,7 +35,6 @@ from autotile.core.model import (
 from autotile.core.text import Facts, Part, Result, interval_text, occupancy_text, source_text, time_text
 from autotile.database.database import StudySummary, database_location, location_text, open_for_reading, rows_of_kernel
 from autotile.database.keys import space_hash
-from autotile.database.learned import FamilyStore
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
@@ -309,7 +308,7 @@ def families(kernel: KernelName | None = None, *, database: str | Path | None = 
     if opened is None:
         return FamilyList((), location_text(database))
     with opened:
-        rules = rows_of_kernel(FamilyStore(opened).rules, kernel)
+        rules = rows_of_kernel(opened.rules, kernel)
         return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
 
 

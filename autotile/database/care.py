@@ -1,4 +1,4 @@
-"""Checks of a database: damaged pages, rows that refer to none, and rows that do not match their schema."""
+"""Care of databases: checking, merging, and deletion of stored trials."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from autotile.core.documents import canonical_json
 from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
 from autotile.database.database import (
-    BadRow,
     BadRowError,
     Database,
     StoredBest,
     StoredStudy,
     StoredTrial,
-    bad_row,
     parsed_rows,
     rows_of,
     stored_run,
@@ -42,18 +40,10 @@ from autotile.database.engine import (
     TRIALS,
     DamagedDatabaseError,
     insert_for,
-    now_text,
     schema_revision,
 )
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.learned import (
-    check_family,
-    check_model,
-    copy_ceilings,
-    copy_model,
-    replace_family,
-    stored_ceilings,
-)
+from autotile.database.learned import check_family, copy_learned, plausible, stored_ceilings, stored_model
 from autotile.database.runs import claiming_runs
 from autotile.database.winners import STORED_MISSES, Row
 from autotile.errors import AutotileError, DataError, InputError
@@ -65,7 +55,7 @@ _PARSERS: Mapping[str, Callable[[Row], object]] = {
     "trials": stored_trial,
     "misses": STORED_MISSES.parse,
     "families": check_family,
-    "models": check_model,
+    "models": stored_model,
     "ceilings": stored_ceilings,
 }
 """Function that parses a row of each table; parents before the tables that refer to them."""
@@ -85,7 +75,7 @@ class DatabaseCheck:
     """Runs without an end: in progress, or killed."""
     problems: tuple[str, ...]
     """One line for each fault of the file; empty if there is none."""
-    bad_rows: tuple[BadRow, ...] = ()
+    bad_rows: tuple[BadRowError, ...] = ()
     """Rows that do not match their schema, which everything else skips."""
 
     @property
@@ -101,73 +91,58 @@ class DatabaseCheck:
 
 def check_database(database: Database) -> DatabaseCheck:
     """Check for damaged pages, for rows whose study or run is missing, and for rows that do not match their schema."""
+    location = database.location
     try:
         with database.reading() as connection:
-            return _checked(connection, database.location)
+
+            def count(query: Any) -> int:
+                return int(connection.execute(select(func.count()).select_from(query)).scalar_one())
+
+            problems: list[str] = []
+            if connection.dialect.name == "sqlite":
+                lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MAX_PROBLEMS})").scalars()
+                problems = [line for line in lines if line != "ok"]
+            if problems:  # counting would read the damaged pages again and raise
+                return DatabaseCheck.damaged(location, problems)
+            links = ((RUNS, "study_id", STUDIES), (TRIALS, "study_id", STUDIES), (TRIALS, "run_id", RUNS))
+            for child, column, parent in links:
+                lost = select(child.c.id).outerjoin_from(child, parent, child.c[column] == parent.c.id)
+                if number := count(lost.where(parent.c.id.is_(None)).subquery()):
+                    problems.append(f"{number} rows of {child.name} name a row of {parent.name} that is missing")
+            bad: list[BadRowError] = []
+            for name in _PARSERS:
+                usable_rows(connection, METADATA.tables[name], bad=bad)
+            return DatabaseCheck(
+                location,
+                revision=schema_revision(connection, location) or "none",
+                counts={name: count(table) for name, table in METADATA.tables.items()},
+                unfinished_runs=count(select(RUNS.c.id).where(RUNS.c.ended_at.is_(None)).subquery()),
+                problems=tuple(problems),
+                bad_rows=tuple(bad),
+            )
     except DamagedDatabaseError as error:  # so damaged that SQLite's check itself fails
-        return DatabaseCheck.damaged(database.location, [str(error)])
+        return DatabaseCheck.damaged(location, [str(error)])
 
 
-def _checked(connection: Connection, location: str) -> DatabaseCheck:
-    problems = _damaged_pages(connection)
-    if problems:
-        # Counting would read the damaged pages again and raise.
-        return DatabaseCheck.damaged(location, problems)
-    counts = {name: _count(connection, table) for name, table in METADATA.tables.items()}
-    unfinished = connection.execute(select(func.count()).where(RUNS.c.ended_at.is_(None))).scalar_one()
-    revision = schema_revision(connection, location) or "none"
-    bad_rows = tuple(_bad_rows(connection))
-    return DatabaseCheck(location, revision, counts, unfinished, tuple(_orphans(connection)), bad_rows)
+def usable_rows(
+    connection: Connection, table: Table, *conditions: ColumnElement[bool], bad: list[BadRowError] | None = None
+) -> list[Row]:
+    """Return the rows of a table that match its schema, as they are stored.
 
-
-def _damaged_pages(connection: Connection) -> list[str]:
-    if connection.dialect.name != "sqlite":
-        return []
-    lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MAX_PROBLEMS})").scalars()
-    return [line for line in lines if line != "ok"]
-
-
-def _count(connection: Connection, table: Table) -> int:
-    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
-
-
-def _orphans(connection: Connection) -> list[str]:
-    problems = []
-    for child, column, parent in ((RUNS, "study_id", STUDIES), (TRIALS, "study_id", STUDIES), (TRIALS, "run_id", RUNS)):
-        lost = child.outerjoin(parent, child.c[column] == parent.c.id)
-        query = select(func.count()).select_from(lost).where(parent.c.id.is_(None))
-        if number := connection.execute(query).scalar_one():
-            problems.append(f"{number} rows of {child.name} name a row of {parent.name} that is missing")
-    return problems
-
-
-def usable_rows(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> list[Row]:
-    """Return the rows of a table that match its schema, as they are stored; the others are skipped with a warning."""
-    bad: list[BadRow] = []
-    found = list(_matching(connection, table, bad, *conditions))
-    warn_of(connection, bad)
-    return found
-
-
-def _bad_rows(connection: Connection) -> list[BadRow]:
-    """Return the rows of all tables that do not match their schemas."""
-    bad: list[BadRow] = []
-    for name in _PARSERS:
-        for _ in _matching(connection, METADATA.tables[name], bad):
-            pass
-    return bad
-
-
-def _matching(
-    connection: Connection, table: Table, bad: list[BadRow], *conditions: ColumnElement[bool]
-) -> Iterator[Row]:
+    The others are added to ``bad``, or skipped with a warning.
+    """
+    found: list[Row] = []
+    refused: list[BadRowError] = [] if bad is None else bad
     for row in rows_of(connection, select(table).where(*conditions).order_by(table.c.id)):
         try:
             _PARSERS[table.name](row)
         except DataError as error:
-            bad.append((error if isinstance(error, BadRowError) else bad_row(table.name, row["id"], error)).row)
+            refused.append(error if isinstance(error, BadRowError) else BadRowError(table.name, row["id"], error))
         else:
-            yield row
+            found.append(row)
+    if bad is None:
+        warn_of(connection, refused)
+    return found
 
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
@@ -243,11 +218,11 @@ def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list
 
 
 def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
-    """Copy the studies, runs, trials, families and misses that the target lacks, in one transaction.
+    """Copy the studies, runs, trials, families, models, ceilings and misses that the target lacks, in one transaction.
 
     Existing rows of the target change in three cases only: a run that has ended in the source ends in the target too, a
-    family takes the newer rule, and a miss that both have counted takes the greater count, as copies of one database
-    have counted the same calls.
+    family, a model or a GPU takes the newer row, and a miss that both have counted takes the greater count, as copies
+    of one database have counted the same calls.
 
     Raises
     ------
@@ -255,35 +230,25 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
         The source cannot be read, or the target cannot be written.
     """
     with source.reading() as theirs, target.writing() as ours:
-        studies = runs = trials = 0
+        studies = runs = trials = rules = 0
         for row in usable_rows(theirs, STUDIES):
-            study_id, is_new = _copy_study(ours, row)
-            studies += is_new
+            study_id = ours.execute(select(STUDIES.c.id).where(STUDIES.c.digest == row["digest"])).scalar_one_or_none()
+            if study_id is None:
+                insert = STUDIES.insert().returning(STUDIES.c.id)
+                study_id = int(ours.execute(insert, _values(STUDIES, row)).scalar_one())
+                studies += 1
             new_runs, new_trials = _copy_runs(theirs, ours, row["id"], study_id)
             runs, trials = runs + new_runs, trials + new_trials
-        families = usable_rows(theirs, FAMILIES)
-        rules = sum(_copy_family(ours, row) for row in families)
-        for row in usable_rows(theirs, MODELS):
-            copy_model(ours, row)
-        for row in usable_rows(theirs, CEILINGS):
-            copy_ceilings(ours, row)
+        for table in (FAMILIES, MODELS, CEILINGS):
+            for row in usable_rows(theirs, table):
+                rules += copy_learned(ours, table, row) and row.get("rule") is not None
+        greater = func.greatest if ours.dialect.name == "postgresql" else func.max
         for row in usable_rows(theirs, MISSES):
-            _copy_miss(ours, row)
+            miss = insert_for(ours, MISSES).values(**_values(MISSES, row))
+            change = {name: greater(MISSES.c[name], miss.excluded[name]) for name in ("count", "last_at")}
+            unique = ["kernel", "sizes", "dtype", "gpu_name", "tier"]
+            ours.execute(miss.on_conflict_do_update(index_elements=unique, set_=change))
         return CopiedRows(studies, runs, trials, rules)
-
-
-def ratio_of_sessions(a: Measurement, b: Measurement) -> Interval:
-    """Return the ratio of time ``b`` to time ``a``, measured in different sessions, with its 95 % interval."""
-    first, second = (Interval(measured.time_us, measured.low_us, measured.high_us) for measured in (a, b))
-    return widen_by_session_spread(ratio_of(first, second))
-
-
-def _copy_study(ours: Connection, row: Mapping[Any, Any]) -> tuple[int, bool]:
-    """Return the number of a study in the target, and whether it is new there."""
-    known = ours.execute(select(STUDIES.c.id).where(STUDIES.c.digest == row["digest"])).scalar_one_or_none()
-    if known is not None:
-        return known, False
-    return int(ours.execute(STUDIES.insert().returning(STUDIES.c.id), _values(STUDIES, row)).scalar_one()), True
 
 
 def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: int) -> tuple[int, int]:
@@ -316,43 +281,18 @@ def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: 
     return new_runs, len(trials)
 
 
-def _copy_family(ours: Connection, row: Mapping[Any, Any]) -> bool:
-    """Copy a family that the target lacks, or its rule if it is newer; return whether a rule was copied."""
-    known = list(rows_of(ours, select(FAMILIES.c.learned_at).where(FAMILIES.c.digest == row["digest"])))
-    if not known:
-        ours.execute(FAMILIES.insert(), _values(FAMILIES, row))
-        return row["rule"] is not None
-    learned_at = known[0]["learned_at"]
-    if row["learned_at"] is None:
-        return False
-    if isinstance(learned_at, str) and _plausible(learned_at) >= _plausible(row["learned_at"]):
-        return False
-    replace_family(ours, _values(FAMILIES, row))
-    return True
-
-
-def _plausible(moment: str) -> str:
-    """Return a date for comparison with those of another machine: one that has yet to come counts as the oldest."""
-    return "" if moment > now_text() else moment
-
-
-def _copy_miss(ours: Connection, row: Mapping[Any, Any]) -> None:
-    insert = insert_for(ours, MISSES).values(**_values(MISSES, row))
-    greater = func.greatest if ours.dialect.name == "postgresql" else func.max
-    change = {
-        "count": greater(MISSES.c.count, insert.excluded.count),
-        "last_at": greater(MISSES.c.last_at, insert.excluded.last_at),
-    }
-    unique = ["kernel", "sizes", "dtype", "gpu_name", "tier"]
-    ours.execute(insert.on_conflict_do_update(index_elements=unique, set_=change))
-
-
-def _values(table: Table, row: Mapping[Any, Any]) -> dict[str, Any]:
+def _values(table: Table, row: Row) -> dict[str, Any]:
     return {column.name: row[column.name] for column in table.c if column.name != "id"}
 
 
-def _identity(row: Mapping[Any, Any], names: Iterable[str]) -> str:
+def _identity(row: Row, names: Iterable[str]) -> str:
     return canonical_json([row[name] for name in names])
+
+
+def ratio_of_sessions(a: Measurement, b: Measurement) -> Interval:
+    """Return the ratio of time ``b`` to time ``a``, measured in different sessions, with its 95 % interval."""
+    first, second = (Interval(measured.time_us, measured.low_us, measured.high_us) for measured in (a, b))
+    return widen_by_session_spread(ratio_of(first, second))
 
 
 def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | None:
@@ -364,15 +304,17 @@ def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | No
     served = _served(target, study_id, confirmed) if study_id is not None else None
     if study_id is None or len(candidates) < 2 or served is None or served.measurement is None:
         return None
-    fastest = min(candidates.values(), key=_time_us)
+    by_time = sorted(candidates.values(), key=lambda trial: trial.time_us or 0.0)
+    fastest, second = by_time[:2]
+    assert fastest.measurement is not None
+    assert second.measurement is not None
     if config_key(fastest.config) == config_key(served.config):
-        second = min((trial for trial in candidates.values() if trial is not fastest), key=_time_us)
-        ratio = _ratio(served, second)
+        ratio = ratio_of_sessions(served.measurement, second.measurement)
         return MergedStudy(key, served, second, ratio, "kept" if ratio.low > 1.0 else "unresolved")
-    ratio = _ratio(fastest, served)
+    ratio = ratio_of_sessions(fastest.measurement, served.measurement)
     if ratio.low <= 1.0:
         return MergedStudy(key, served, fastest, ratio, "unresolved")
-    if _was_refused(target, study_id, fastest):
+    if _refusals(target, study_id, fastest):
         return MergedStudy(key, served, fastest, ratio, "refused")
     _record_decision(target, study_id, fastest, is_winner=True)
     return MergedStudy(key, fastest, served, ratio, "taken")
@@ -385,15 +327,15 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
     been copied before the trial that it refuses; it is then recorded once more. So is the winner of the newest session
     if an older session's was copied after it.
     """
-    newest = max(winners, key=lambda best: _plausible(_moment(best.created_at)))
+    newest = max(winners, key=lambda best: plausible(_moment(best.created_at)))
     while found := target.best(study_id=study_id):
         best = found[0]
-        if refusals := _refusals(target, study_id, best):
+        if refusals := _refusals(target, study_id, best.trial, after=best.created_at):
             _record_decision(target, study_id, refusals[-1].trial, is_winner=False)
         elif (
             newest.confirmed
             and config_key(newest.trial.config) != config_key(best.trial.config)
-            and not _refusals(target, study_id, newest)
+            and not _refusals(target, study_id, newest.trial, after=newest.created_at)
         ):
             _record_decision(target, study_id, newest.trial, is_winner=True, moment=_moment(newest.created_at))
             return newest.trial
@@ -402,56 +344,31 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
     return None
 
 
-def _refusals(target: Database, study_id: int, best: StoredBest) -> list[StoredTrial]:
-    """Return the later finals in which the configuration of a result failed."""
-    tuned = _plausible(_moment(best.created_at))
+def _refusals(target: Database, study_id: int, trial: Trial, after: datetime | None = None) -> list[StoredTrial]:
+    """Return the finals in which a configuration failed, optionally only those after a date."""
+    since = plausible(_moment(after)) if after is not None else ""
     return [
         stored
         for stored in target.stored_trials(study_id, phase="final")
         if not stored.trial.outcome.has_time
-        and config_key(stored.trial.config) == config_key(best.trial.config)
-        and _moment(stored.created_at) > tuned
+        and config_key(stored.trial.config) == config_key(trial.config)
+        and _moment(stored.created_at) > since
     ]
 
 
 def _moment(moment: datetime) -> str:
+    """Return a date as it is stored."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-def _was_refused(target: Database, study_id: int, trial: Trial) -> bool:
-    finals = target.trials(study_id, phase="final")
-    return any(not t.outcome.has_time and config_key(t.config) == config_key(trial.config) for t in finals)
 
 
 def _record_decision(
     target: Database, study_id: int, trial: Trial, *, is_winner: bool, moment: str | None = None
 ) -> None:
-    """Record a run of its own with a copy of the trial, a winner or a refusal.
-
-    Parameters
-    ----------
-    moment
-        Date of the copy; None for now.
-    """
-    run = next((run for run in reversed(target.runs(study_id)) if run.driver), None)
-    driver = run.driver if run else ""
+    """Record a run of its own with a copy of the trial, a winner or a refusal; ``moment`` is its date, None for now."""
+    driver = next((run.driver for run in reversed(target.runs(study_id)) if run.driver), "")
     target.add_run(
         study_id, [trial], sampler="merge", driver=driver, phase="final", is_ranked=is_winner, created_at=moment
     )
-
-
-def _ratio(a: Trial, b: Trial) -> Interval:
-    return ratio_of_sessions(_measured(a), _measured(b))
-
-
-def _measured(trial: Trial) -> Measurement:
-    if trial.measurement is None:
-        raise ValueError(f"a winner has no measurement: {trial.config}")
-    return trial.measurement
-
-
-def _time_us(trial: Trial) -> float:
-    return _measured(trial).time_us
 
 
 _MAX_RUN_AGE = timedelta(days=1)
@@ -510,8 +427,9 @@ class CleanedStudy:
 def clean_database(database: Database, kernel: str | None, criteria: Criteria, *, dry_run: bool) -> list[CleanedStudy]:
     """Delete trials, and runs and studies without any trial left.
 
-    Trials of a run that may still be going are kept. If it is interrupted, some studies have been cleaned; the rest is
-    cleaned by the same call.
+    Trials of a run that may still be going are kept. Sessions go on meanwhile: a transaction deletes a few hundred
+    trials of a study, so that nobody waits long for it. If it is interrupted, some studies have been cleaned; the rest
+    is cleaned by the same call.
 
     Parameters
     ----------
@@ -582,31 +500,28 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
 
 
 def _clean_study(database: Database, study: StoredStudy, criteria: Criteria, *, dry_run: bool) -> CleanedStudy | None:
-    study_id, study_reasons = study.study_id, tuple(_study_reasons(study.key, criteria))
-    before = criteria.before.astimezone(UTC).isoformat(timespec="microseconds") if criteria.before else ""
+    study_id, key = study.study_id, study.key
+    reasons = []  # that select all trials of the study
+    if criteria.keep_gpus and key.gpu_name not in criteria.keep_gpus:
+        reasons.append("other GPU")
+    hashes = (key.template_hash, key.space_hash)
+    if (criteria.versions or {}).get(key.kernel, hashes) != hashes:
+        reasons.append("other version")
+    before = _moment(criteria.before) if criteria.before else ""
     with database.reading() as connection:
         columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
         trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study_id)).all()
         kept, open_runs = _kept(connection, study_id, criteria), _open_runs(connection, study_id)
-    selected = [trial for trial in trials if study_reasons or str(trial.created_at) < before]
+    selected = [trial for trial in trials if reasons or str(trial.created_at) < before]
     selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
     emptied = len(selected) == len(trials) and not open_runs
-    if not selected and not (study_reasons and emptied):
+    if not selected and not (reasons and emptied):
         return None
-    is_old = bool(before) and any(str(trial.created_at) < before for trial in selected)
+    if any(str(trial.created_at) < before for trial in selected):
+        reasons.append("old")
     if not dry_run:
         _delete(database, study_id, [trial.id for trial in selected], criteria)
-    reasons = (*study_reasons, *(("old",) if is_old else ()))
-    return CleanedStudy(study.key, reasons, len(selected), len(trials), emptied)
-
-
-def _study_reasons(key: TuningKey, criteria: Criteria) -> Iterator[str]:
-    """Yield the criteria that select all trials of a study."""
-    if criteria.keep_gpus and key.gpu_name not in criteria.keep_gpus:
-        yield "other GPU"
-    version = (criteria.versions or {}).get(key.kernel)
-    if version is not None and version != (key.template_hash, key.space_hash):
-        yield "other version"
+    return CleanedStudy(key, tuple(reasons), len(selected), len(trials), emptied)
 
 
 def _kept(connection: Connection, study_id: int, criteria: Criteria) -> set[int]:
@@ -622,7 +537,7 @@ def _kept(connection: Connection, study_id: int, criteria: Criteria) -> set[int]
 def _open_runs(connection: Connection, study_id: int) -> set[int]:
     """Return the runs of a study that may still be going: young ones without an end, and those that hold claims."""
     now = datetime.now(UTC)
-    since, until = ((now + age).isoformat(timespec="microseconds") for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
+    since, until = (_moment(now + age) for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
     unfinished = select(RUNS.c.id).where(RUNS.c.study_id == study_id, RUNS.c.ended_at.is_(None))
     young = connection.execute(unfinished.where(RUNS.c.started_at.between(since, until))).scalars()
     return {*young, *claiming_runs(connection, study_id)}
@@ -638,9 +553,8 @@ def _delete(database: Database, study_id: int, trials: Sequence[int], criteria: 
         with database.writing() as connection:
             chosen = set(trials[start : start + _CHUNK]) - _kept(connection, study_id, criteria)
             connection.execute(delete(TRIALS).where(TRIALS.c.id.in_(sorted(chosen))))
-        if (
-            database.path is not None
-        ):  # SQLite gives the lock to whoever asks first, and those who wait ask now and then
+        if database.path is not None:
+            # SQLite gives the lock to whoever asks first, and those who wait ask now and then
             time.sleep(time.monotonic() - begun)
     with database.writing() as connection:
         connection.execute(select(STUDIES.c.id).where(STUDIES.c.id == study_id).with_for_update())  # no run begins now

@@ -1,4 +1,8 @@
-"""The tuning database: every trial is committed when it ends, and the best results are read from the trials."""
+"""The tuning database: studies, runs and trials as they are stored and read. The best results are read from the trials.
+
+Each row is parsed by the schema of its table; one that does not match is skipped and named once. The names of most
+columns are those of the fields that they become, so that a row is a valid document of several dataclasses at once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import msgspec
 from sqlalchemy import (
     JSON,
     ColumnElement,
@@ -23,7 +26,6 @@ from sqlalchemy import (
     Label,
     ScalarSelect,
     Select,
-    Table,
     and_,
     case,
     func,
@@ -36,17 +38,7 @@ from sqlalchemy import (
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, TimeUs, Whole, convert, json_text, storable
 from autotile.core.forks import fork_guard
-from autotile.core.model import (
-    Config,
-    LaunchGeometry,
-    Measurement,
-    Occupancy,
-    Outcome,
-    Problem,
-    Resources,
-    Trial,
-    config_key,
-)
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Problem, Trial, config_key
 from autotile.database.engine import (
     BEST,
     LOCK_TIMEOUT_S,
@@ -64,29 +56,36 @@ from autotile.database.engine import (
     is_current,
     now_text,
     open_connections,
+    open_engine,
     parse_location,
     schema_revision,
-    server_engine,
     set_aside,
-    sqlite_engine,
     translated_errors,
 )
 from autotile.database.keys import TuningKey
-from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
+from autotile.database.paths import (
+    check_is_database,
+    check_readable,
+    check_writable,
+    file_identity,
+    network_file_system,
+)
 from autotile.database.winners import (
     ADD_MISSES,
     MEASUREMENT_COLUMNS,
     RESOURCE_COLUMNS,
+    RULES,
     STORED_MISSES,
     UNVERIFIED_SAMPLER,
     WINNER,
     WINNERS,
-    Miss,
     Query,
     Row,
     StoredMiss,
+    StoredRule,
     Value,
     Winner,
+    miss_row,
     part_of,
 )
 from autotile.errors import DatabaseError, DataError, DataWarning
@@ -94,7 +93,7 @@ from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.settings import read_settings
 from autotile.version import __version__
 
-LOCATION_OPTION = "autotile_location"
+_LOCATION_OPTION = "autotile_location"
 """Execution option of a connection that holds the location of the database, for warnings."""
 
 _NAMED_ROWS = 3
@@ -104,64 +103,37 @@ _PARTS = re.compile(r"\A(?:(?:key|problem|trial|geometry|resources|occupancy|mea
 """Parts of the objects that a row becomes, which are no columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that does not match the schema of its table.
-
-    Attributes
-    ----------
-    table, row_id
-        Table and id.
-    field
-        Column, with the path of a value inside it; empty for the whole row.
-    fault
-        What was found, and what was expected.
-    """
-
-    table: str
-    row_id: int
-    field: str
-    fault: str
-
-    def __str__(self) -> str:
-        return f"{self.table} {self.row_id}: {f'{self.field}: ' if self.field else ''}{self.fault}"
-
-
 class BadRowError(DataError):
-    """Row that does not match the schema of its table."""
-
-    def __init__(self, row: BadRow) -> None:
-        super().__init__(row.fault, field=row.field)
-        self.row = row
-
-
-def parse_row(table: str, row_id: int, value: Any, schema: type[Value]) -> Value:
-    """Parse what a row holds.
+    """Row that does not match the schema of its table; its ``field`` is a column, with the path of a value inside it.
 
     Parameters
     ----------
-    value
-        The row, or an object made of its columns.
-
-    Raises
-    ------
-    BadRowError
-        It does not match the schema.
+    table, row_id
+        Table and id.
+    error
+        What a schema found.
     """
+
+    def __init__(self, table: str, row_id: int, error: DataError) -> None:
+        column = _PARTS.sub("", error.field) if table != "families" else error.field
+        super().__init__(error.fault[:_MAX_FAULT], field=column)
+        self.table = table
+        self.row_id = row_id
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.row_id}: {super().__str__()}"
+
+
+def parse_row(table: str, row_id: int, value: Any, schema: type[Value]) -> Value:
+    """Parse a row, or an object made of its columns; a `BadRowError` if it does not match the schema."""
     try:
         return convert(value, schema)
     except DataError as error:
-        raise bad_row(table, row_id, error) from None
-
-
-def bad_row(table: str, row_id: int, error: DataError) -> BadRowError:
-    """Return the error for a row whose content does not match a schema."""
-    column = _PARTS.sub("", error.field) if table != "families" else error.field
-    return BadRowError(BadRow(table, row_id, column, error.fault[:_MAX_FAULT]))
+        raise BadRowError(table, row_id, error) from None
 
 
 def parsed_rows(
-    connection: Connection, query: Select[Any], parse: Callable[[Row], Value], bad: list[BadRow] | None = None
+    connection: Connection, query: Select[Any], parse: Callable[[Row], Value], bad: list[BadRowError] | None = None
 ) -> list[Value]:
     """Run a query and parse its rows; skip those that do not match, with a `DataWarning`.
 
@@ -173,12 +145,12 @@ def parsed_rows(
         List to which rows that do not match are added, instead of a warning.
     """
     found: list[Value] = []
-    refused: list[BadRow] = [] if bad is None else bad
+    refused: list[BadRowError] = [] if bad is None else bad
     for row in rows_of(connection, query):
         try:
             found.append(parse(row))
         except BadRowError as error:
-            refused.append(error.row)
+            refused.append(error)
     if bad is None:
         warn_of(connection, refused)
     return found
@@ -192,22 +164,21 @@ def rows_of(connection: Connection, query: Select[Any]) -> Iterator[Row]:
         yield dict(zip(names, row, strict=True))
 
 
-_named: set[tuple[str, BadRow]] = set()
+_named: set[tuple[str, str]] = set()
 """Rows that this process has named, with the location of their database."""
 
 
-def warn_of(connection: Connection, rows: Sequence[BadRow]) -> None:
+def warn_of(connection: Connection, rows: Iterable[BadRowError]) -> None:
     """Warn of rows that are skipped, unless this process has done so already."""
-    location = connection.get_execution_options().get(LOCATION_OPTION, "the database")
-    new = [row for row in dict.fromkeys(rows) if (location, row) not in _named]
+    location = connection.get_execution_options().get(_LOCATION_OPTION, "the database")
+    new = [row for row in dict.fromkeys(map(str, rows)) if (location, row) not in _named]
     if not new:
         return
     _named.update((location, row) for row in new)
-    listed = "; ".join(map(str, new[:_NAMED_ROWS]))
     more = f"; and {len(new) - _NAMED_ROWS:,} more" if len(new) > _NAMED_ROWS else ""
     warnings.warn(
-        f"{location}: skipped {len(new):,} unusable {'row' if len(new) == 1 else 'rows'}: {listed}{more}; "
-        "`autotile db check` lists all",
+        f"{location}: skipped {len(new):,} unusable {'row' if len(new) == 1 else 'rows'}: "
+        f"{'; '.join(new[:_NAMED_ROWS])}{more}; `autotile db check` lists all",
         DataWarning,
         stacklevel=2,
     )
@@ -215,7 +186,11 @@ def warn_of(connection: Connection, rows: Sequence[BadRow]) -> None:
 
 Phase = Literal["search", "final"]
 
+_GEOMETRY_COLUMNS = tuple(field.name for field in fields(LaunchGeometry))
 _OCCUPANCY_COLUMNS = tuple(field.name for field in fields(Occupancy))
+_TIME_COLUMNS = ("samples_us", *MEASUREMENT_COLUMNS)
+_FIGURES = ("energy_mj", "max_error", "reference_us", "repeats")
+"""Telemetry that other modules calculate with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +214,17 @@ class StoredTrial:
 
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return the columns of the table ``trials`` that the trial itself determines."""
+    parts = (
+        (trial.geometry, _GEOMETRY_COLUMNS),
+        (trial.resources, RESOURCE_COLUMNS),
+        (trial.occupancy, _OCCUPANCY_COLUMNS),
+        (trial.measurement, _TIME_COLUMNS),
+    )
+    columns = {name: getattr(part, name) if part is not None else None for part, names in parts for name in names}
+    if trial.occupancy is not None:
+        columns["limits"] = dict(trial.occupancy.limits)
+    # JSON has no infinity and no NaN
+    telemetry = {n: v for n, v in trial.telemetry.items() if not isinstance(v, float) or math.isfinite(v)}
     return {
         "config_key": config_key(trial.config),
         "config": dict(trial.config),
@@ -246,50 +232,32 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "stage": trial.stage,
         "reason": storable(trial.reason),
         "cubin_hash": trial.cubin_hash,
-        "telemetry": {name: value for name, value in trial.telemetry.items() if _is_storable(value)},
+        "telemetry": telemetry,
         "seconds": dict(trial.seconds),
         "source": trial.source,
         "gpu": trial.gpu,
-        **_geometry_columns(trial.geometry),
-        **_resource_columns(trial.resources),
-        **_occupancy_columns(trial.occupancy),
-        **_measurement_columns(trial.measurement),
+        **columns,
     }
 
 
-class _Figures(msgspec.Struct):
-    """Telemetry that other modules calculate with."""
-
-    energy_mj: NonNegative | None = None
-    max_error: NonNegative | None = None
-    reference_us: NonNegative | None = None
-    repeats: NonNegative | None = None
-
-
-class _TrialRow(msgspec.Struct):
-    telemetry: _Figures
-
-
 def stored_trial(row: Row) -> StoredTrial:
-    """Invert `trial_row`, for a complete row of the table.
-
-    Raises
-    ------
-    BadRowError
-        It does not match the schema.
-    """
+    """Return the trial in a complete row of the table; a `BadRowError` if it does not match the schema."""
     columns = {**row, "samples_us": row["samples_us"] if row["samples_us"] is not None else ()}
     parts = {
         "resources": part_of(row, RESOURCE_COLUMNS),
-        "measurement": columns if part_of(row, ("samples_us", *MEASUREMENT_COLUMNS)) else None,
-        "geometry": part_of(row, ("grid", "block", "dynamic_smem_bytes")),
+        "measurement": columns if part_of(row, _TIME_COLUMNS) else None,
+        "geometry": part_of(row, _GEOMETRY_COLUMNS),
         "occupancy": part_of(row, _OCCUPANCY_COLUMNS),
     }
     value = {**columns, "trial_id": row["id"], "trial": {**columns, **parts}}
     found = parse_row("trials", row["id"], value, StoredTrial)
-    parse_row("trials", row["id"], row, _TrialRow)
+    for name in _FIGURES:
+        try:
+            convert(found.trial.telemetry.get(name, 0.0), NonNegative)
+        except DataError as error:
+            raise BadRowError("trials", row["id"], DataError(error.fault, field=f"telemetry.{name}")) from None
     if row["config_key"] != config_key(found.trial.config):
-        raise bad_row("trials", row["id"], DataError("it is not that of the configuration", field="config_key"))
+        raise BadRowError("trials", row["id"], DataError("it is not that of the configuration", field="config_key"))
     return found
 
 
@@ -299,9 +267,7 @@ _INSERT = f"INSERT INTO trials ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{na
 _PARAMETER = re.compile(r"(?<!:):(\w+)")
 
 
-def run_text(
-    connection: Connection, statement: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
-) -> Sequence[tuple[Any, ...]]:
+def run_text(connection: Connection, statement: str, values: Row | Sequence[Row]) -> Sequence[tuple[Any, ...]]:
     """Run a statement with values by their names, ``:name``; return its rows, none of one without ``RETURNING``.
 
     A session commits several short transactions for each batch of trials. SQLAlchemy's statements would take several
@@ -318,23 +284,13 @@ def _server_text(statement: str) -> str:
     return _PARAMETER.sub(r"%(\1)s", statement)
 
 
-def insert_trials(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+def insert_trials(connection: Connection, rows: Sequence[Row]) -> None:
     """Insert trials, given by all of their columns but the id."""
     if rows:
         encoded = (
             {name: None if row[name] is None else json_text(row[name]) for name in _JSON_COLUMNS} for row in rows
         )
         run_text(connection, _INSERT, [{**row, **cells} for row, cells in zip(rows, encoded, strict=True)])
-
-
-def read_trials(connection: Connection, study_id: int, run_id: int | None, phase: Phase | None) -> list[StoredTrial]:
-    """Return the trials of a study, optionally of one run or one phase, oldest first."""
-    query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.id)
-    if run_id is not None:
-        query = query.where(TRIALS.c.run_id == run_id)
-    if phase is not None:
-        query = query.where(TRIALS.c.phase == phase)
-    return parsed_rows(connection, query, stored_trial)
 
 
 def standing_trials(stored: Iterable[StoredTrial]) -> list[StoredTrial]:
@@ -357,62 +313,6 @@ def standing_trials(stored: Iterable[StoredTrial]) -> list[StoredTrial]:
         if not (is_kept and before is not None and before.trial.outcome is one.trial.outcome is Outcome.OK):
             found[key] = one
     return list(found.values())
-
-
-def _is_storable(value: object) -> bool:
-    """Return whether JSON has a value: it has no infinity and no NaN."""
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _geometry_columns(geometry: LaunchGeometry | None) -> dict[str, Any]:
-    return {
-        "grid": list(geometry.grid) if geometry else None,
-        "block": list(geometry.block) if geometry else None,
-        "dynamic_smem_bytes": geometry.dynamic_smem_bytes if geometry else None,
-    }
-
-
-def _resource_columns(resources: Resources | None) -> dict[str, Any]:
-    return {name: getattr(resources, name) if resources else None for name in RESOURCE_COLUMNS}
-
-
-def _occupancy_columns(occupancy: Occupancy | None) -> dict[str, Any]:
-    return {
-        "blocks_per_sm": occupancy.blocks_per_sm if occupancy else None,
-        "warps_per_sm": occupancy.warps_per_sm if occupancy else None,
-        "occupancy": occupancy.occupancy if occupancy else None,
-        "limited_by": list(occupancy.limited_by) if occupancy else None,
-        "limits": dict(occupancy.limits) if occupancy else None,
-    }
-
-
-def _measurement_columns(measurement: Measurement | None) -> dict[str, Any]:
-    return {
-        "time_us": measurement.time_us if measurement else None,
-        "low_us": measurement.low_us if measurement else None,
-        "high_us": measurement.high_us if measurement else None,
-        "samples_us": list(measurement.samples_us) if measurement else None,
-        "l2": measurement.l2 if measurement else None,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class StudySummary:
-    """One study in a listing."""
-
-    study_id: int
-    key: TuningKey
-    device: DeviceProperties | None
-    created_at: datetime
-    runs: int
-    trials: int
-    """Configurations that were tried, each counted once."""
-    ok: int
-    """Number of configurations that were verified and measured, and refused neither by finals nor since then."""
-    last_at: datetime | None
-    """Time at which the newest trial was recorded."""
-    best_config: Config | None
-    best_time_us: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,9 +346,32 @@ class StoredStudy:
     created_at: Moment
 
 
-def find_study(connection: Connection, key: TuningKey) -> int | None:
-    """Return the id of the study of a key, or None."""
-    return connection.execute(select(STUDIES.c.id).where(STUDIES.c.digest == key.digest)).scalar_one_or_none()
+@dataclass(frozen=True, slots=True)
+class StudySummary(StoredStudy):
+    """One study in a listing."""
+
+    runs: int
+    trials: int
+    """Configurations that were tried, each counted once."""
+    ok: int
+    """Number of configurations that were verified and measured, and refused neither by finals nor since then."""
+    last_at: datetime | None
+    """Time at which the newest trial was recorded."""
+    best_config: Config | None
+    best_time_us: float | None
+
+
+def stored_run(row: Row) -> StoredRun:
+    """Return the run in a row of the table; a `BadRowError` if it does not match the schema."""
+    return parse_row("runs", row["id"], {**row, "run_id": row["id"]}, StoredRun)
+
+
+def stored_study(row: Row) -> StoredStudy:
+    """Return the study in a row of the table; a `BadRowError` if it does not match the schema."""
+    found = parse_row("studies", row["id"], {**row, "study_id": row["id"], "key": row}, StoredStudy)
+    if row["digest"] != found.key.digest:
+        raise BadRowError("studies", row["id"], DataError("it is not that of the key", field="digest"))
+    return found
 
 
 def ensure_study(connection: Connection, key: TuningKey, device: DeviceProperties | None) -> int:
@@ -462,9 +385,10 @@ def ensure_study(connection: Connection, key: TuningKey, device: DevicePropertie
     return int(connection.execute(select(STUDIES.c.id).where(STUDIES.c.digest == key.digest)).scalar_one())
 
 
-def insert_run(connection: Connection, values: Mapping[str, Any]) -> int:
+def insert_run(connection: Connection, values: Row) -> int:
     """Start a run and return its id."""
-    row = {"started_at": now_text(), "autotile_version": __version__, "summary": {}, **values}
+    documents: dict[str, Any] = {"settings": {}, "gates": {}, "summary": {}}
+    row = {"started_at": now_text(), "autotile_version": __version__, "driver": "", "host": "", **documents, **values}
     return int(connection.execute(RUNS.insert().returning(RUNS.c.id), row).scalar_one())
 
 
@@ -474,39 +398,12 @@ def finish_run(connection: Connection, run_id: int, summary: Mapping[str, Any]) 
     return connection.execute(change).rowcount == 1
 
 
-def read_runs(connection: Connection, study_id: int) -> list[StoredRun]:
-    """Return the runs of a study, oldest first."""
-    return parsed_rows(connection, select(RUNS).where(RUNS.c.study_id == study_id).order_by(RUNS.c.id), stored_run)
-
-
-def stored_run(row: Row) -> StoredRun:
-    """Return the run in a row of the table; a `BadRowError` if it does not match the schema."""
-    return parse_row("runs", row["id"], {**row, "run_id": row["id"]}, StoredRun)
-
-
-def stored_study(row: Row) -> StoredStudy:
-    """Return the study in a row of the table; a `BadRowError` if it does not match the schema."""
-    found = parse_row("studies", row["id"], {**row, "study_id": row["id"], "key": row}, StoredStudy)
-    if row["digest"] != found.key.digest:
-        raise bad_row("studies", row["id"], DataError("it is not that of the key", field="digest"))
-    return found
-
-
-def list_studies(connection: Connection, kernel: str | None) -> list[StudySummary]:
-    """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
-    query = select(STUDIES, *_study_counts()).order_by(STUDIES.c.kernel, STUDIES.c.id)
-    if kernel is not None:
-        query = query.where(STUDIES.c.kernel == kernel)
-    winners = _best_times(connection, kernel)
-    return parsed_rows(connection, query, lambda row: _summary(row, winners.get(row["id"])))
-
-
 def _study_counts() -> Iterator[Label[Any]]:
     """Yield the numbers of runs and of configurations of a study, and the time of its newest trial.
 
-    A configuration is ok if its newest trial is, as in `rows.standing_trials`. A run tries no configuration twice. So
-    the trials of a study with one run are counted in the indexes, if its finals refused none: to compare
-    configurations, each row of the table would have to be read.
+    A configuration is ok if its newest trial is, as in `standing_trials`. A run tries no configuration twice. So the
+    trials of a study with one run are counted in the indexes, if its finals refused none: to compare configurations,
+    each row of the table would have to be read.
     """
 
     def count(*conditions: ColumnElement[bool]) -> ScalarSelect[int]:
@@ -531,42 +428,17 @@ def _study_counts() -> Iterator[Label[Any]]:
     yield select(TRIALS.c.created_at).where(TRIALS.c.id == last).scalar_subquery().label("last_at")
 
 
-class _BestTime(msgspec.Struct):
-    config: Config
-    time_us: TimeUs
-
-
-def _best_times(connection: Connection, kernel: str | None) -> dict[int, _BestTime]:
+def _best_times(connection: Connection, kernel: str | None) -> dict[int, tuple[Config, float]]:
     """Return configuration and time of the best trial of each study, by the id of the study."""
     query = select(BEST.c.study_id, TRIALS.c.config, TRIALS.c.time_us).join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
     if kernel is not None:
         query = query.join(STUDIES, STUDIES.c.id == BEST.c.study_id).where(STUDIES.c.kernel == kernel)
     rows = connection.execute(query).all()
     try:
-        return {study: convert({"config": config, "time_us": time}, _BestTime) for study, config, time in rows}
+        return {study: convert((config, time_us), tuple[Config, TimeUs]) for study, config, time_us in rows}
     except DataError:  # `read_best` names the bad rows, and takes the next best
         found = {best.study_id: best.trial for best in read_best(connection, kernel)}
-        return {study: _BestTime(one.config, one.time_us) for study, one in found.items() if one.time_us is not None}
-
-
-def _summary(row: Row, best: _BestTime | None) -> StudySummary:
-    study = stored_study(row)
-    try:
-        last_at = convert(row["last_at"], datetime) if row["last_at"] is not None else None
-    except DataError:  # of a trial that does not match its schema
-        last_at = None
-    return StudySummary(
-        study_id=study.study_id,
-        key=study.key,
-        device=study.device,
-        created_at=study.created_at,
-        runs=row["runs"],
-        trials=row["trials"],
-        ok=row["ok"],
-        last_at=last_at,
-        best_config=best.config if best is not None else None,
-        best_time_us=best.time_us if best is not None else None,
-    )
+        return {study: (one.config, one.time_us) for study, one in found.items() if one.time_us is not None}
 
 
 CONTEST = "contest"
@@ -600,19 +472,16 @@ class StoredBest:
         return self.winner.tuned_at
 
 
-def best_query(*selected: ColumnElement[Any] | Table) -> Select[Any]:
-    """Return the query of columns of the best trial of each study, its study and its run, newest first.
-
-    The newest is the one that was recorded last; dates depend on the clocks of the machines.
-    """
-    return (
-        select(*selected)
-        .select_from(STUDIES)
-        .join(BEST, STUDIES.c.id == BEST.c.study_id)
-        .join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
-        .join(RUNS, RUNS.c.id == TRIALS.c.run_id)
-        .order_by(TRIALS.c.id.desc())
-    )
+_BEST_ROWS = (
+    select(STUDIES, TRIALS, RUNS)
+    .select_from(STUDIES)
+    .join(BEST, STUDIES.c.id == BEST.c.study_id)
+    .join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
+    .join(RUNS, RUNS.c.id == TRIALS.c.run_id)
+    .order_by(TRIALS.c.id.desc())
+)
+"""Best trial of each study with its study and its run, the one first that was recorded last: dates depend on the clocks
+of the machines. A statement of so many columns takes longer to build than to run."""
 
 
 def read_best(
@@ -624,7 +493,11 @@ def read_best(
     gpu_name: str | None = None,
     study_id: int | None = None,
 ) -> list[StoredBest]:
-    """Return the best result of each matching study, newest first."""
+    """Return the best result of each matching study, newest first.
+
+    In place of a row that cannot be used, the next best of its study is taken: of one that is damaged, or of a run of
+    `UNVERIFIED_SAMPLER`.
+    """
     filters = (
         (STUDIES.c.kernel, kernel),
         (STUDIES.c.dtype, dtype),
@@ -632,36 +505,32 @@ def read_best(
         (STUDIES.c.id, study_id),
     )
     query = _BEST_ROWS.where(*(column == value for column, value in filters if value is not None))
-    bad: list[BadRow] = []
-    found = [best for row in connection.execute(query).all() if (best := _best(connection, row, bad))]
+    bad: list[BadRowError] = []
+    found: list[StoredBest] = []
+    for row in connection.execute(query).all():
+        cells = iter(row)
+        # plain strings, which a schema needs
+        parts = [{str(name): next(cells) for name in table.c.keys()} for table in (STUDIES, TRIALS, RUNS)]  # noqa: SIM118
+        try:
+            study = stored_study(parts[0])
+        except BadRowError as error:
+            bad.append(error)
+            continue
+        best = None
+        try:
+            run = stored_run(parts[2])
+            if run.sampler != UNVERIFIED_SAMPLER:
+                best = _stored_best(study, stored_trial(parts[1]), run)
+        except BadRowError as error:
+            bad.append(error)
+        best = best or _next_best(connection, study, bad)
+        if best is not None and (sizes is None or best.key.sizes == dict(sizes)):
+            found.append(best)
     warn_of(connection, bad)
-    return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
+    return found
 
 
-_BEST_ROWS = best_query(STUDIES, TRIALS, RUNS)  # a statement of so many columns takes longer to build than to run
-
-
-def _best(connection: Connection, row: Sequence[Any], bad: list[BadRow]) -> StoredBest | None:
-    """Return the best result in a row of `_BEST_ROWS`, or the next best of its study if the row cannot be used.
-
-    It cannot if it is damaged, or of a run of `UNVERIFIED_SAMPLER`.
-    """
-    study_row, trial_row, run_row = _rows_of_tables(row, (STUDIES, TRIALS, RUNS))
-    try:
-        study = stored_study(study_row)
-    except BadRowError as error:
-        bad.append(error.row)
-        return None
-    try:
-        run = stored_run(run_row)
-        if run.sampler != UNVERIFIED_SAMPLER:
-            return _stored_best(study, stored_trial(trial_row), run)
-    except BadRowError as error:
-        bad.append(error.row)
-    return _next_best(connection, study, bad)
-
-
-def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRow]) -> StoredBest | None:
+def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRowError]) -> StoredBest | None:
     """Return the best result of a study among the rows that can be used, by the order of the view ``best``."""
     trials_query = select(TRIALS).where(TRIALS.c.study_id == study.study_id).order_by(TRIALS.c.id)
     runs_query = select(RUNS).where(RUNS.c.study_id == study.study_id)
@@ -691,37 +560,6 @@ def _stored_best(study: StoredStudy, stored: StoredTrial, run: StoredRun) -> Sto
     return StoredBest(study.study_id, winner, trial, stored.phase == "final", run)
 
 
-def _rows_of_tables(row: Sequence[Any], tables: Sequence[Table]) -> Iterator[dict[str, Any]]:
-    """Split a row of all columns of several tables."""
-    start = 0
-    for table in tables:
-        names = [str(name) for name in table.c.keys()]  # noqa: SIM118 - plain strings, which a schema needs
-        yield dict(zip(names, row[start : start + len(names)], strict=True))
-        start += len(names)
-
-
-def rows_of_kernel(read: Callable[[str | None], Sequence[Value]], kernel: KernelName | None) -> Sequence[Value]:
-    """Return the rows of a kernel, even if the kernel's files have been deleted since.
-
-    Parameters
-    ----------
-    read
-        Query by the kernel's name; None selects all kernels.
-    kernel
-        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
-
-    Raises
-    ------
-    InputError
-        The query finds nothing under this name, and there is no such kernel either.
-    """
-    if kernel is None:
-        return read(None)
-    if held := held_kernel(kernel):
-        return read(held.name)
-    return read(str(kernel)) or read(load_kernel(kernel).name)
-
-
 _MAX_RETRIES = 5
 """Retries of opening a damaged file, which other processes may be replacing at the same time."""
 
@@ -746,7 +584,7 @@ class Database:
         self._location = location = location.absolute() if isinstance(location, Path) else location
         self._identity = file_identity(location) if isinstance(location, Path) else None
         self._readonly = readonly
-        options = {LOCATION_OPTION: self.location}
+        options = {_LOCATION_OPTION: self.location}
         # On a server a transaction that reads sees each commit anyway, and costs two round trips.
         reads = {"isolation_level": "AUTOCOMMIT"} if isinstance(location, ServerLocation) else {}
         self._engine = engine.execution_options(**options, **reads)
@@ -821,7 +659,7 @@ class Database:
             if not parsed.exists():
                 return None
             check_readable(parsed)
-        engine = _engine(parsed, readonly=True, server_timeout_s=server_timeout_s)
+        engine = open_engine(parsed, server_timeout_s, readonly=True)
         try:
             with fork_guard.use(), translated_errors(parsed), engine.connect() as connection:
                 current = is_current(connection, parsed)
@@ -841,13 +679,13 @@ class Database:
                 f"{parsed} was written by an older autotile; the next command that opens it upgrades it"
             )
         cls.open(location, server_timeout_s=server_timeout_s).close()  # upgrades an older database
-        return cls(_engine(parsed, readonly=True, server_timeout_s=server_timeout_s), parsed, readonly=True)
+        return cls(open_engine(parsed, server_timeout_s, readonly=True), parsed, readonly=True)
 
     @classmethod
     def _open_for_writing(
         cls, location: Location, notices: tuple[str, ...] = (), *, server_timeout_s: float = LOCK_TIMEOUT_S
     ) -> Self:
-        engine = _engine(location, readonly=False, server_timeout_s=server_timeout_s)
+        engine = open_engine(location, server_timeout_s)
         try:
             with fork_guard.use(), translated_errors(location):
                 is_session = server_timeout_s >= LOCK_TIMEOUT_S  # a program that is served does not wait for an upgrade
@@ -857,8 +695,13 @@ class Database:
         except BaseException:
             engine.dispose()
             raise
-        network = network_notice(location) if isinstance(location, Path) else ""
-        return cls(engine, location, readonly=False, notices=(*notices, *filter(None, [network])))
+        if isinstance(location, Path) and (kind := network_file_system(location)):
+            notices = (
+                *notices,
+                f"the database {location} lies on a network file system ({kind}): it is used without write-ahead "
+                "logging, so readers wait for writers; for several hosts at once, use a PostgreSQL server",
+            )
+        return cls(engine, location, readonly=False, notices=notices)
 
     def close(self) -> None:
         """Close all connections; using the database afterwards opens new ones."""
@@ -884,14 +727,9 @@ class Database:
         return self._location.argument() if isinstance(self._location, ServerLocation) else self.location
 
     def check_in_place(self) -> None:
-        """Raise unless the path still leads to the file that was opened.
+        """Raise `DatabaseError` if the file that was opened is gone, or another one is in its place.
 
         SQLite goes on writing to a file that was deleted or moved.
-
-        Raises
-        ------
-        DatabaseError
-            The file is gone, or another one is in its place.
         """
         if isinstance(self._location, Path) and (found := file_identity(self._location)) != self._identity:
             change = "was deleted or moved" if found is None else "was replaced by another file"
@@ -911,25 +749,34 @@ class Database:
                 check_integrity(self._engine, self._location)
 
     def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
-        """Return the id of the study of a key, created if it does not exist.
-
-        Parameters
-        ----------
-        device
-            Stored with a new study; None if an imported result does not state it.
-        """
+        """Return the id of the study of a key; with a new one, the device is stored, None if it is not known."""
         with self.writing() as connection:
             return ensure_study(connection, key, device)
 
     def find_study(self, key: TuningKey) -> int | None:
         """Return the id of the study of a key, or None; nothing is created."""
         with self.reading() as connection:
-            return find_study(connection, key)
+            return connection.execute(select(STUDIES.c.id).where(STUDIES.c.digest == key.digest)).scalar_one_or_none()
 
     def studies(self, kernel: str | None = None) -> list[StudySummary]:
         """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
+        query = select(STUDIES, *_study_counts()).order_by(STUDIES.c.kernel, STUDIES.c.id)
+        if kernel is not None:
+            query = query.where(STUDIES.c.kernel == kernel)
         with self.reading() as connection:
-            return list_studies(connection, kernel)
+            winners = _best_times(connection, kernel)
+
+            def summary(row: Row) -> StudySummary:
+                study = stored_study(row)
+                try:
+                    last_at = convert(row["last_at"], datetime) if row["last_at"] is not None else None
+                except DataError:  # of a trial that does not match its schema
+                    last_at = None
+                identity = (study.study_id, study.key, study.device, study.created_at)
+                counts = (row["runs"], row["trials"], row["ok"], last_at)
+                return StudySummary(*identity, *counts, *winners.get(study.study_id, (None, None)))
+
+            return parsed_rows(connection, query, summary)
 
     def add_run(
         self,
@@ -942,7 +789,7 @@ class Database:
         is_ranked: bool = False,
         created_at: str | None = None,
         summary: Mapping[str, Any] | None = None,
-        **fields: Any,
+        **columns: Any,
     ) -> int:
         """Store a run that has ended, with its trials, in one transaction; return the id of its study.
 
@@ -957,13 +804,13 @@ class Database:
             without a rank is a verdict on its configuration.
         created_at
             Date of the trials; None for now.
-        summary, fields
+        summary, columns
             Columns of the table ``runs``, and the summary stored at its end.
         """
         moment = created_at or now_text()
         with self.writing() as connection:
             study_id = study if isinstance(study, int) else ensure_study(connection, study, device)
-            run_id = insert_run(connection, _run_row(study_id, sampler, **fields))
+            run_id = insert_run(connection, {"study_id": study_id, "sampler": sampler, **columns})
             position = {"study_id": study_id, "run_id": run_id, "phase": phase, "created_at": moment}
             rows = [
                 {**position, "rank": rank if is_ranked else None, **trial_row(trial)}
@@ -976,17 +823,23 @@ class Database:
     def runs(self, study_id: int) -> list[StoredRun]:
         """Return the runs of a study, oldest first."""
         with self.reading() as connection:
-            return read_runs(connection, study_id)
+            query = select(RUNS).where(RUNS.c.study_id == study_id).order_by(RUNS.c.id)
+            return parsed_rows(connection, query, stored_run)
 
     def stored_trials(
         self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None
     ) -> list[StoredTrial]:
         """Return the trials of a study with their positions in the database and times, oldest first."""
+        query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.id)
+        if run_id is not None:
+            query = query.where(TRIALS.c.run_id == run_id)
+        if phase is not None:
+            query = query.where(TRIALS.c.phase == phase)
         with self.reading() as connection:
-            return read_trials(connection, study_id, run_id, phase)
+            return parsed_rows(connection, query, stored_trial)
 
     def standing_trials(self, study_id: int) -> list[StoredTrial]:
-        """Return one trial of each configuration, as it is shown and exported; see `rows.standing_trials`."""
+        """Return one trial of each configuration, as it is shown and exported; see `standing_trials`."""
         return standing_trials(self.stored_trials(study_id))
 
     def trials(self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None) -> list[Trial]:
@@ -1027,7 +880,7 @@ class Database:
                 except DataError as error:
                     if query.table is None:
                         raise
-                    bad.append(bad_row(query.table, values["id"], error).row)
+                    bad.append(BadRowError(query.table, values["id"], error))
             warn_of(connection, bad)
         return found
 
@@ -1049,12 +902,16 @@ class Database:
 
     def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
         """Count requests of a problem that were served by ``tier`` instead of an exact result."""
-        self.add_misses([Miss(problem, gpu_name, tier, count)])
+        self.add_misses([miss_row(problem, gpu_name, tier, count)])
 
-    def add_misses(self, misses: Iterable[Miss]) -> None:
+    def add_misses(self, rows: Sequence[Row]) -> None:
         """Add to the counts of misses, in one transaction."""
         with self.writing() as connection:
-            connection.execute(text(ADD_MISSES), [miss.row() for miss in misses])
+            connection.execute(text(ADD_MISSES), rows)
+
+    def rules(self, kernel: str | None = None, dtype: str | None = None) -> list[StoredRule]:
+        """Return the rules of the families of a kernel, or of all, newest first."""
+        return self.read(RULES, kernel=kernel, dtype=dtype)
 
     def misses(self, kernel: str | None = None) -> list[StoredMiss]:
         """Return the requested problems that were not served exactly, most frequent first."""
@@ -1095,12 +952,6 @@ def _check_is_database(path: Path) -> None:
         check_is_database(path)
 
 
-def _engine(location: Location, *, readonly: bool, server_timeout_s: float) -> Engine:
-    if isinstance(location, Path):
-        return sqlite_engine(location, readonly=readonly)
-    return server_engine(location, server_timeout_s, readonly=readonly)
-
-
 def database_location(database: str | Path | None) -> str | Path:
     """Return the given path or URL, or the location of the user's own database if it is None."""
     return database if database is not None else read_settings().database
@@ -1118,12 +969,7 @@ def location_text(database: str | Path | None) -> str:
 
 
 def open_for_reading(database: str | Path | None) -> Database | None:
-    """Open a database for reading; return None if the user's own does not exist yet.
-
-    Parameters
-    ----------
-    database
-        Path or URL; None for the user's own.
+    """Open a database for reading; return None if it is None and the user's own does not exist yet.
 
     Raises
     ------
@@ -1135,13 +981,7 @@ def open_for_reading(database: str | Path | None) -> Database | None:
 
 
 def open_existing(database: str | Path) -> Database:
-    """Open the database at a path or URL for reading.
-
-    Raises
-    ------
-    DatabaseError
-        It does not exist, or cannot be read.
-    """
+    """Open the database at a path or URL for reading; a `DatabaseError` if it does not exist, or cannot be read."""
     opened = Database.open_readonly(database)
     if opened is None:
         location = parse_location(database)
@@ -1151,15 +991,23 @@ def open_existing(database: str | Path) -> Database:
     return opened
 
 
-def _run_row(
-    study_id: int,
-    sampler: str,
-    *,
-    seed: int | None = None,
-    driver: str = "",
-    host: str = "",
-    settings: Mapping[str, Any] | None = None,
-    gates: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    documents = {"settings": dict(settings or {}), "gates": dict(gates or {})}
-    return {"study_id": study_id, "sampler": sampler, "seed": seed, "driver": driver, "host": host, **documents}
+def rows_of_kernel(read: Callable[[str | None], Sequence[Value]], kernel: KernelName | None) -> Sequence[Value]:
+    """Return the rows of a kernel, even if the kernel's files have been deleted since.
+
+    Parameters
+    ----------
+    read
+        Query by the kernel's name; None selects all kernels.
+    kernel
+        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
+
+    Raises
+    ------
+    InputError
+        The query finds nothing under this name, and there is no such kernel either.
+    """
+    if kernel is None:
+        return read(None)
+    if held := held_kernel(kernel):
+        return read(held.name)
+    return read(str(kernel)) or read(load_kernel(kernel).name)

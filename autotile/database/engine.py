@@ -1,4 +1,7 @@
-"""Locations of databases and connections to them: an SQLite file, or a PostgreSQL server shared by a team."""
+"""The database itself: its tables, connections to it, and upgrades: an SQLite file, or a PostgreSQL server of a team.
+
+A test compares the tables with what the migrations leave.
+"""
 
 from __future__ import annotations
 
@@ -66,42 +69,30 @@ from autotile.database.paths import (
     network_file_system,
     unparsed_text,
 )
-from autotile.database.winners import (
-    SCHEMA_REVISION,
-    VERSION_TABLE,
-    Execute,
-    differing_table,
-    foreign_object,
-    unknown_revision,
-)
+from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, foreign_object
 from autotile.errors import DatabaseError, InputError
 from autotile.settings import expand_path
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql, sqlite
 
-
-def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """Return an insert with ``ON CONFLICT``, which SQLite and PostgreSQL share, in the connection's dialect."""
-    if connection.dialect.name == "postgresql":
-        from sqlalchemy.dialects import postgresql
-
-        return postgresql.insert(table)
-    from sqlalchemy.dialects import sqlite
-
-    return sqlite.insert(table)
-
-
-def now_text() -> str:
-    """Return the current time (UTC) as it is stored: text whose order is that of time in every database."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
 METADATA = MetaData()
 
 
-def _json(name: str, *, nullable: bool = False) -> Column[object]:
-    return Column(name, JSON(none_as_null=True), nullable=nullable)
+def _texts(*names: str, nullable: bool = False) -> list[Column[Any]]:
+    return [Column(name, Text, nullable=nullable) for name in names]
+
+
+def _integers(*names: str) -> list[Column[Any]]:
+    return [Column(name, Integer) for name in names]
+
+
+def _floats(*names: str) -> list[Column[Any]]:
+    return [Column(name, Float(53)) for name in names]
+
+
+def _json(*names: str, nullable: bool = False) -> list[Column[Any]]:
+    return [Column(name, JSON(none_as_null=True), nullable=nullable) for name in names]
 
 
 STUDIES = Table(
@@ -109,21 +100,16 @@ STUDIES = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("digest", String(64), nullable=False, unique=True),
-    Column("kernel", Text, nullable=False),
-    Column("template_hash", Text, nullable=False),
-    Column("space_hash", Text, nullable=False),
-    _json("options"),
-    Column("dtype", Text, nullable=False),
-    _json("sizes"),
-    Column("gpu_name", Text, nullable=False),
-    Column("compute_capability", Text, nullable=False),
+    *_texts("kernel", "template_hash", "space_hash"),
+    *_json("options"),
+    *_texts("dtype"),
+    *_json("sizes"),
+    *_texts("gpu_name", "compute_capability"),
     Column("sm_count", Integer, nullable=False),
     Column("smem_per_block_optin_bytes", Integer, nullable=False),
-    Column("nvrtc_version", Text, nullable=False),
-    Column("l2_mode", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    _json("device", nullable=True),
-    Column("created_at", Text, nullable=False),
+    *_texts("nvrtc_version", "l2_mode", "source"),
+    *_json("device", nullable=True),
+    *_texts("created_at"),
     Index("studies_by_kernel", "kernel"),
 )
 """One row for each `TuningKey`, with the device's properties (null if an imported result does not state them)."""
@@ -133,16 +119,13 @@ RUNS = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
-    Column("started_at", Text, nullable=False),
-    Column("ended_at", Text),
-    Column("sampler", Text, nullable=False),
+    *_texts("started_at"),
+    *_texts("ended_at", nullable=True),
+    *_texts("sampler"),
     Column("seed", BigInteger),
-    _json("settings"),
-    Column("driver", Text, nullable=False),
-    Column("host", Text, nullable=False),
-    Column("autotile_version", Text, nullable=False),
-    _json("gates"),
-    _json("summary"),
+    *_json("settings"),
+    *_texts("driver", "host", "autotile_version"),
+    *_json("gates", "summary"),
     Index("runs_by_study", "study_id"),
 )
 """One row for each run; ``ended_at`` is null during the run, and stays null if it was killed."""
@@ -153,37 +136,24 @@ TRIALS = Table(
     Column("id", Integer, primary_key=True),
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     Column("run_id", Integer, ForeignKey("runs.id"), nullable=False),
-    Column("phase", Text, nullable=False),
-    Column("rank", Integer),
-    Column("config_key", Text, nullable=False),
-    _json("config"),
-    Column("outcome", Text, nullable=False),
-    Column("stage", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    _json("grid", nullable=True),
-    _json("block", nullable=True),
-    Column("dynamic_smem_bytes", Integer),
-    Column("registers", Integer),
-    Column("spill_store_bytes", Integer),
-    Column("spill_load_bytes", Integer),
-    Column("stack_bytes", Integer),
-    Column("static_smem_bytes", Integer),
-    Column("blocks_per_sm", Integer),
-    Column("warps_per_sm", Integer),
-    Column("occupancy", Float(53)),
-    _json("limited_by", nullable=True),
-    _json("limits", nullable=True),
-    Column("time_us", Float(53)),
-    Column("low_us", Float(53)),
-    Column("high_us", Float(53)),
-    _json("samples_us", nullable=True),
-    Column("l2", Text),
-    Column("cubin_hash", Text, nullable=False),
-    _json("telemetry"),
-    _json("seconds"),
-    Column("source", Text, nullable=False),
+    *_texts("phase"),
+    *_integers("rank"),
+    *_texts("config_key"),
+    *_json("config"),
+    *_texts("outcome", "stage", "reason"),
+    *_json("grid", "block", nullable=True),
+    *_integers("dynamic_smem_bytes", "registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes"),
+    *_integers("static_smem_bytes", "blocks_per_sm", "warps_per_sm"),
+    *_floats("occupancy"),
+    *_json("limited_by", "limits", nullable=True),
+    *_floats("time_us", "low_us", "high_us"),
+    *_json("samples_us", nullable=True),
+    *_texts("l2", nullable=True),
+    *_texts("cubin_hash"),
+    *_json("telemetry", "seconds"),
+    *_texts("source"),
     Column("gpu", Text, nullable=False, server_default=""),
-    Column("created_at", Text, nullable=False),
+    *_texts("created_at"),
     Index("trials_by_time", "study_id", "outcome", "time_us"),
     Index("trials_by_rank", "study_id", "phase", "rank"),
     Index("trials_of_run", "run_id", "id"),
@@ -202,8 +172,7 @@ CLAIMS = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("study_id", Integer, nullable=False),
-    Column("config_key", Text, nullable=False),
-    Column("owner", Text, nullable=False),
+    *_texts("config_key", "owner"),
     Column("expires_at", Float(53), nullable=False),
     UniqueConstraint("study_id", "config_key", name="one_claim_a_configuration"),
 )
@@ -214,13 +183,9 @@ MISSES = Table(
     "misses",
     METADATA,
     Column("id", Integer, primary_key=True),
-    Column("kernel", Text, nullable=False),
-    Column("sizes", Text, nullable=False),
-    Column("dtype", Text, nullable=False),
-    Column("gpu_name", Text, nullable=False),
-    Column("tier", Text, nullable=False),
+    *_texts("kernel", "sizes", "dtype", "gpu_name", "tier"),
     Column("count", Integer, nullable=False),
-    Column("last_at", Text, nullable=False),
+    *_texts("last_at"),
     UniqueConstraint("kernel", "sizes", "dtype", "gpu_name", "tier", name="one_row_a_miss"),
 )
 """Requested problems that could not be served exactly; ``sizes`` is canonical JSON."""
@@ -230,14 +195,10 @@ FAMILIES = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("digest", String(64), nullable=False, unique=True),
-    Column("kernel", Text, nullable=False),
-    Column("dtype", Text, nullable=False),
-    _json("key"),
-    _json("device"),
-    _json("family"),
-    _json("progress", nullable=True),
-    _json("rule", nullable=True),
-    Column("learned_at", Text),
+    *_texts("kernel", "dtype"),
+    *_json("key", "device", "family"),
+    *_json("progress", "rule", nullable=True),
+    *_texts("learned_at", nullable=True),
     Index("families_by_kernel", "kernel"),
 )
 """One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
@@ -247,12 +208,9 @@ MODELS = Table(
     "models",
     METADATA,
     Column("id", Integer, primary_key=True),
-    Column("operation", Text, nullable=False),
-    Column("dtype", Text, nullable=False),
-    Column("gpu_name", Text, nullable=False),
-    _json("device"),
-    _json("model"),
-    Column("learned_at", Text, nullable=False),
+    *_texts("operation", "dtype", "gpu_name"),
+    *_json("device", "model"),
+    *_texts("learned_at"),
     UniqueConstraint("operation", "dtype", "gpu_name", name="one_model_a_gpu"),
 )
 """One row for each operation, element type and GPU: its newest model of time."""
@@ -262,17 +220,29 @@ CEILINGS = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("gpu_uuid", Text, nullable=False, unique=True),
-    Column("gpu_name", Text, nullable=False),
-    Column("compute_capability", Text, nullable=False),
-    Column("driver", Text, nullable=False),
-    Column("measured_at", Text, nullable=False),
-    _json("ceilings"),
-    _json("warnings"),
+    *_texts("gpu_name", "compute_capability", "driver", "measured_at"),
+    *_json("ceilings", "warnings"),
 )
 """One row for each GPU: the newest measurement of its ceilings."""
 
 BEST = table("best", column("study_id"), column("trial_id"))
 """View of the best result of each study; its other columns are for people who open the database by hand."""
+
+
+def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """Return an insert with ``ON CONFLICT``, which SQLite and PostgreSQL share, in the connection's dialect."""
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table)
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert(table)
+
+
+def now_text() -> str:
+    """Return the current time (UTC) as it is stored: text whose order is that of time in every database."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 LOCK_TIMEOUT_S = 30.0
@@ -356,10 +326,7 @@ _REMEDIES = {
 _LOST = ("08", "57P0", "53300")
 """PostgreSQL's error codes of lost connections, a server that stops or starts, and one with too many connections."""
 
-_JSON_CODEC: Mapping[str, Any] = {
-    "json_serializer": json_text,
-    "json_deserializer": json_cell,
-}
+_JSON_CODEC: Mapping[str, Any] = {"json_serializer": json_text, "json_deserializer": json_cell}
 """Arguments of an engine: a cell that is not JSON is a fault of its row, not of the query."""
 
 
@@ -460,19 +427,23 @@ def parse_location(location: str | Path) -> Location:
     backend = url.get_backend_name()
     if backend == "sqlite":
         is_credential = "@" in text.partition("?")[2]  # of a misspelt URL, whose password would pass for a path
-        if (
-            not url.database
-            or url.host
-            or url.username
-            or url.password
-            or looks_like_url(url.database)
-            or is_credential
-        ):
+        is_path = url.database and not (url.host or url.username or url.password)
+        if not url.database or not is_path or looks_like_url(url.database) or is_credential:
             raise DatabaseError(f"{malformed}; {_EXPECTED_LOCATION}")
         return _file_path(url.database)
     if backend not in ("postgresql", "postgres"):
         raise DatabaseError(f"a database of the kind {url.drivername!r} is not supported; {_EXPECTED_LOCATION}")
-    if not _is_plain(url, text):
+    # Each part must be able to be what it was taken for: none may be a password.
+    user = url.username or ""
+    is_plain = (
+        _USER.fullmatch(user) is not None
+        and ("@" not in user or "%40" in text)
+        and _HOST.fullmatch(url.host or "") is not None
+        and _NAME.fullmatch(unquote(url.database or "")) is not None
+        and all(re.fullmatch(r"[A-Za-z]\w*", key) for key in url.query)
+        and not any(set(";#") & set(value) for key in _SHOWN_PARAMETERS for value in url.normalized_query.get(key, ()))
+    )
+    if not is_plain:
         raise DatabaseError(
             f"{malformed}: characters such as @ ; # = in a user, a password or a name are percent-encoded (an @ in a "
             f"password is %40), and parameters follow ? and are separated by &; {_EXPECTED_LOCATION}"
@@ -488,19 +459,6 @@ def parse_location(location: str | Path) -> Location:
     if not known:
         raise DatabaseError(f"no driver is available for {found}; {_EXPECTED_LOCATION}")
     return found
-
-
-def _is_plain(url: URL, text: str) -> bool:
-    """Return whether the parts of a parsed URL can be what they were taken for, and none is a password."""
-    user = url.username or ""
-    return (
-        _USER.fullmatch(user) is not None
-        and ("@" not in user or "%40" in text)
-        and _HOST.fullmatch(url.host or "") is not None
-        and _NAME.fullmatch(unquote(url.database or "")) is not None
-        and all(re.fullmatch(r"[A-Za-z]\w*", key) for key in url.query)
-        and not any(set(";#") & set(value) for key in _SHOWN_PARAMETERS for value in url.normalized_query.get(key, ()))
-    )
 
 
 def _is_shown(key: str, value: str) -> bool:
@@ -522,24 +480,6 @@ def _file_path(path: str | Path) -> Path:
     except ValueError:  # of characters that the file system cannot encode
         raise DatabaseError(f"{str(path)[:_MAX_SHOWN_PATH]!r} is not the path of a database; name a file") from None
     return expanded
-
-
-def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
-    """Return the engine of an SQLite file; with `WRITE_OPTIONS`, transactions take the write lock when they begin.
-
-    A transaction that reads first and requests the lock later can fail without waiting; one that begins with
-    ``BEGIN IMMEDIATE`` waits for the lock: https://sqlite.org/lang_transaction.html.
-    """
-    path = path.absolute()  # connections that are opened later are to the same file
-    journal = "DELETE" if network_file_system(path) else "WAL"
-
-    def connect() -> sqlite3.Connection:
-        return _connect_to_read(path) if readonly else _connect(path, "mode=rwc", journal)
-
-    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, **_JSON_CODEC)
-    event.listen(engine, "begin", _begin)
-    _engines.add(engine)
-    return engine
 
 
 class _FileConnection(sqlite3.Connection):
@@ -589,25 +529,45 @@ def _leave_to_parent() -> None:
 fork_guard.on_fork(_close_files, _leave_to_parent)
 
 
-def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *, readonly: bool = False) -> Engine:
-    """Return the engine of a PostgreSQL server.
+def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readonly: bool = False) -> Engine:
+    """Return the engine of a database; with `WRITE_OPTIONS`, transactions on a file take the write lock at their start.
 
     Parameters
     ----------
-    url
-        Location; what its query states precedes the timeouts here.
     timeout_s
-        Timeout of connecting (at least 2 s), of each statement and of each lock, in seconds. A connection over which
-        nothing comes back for as long counts as lost.
+        Timeout of connecting to a server (at least 2 s), of each statement and of each lock, in seconds. A connection
+        over which nothing comes back for as long counts as lost.
     readonly
-        Whether it is for look-ups, whose statements are then planned once a connection: planning the view of the best
+        Whether it is for look-ups. A server plans their statements once a connection: planning the view of the best
         results takes ten times as long as reading it.
 
     Raises
     ------
     DatabaseError
-        The driver is not installed.
+        The driver of the server is not installed.
     """
+    if not isinstance(location, Path):
+        return _server_engine(location, timeout_s, readonly=readonly)
+    path = location.absolute()  # connections that are opened later are to the same file
+    journal = "DELETE" if network_file_system(path) else "WAL"
+
+    def connect() -> sqlite3.Connection:
+        return _connect_to_read(path) if readonly else _connect(path, "mode=rwc", journal)
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, **_JSON_CODEC)
+    _engines.add(engine)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and requests the lock later can fail without waiting; one that begins with
+        # BEGIN IMMEDIATE waits for the lock: https://sqlite.org/lang_transaction.html.
+        writes = connection.get_execution_options().get("autotile_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _server_engine(location: ServerLocation, timeout_s: float, *, readonly: bool) -> Engine:
     try:
         url = location.reveal()
         engine = create_engine(url, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s, readonly=readonly))
@@ -640,19 +600,21 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S, *
                 raise DisconnectionError from error
 
     @event.listens_for(engine, "connect", insert=True)  # before the statements with which SQLAlchemy begins
-    def configure(connection: DBAPIConnection, _: object) -> None:
+    def configure(connection: Any, _: object) -> None:
         """Set the connection up; its first answer counts as a part of connecting, as a pooler connects to no server."""
-        cut = threading.Event()
+        is_cut = threading.Event()
+
+        def cut() -> None:  # libpq has no limit of waiting for an answer while the server's network answers
+            with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+                is_cut.set()
+                duplicate.shutdown(socket.SHUT_RDWR)
+
         try:
-            with (
-                _announced(announced, limit_s),
-                _timer(limit_s, lambda: _cut(connection, cut)),
-                closing(connection.cursor()) as cursor,
-            ):
+            with _announced(announced, limit_s), _timer(limit_s, cut), closing(connection.cursor()) as cursor:
                 cursor.execute(set_up)
                 connection.commit()
         except engine.dialect.loaded_dbapi.Error as error:
-            if cut.is_set():
+            if is_cut.is_set():
                 message = f"no answer to the first statement for {limit_s} s: {_REMEDIES['ConnectionTimeout']}"
                 raise engine.dialect.loaded_dbapi.OperationalError(message) from error
             raise
@@ -682,13 +644,6 @@ def _announced(location: ServerLocation | None, limit_s: Any) -> Iterator[None]:
     # Without a logging configuration, Python prints warnings on standard error.
     with _timer(_ANNOUNCED_S, lambda: _LOG.warning("waiting%s for the database %s", limit, location)):
         yield
-
-
-def _cut(connection: Any, cut: threading.Event) -> None:
-    """End the waiting for a server's answer, for which libpq has no limit while the server's network answers."""
-    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-        cut.set()
-        duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _connection_timeouts(url: URL, timeout_s: float, *, readonly: bool = False) -> dict[str, int]:
@@ -733,12 +688,18 @@ def translated_errors(location: Location) -> Iterator[None]:
         yield
     except (DBAPIError, sqlite3.Error) as error:
         original = error.orig if isinstance(error, DBAPIError) else error
-        kind_of_error = type(original).__name__
-        code = getattr(original, "sqlite_errorname", "") or getattr(original, "sqlstate", "") or kind_of_error
-        remedy = _remedy(code, location)
-        reason = str(original).strip() or kind_of_error
-        kind = _kind(error, code, location)
+        state = getattr(original, "sqlstate", "")
+        code = getattr(original, "sqlite_errorname", "") or state or type(original).__name__
+        reason = str(original).strip() or type(original).__name__
+        kind = DatabaseError
+        if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            kind = DamagedDatabaseError
+        elif not isinstance(location, Path) and isinstance(error, DBAPIError):
+            is_lost = error.connection_invalidated or code.startswith(_LOST)
+            if is_lost or (isinstance(error, OperationalError) and not state):
+                kind = LostServerError
         shown = _masked(reason, location)
+        remedy = _remedy(code, location)
         cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either
         raise kind(f"database {location}: {shown}" + (f": {remedy}" if remedy else "")) from cause
     except UnicodeEncodeError:  # of a name on a command line that is not UTF-8
@@ -748,19 +709,23 @@ def translated_errors(location: Location) -> Iterator[None]:
         raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)
 
 
-def _kind(error: DBAPIError | sqlite3.Error, code: str, location: Location) -> type[DatabaseError]:
-    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return DamagedDatabaseError
-    if isinstance(location, Path) or isinstance(error, sqlite3.Error):
-        return DatabaseError
-    has_code = bool(getattr(error.orig, "sqlstate", ""))
-    is_lost = error.connection_invalidated or code.startswith(_LOST)
-    return LostServerError if is_lost or (isinstance(error, OperationalError) and not has_code) else DatabaseError
-
-
 def _masked(text: str, location: Location) -> str:
     """Return the text of a driver's error without the secrets of the location."""
     return text if isinstance(location, Path) else masked_message(location.masked(text))
+
+
+def _remedy(code: str, location: Location) -> str:
+    """Return the remedy for an error; SQLite does not always report a full disk as such."""
+    if isinstance(location, Path) and code.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")):
+        with suppress(OSError):
+            if has_wal(location) and not os.access(location.parent, os.W_OK):
+                return (
+                    f"its newest entries are in {location.name}-wal, which cannot be read in a folder that is not "
+                    "writable: copy both files to a writable folder and name the copy"
+                )
+            if is_disk_full(location.parent):
+                return _DISK_FULL
+    return next((remedy for prefix, remedy in _REMEDIES.items() if code.startswith(prefix)), "")
 
 
 def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Connection:
@@ -778,12 +743,39 @@ def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Con
     )
     connection.path = path
     try:
-        _configure(connection, journal)
+        connection.text_factory = _text
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA trusted_schema=OFF")  # a view of someone else calls no function that has effects
+        if journal is not None:
+            _set_journal(connection, journal)
+            # In WAL mode a commit survives the death of the process, and a power failure leaves the file consistent.
+            connection.execute(f"PRAGMA synchronous={'NORMAL' if journal == 'WAL' else 'FULL'}")
     except BaseException:
         connection.close()
         raise
     _connections.add(connection)
     return connection
+
+
+def _set_journal(connection: sqlite3.Connection, journal: str) -> None:
+    """Set the journal mode, with retries: SQLite refuses the change without waiting while another process reads."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            connection.execute(f"PRAGMA journal_mode={journal}")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _text(data: bytes) -> str | bytes:
+    """Return the text of a cell, or its bytes if they are not UTF-8, for the schema of the row to refuse."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
@@ -806,56 +798,6 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _remedy(code: str, location: Location) -> str:
-    """Return the remedy for an SQLite error; SQLite does not always report a full disk as such."""
-    if isinstance(location, Path) and code.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")):
-        with suppress(OSError):
-            if has_wal(location) and not os.access(location.parent, os.W_OK):
-                return (
-                    f"its newest entries are in {location.name}-wal, which cannot be read in a folder that is not "
-                    "writable: copy both files to a writable folder and name the copy"
-                )
-            if is_disk_full(location.parent):
-                return _DISK_FULL
-    return next((remedy for prefix, remedy in _REMEDIES.items() if code.startswith(prefix)), "")
-
-
-def _configure(connection: sqlite3.Connection, journal: str | None) -> None:
-    connection.text_factory = _text
-    connection.execute("PRAGMA foreign_keys=ON")
-    connection.execute("PRAGMA trusted_schema=OFF")  # a view of someone else calls no function that has effects
-    if journal is not None:
-        _set_journal(connection, journal)
-        # In WAL mode a commit survives the death of the process, and a power failure leaves the file consistent.
-        connection.execute(f"PRAGMA synchronous={'NORMAL' if journal == 'WAL' else 'FULL'}")
-
-
-def _set_journal(connection: sqlite3.Connection, journal: str) -> None:
-    """Set the journal mode, with retries: SQLite refuses the change without waiting while another process reads."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            connection.execute(f"PRAGMA journal_mode={journal}")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-def _begin(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("autotile_write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _text(data: bytes) -> str | bytes:
-    """Return the text of a cell, or its bytes if they are not UTF-8, for the schema of the row to refuse."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data
 
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
@@ -889,11 +831,27 @@ def ensure_schema(engine: Engine, location: Location, timeout_s: float = UPGRADE
         if is_current(connection, location):
             return
     with engine.execution_options(**WRITE_OPTIONS).connect() as connection, _turn(connection, timeout_s):
-        if not is_current(connection, location):  # another process may have been first
-            if schema_revision(connection, location) is None:
-                _create(connection)
-            else:
-                _migrate(connection)
+        if is_current(connection, location):  # another process was first
+            return
+        if schema_revision(connection, location) is not None:
+            _migrate(connection)
+            return
+        # What the migrations would leave, without loading Alembic, which takes longer than the rest.
+        METADATA.create_all(connection, checkfirst=False)
+        connection.exec_driver_sql(BEST_VIEW)
+        key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")  # as Alembic names it
+        version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), nullable=False), key)
+        connection.execute(CreateTable(version))
+        connection.execute(version.insert().values(version_num=SCHEMA_REVISION))
+
+
+def _migrate(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    command.upgrade(config, "head")
 
 
 @contextmanager
@@ -931,21 +889,38 @@ def is_current(connection: Connection, location: Location) -> bool:
     DatabaseError
         The database was written by a newer autotile, belongs to another program, or was changed by one.
     """
-    if fault := _foreign_object(connection, None):
+
+    def execute(statement: str) -> Any:
+        return connection.exec_driver_sql(statement).all()
+
+    is_file = connection.dialect.name == "sqlite"
+    if is_file and (fault := foreign_object(execute, None)):
         raise _refused(location, fault)
     revision = schema_revision(connection, location)
     if revision is None:
-        _refuse_foreign(connection, location)
+        # A file must be empty; a server's database may have other tables, unless one has a name of ours.
+        tables = set(inspect(connection).get_table_names())
+        foreign = sorted(tables if isinstance(location, Path) else tables & METADATA.tables.keys())
+        if foreign:
+            raise DatabaseError(
+                f"{location} belongs to another program (it has a table {foreign[0]!r}): name another database"
+            )
         return False
     if revision > SCHEMA_REVISION:
         raise DatabaseError(
             f"{location} was written by a newer autotile (schema {revision}; this version knows {SCHEMA_REVISION}): "
             "pip install --upgrade autotile, or name another database"
         )
-    if fault := _foreign_object(connection, revision):
+    if is_file and (fault := foreign_object(execute, revision)):
         raise _refused(location, fault)
-    if revision == SCHEMA_REVISION and (fault := _differing_table(connection)):
-        raise _refused(location, fault)
+    if is_file and revision == SCHEMA_REVISION:
+        for name, ours in METADATA.tables.items():
+            found = [str(column) for _, column, *_ in execute(f"PRAGMA table_xinfo({name})")]
+            if not found:
+                raise _refused(location, f"it lacks the table {name!r}")
+            if differing := sorted({*found} ^ {*ours.c.keys()}):
+                fault = f"its table {name!r} has other columns than autotile's: {differing[0]!r:.80}"
+                raise _refused(location, fault)
     return revision == SCHEMA_REVISION
 
 
@@ -960,22 +935,14 @@ def schema_revision(connection: Connection, location: Location | str) -> str | N
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     revisions = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2")).scalars().all()
-    if fault := unknown_revision(revisions):
-        raise _refused(location, fault)
-    return str(revisions[0])
-
-
-def _foreign_object(connection: Connection, revision: str | None) -> str:
-    return foreign_object(_execute(connection), revision) if connection.dialect.name == "sqlite" else ""
-
-
-def _differing_table(connection: Connection) -> str:
-    tables = {name: table.c.keys() for name, table in METADATA.tables.items()}
-    return differing_table(_execute(connection), tables) if connection.dialect.name == "sqlite" else ""
-
-
-def _execute(connection: Connection) -> Execute:
-    return lambda statement: connection.exec_driver_sql(statement).all()
+    if len(revisions) != 1:
+        raise _refused(location, f"its table {VERSION_TABLE} has {len(revisions)} rows, expected one")
+    (found,) = revisions
+    if not isinstance(found, str) or re.fullmatch("[0-9]{4}", found) is None:
+        raise _refused(location, f"its schema has the revision {found!r:.40}, expected one such as {SCHEMA_REVISION!r}")
+    if found <= SCHEMA_REVISION and found not in VIEW_DIGESTS:
+        raise _refused(location, f"its schema has the revision {found!r}, which no version of autotile has written")
+    return found
 
 
 def _refused(location: Location | str, fault: str) -> DatabaseError:
@@ -986,13 +953,7 @@ def _refused(location: Location | str, fault: str) -> DatabaseError:
 
 
 def check_integrity(engine: Engine, path: Path) -> None:
-    """Raise if a file of moderate size is damaged, so that a tuning session does not start on it.
-
-    Raises
-    ------
-    DamagedDatabaseError
-        SQLite's quick check finds a fault.
-    """
+    """Raise `DamagedDatabaseError` if SQLite's quick check finds a fault in a file of moderate size."""
     if path.stat().st_size > _MAX_CHECKED_BYTES:
         return
     with engine.connect() as connection:
@@ -1082,32 +1043,3 @@ def _user_of(path: Path) -> str:
     finally:
         os.close(descriptor)
     return "" if kind == fcntl.F_UNLCK else f"process {process}"
-
-
-def _refuse_foreign(connection: Connection, location: Location) -> None:
-    """Raise if a file has tables of another program, or a server's database a foreign table with a name of ours."""
-    tables = set(inspect(connection).get_table_names())
-    foreign = sorted(tables if isinstance(location, Path) else tables & METADATA.tables.keys())
-    if foreign:
-        raise DatabaseError(
-            f"{location} belongs to another program (it has a table {foreign[0]!r}): name another database"
-        )
-
-
-def _create(connection: Connection) -> None:
-    """Create what the migrations would leave, without loading Alembic, which takes longer than the rest."""
-    METADATA.create_all(connection, checkfirst=False)
-    connection.exec_driver_sql(BEST_VIEW)
-    key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")  # as Alembic names it
-    version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), nullable=False), key)
-    connection.execute(CreateTable(version))
-    connection.execute(version.insert().values(version_num=SCHEMA_REVISION))
-
-
-def _migrate(connection: Connection) -> None:
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    command.upgrade(config, "head")

@@ -80,7 +80,7 @@ class TuningKey:
     @property
     def digest(self) -> str:
         """SHA-256 of all fields; the order of the sizes does not change it."""
-        return hashlib.sha256(canonical_json(self.to_json()).encode(errors="surrogatepass")).hexdigest()
+        return json_hash(self.to_json())
 
     @property
     def problem(self) -> Problem:
@@ -98,14 +98,14 @@ _KEY_FIELDS = tuple(field.name for field in fields(TuningKey))
 
 def key_differences(tuned: TuningKey, requested: TuningKey) -> tuple[tuple[str, str, str], ...]:
     """Return the fields in which two keys differ, each with both values as text."""
-    pairs = ((f.name, getattr(tuned, f.name), getattr(requested, f.name)) for f in fields(TuningKey))
-    return tuple((name, _text(a), _text(b)) for name, a, b in pairs if a != b)
 
+    def shown(value: object) -> str:
+        if isinstance(value, Mapping):
+            return sizes_text(value)
+        return " ".join(value) if isinstance(value, tuple) else str(value)
 
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={size}" for name, size in value.items())
-    return " ".join(value) if isinstance(value, tuple) else str(value)
+    pairs = ((name, getattr(tuned, name), getattr(requested, name)) for name in _KEY_FIELDS)
+    return tuple((name, shown(a), shown(b)) for name, a, b in pairs if a != b)
 
 
 def key_of(
@@ -139,22 +139,14 @@ def library_key(
     """Return the key of a library's results for a problem of an operation on a device.
 
     A library is stored as a kernel of one configuration, which has no parameters. The conditions of the problem limit
-    the kernels only, and are not part of the key.
-
-    Parameters
-    ----------
-    operation, problem
-        The operation, and its problem.
-    library, version
-        Name and version of the library; times of another version are of another study.
+    the kernels only, and are not part of the key. Times of another version of the library are of another study.
     """
-    identity = canonical_json({"library": library, "version": version})
     sizes = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
     return TuningKey.for_device(
         Problem(f"{operation.name}:{library}", sizes, problem.dtype),
         device,
         template_hash=operation.digest,
-        space_hash=hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest(),
+        space_hash=json_hash({"library": library, "version": version}),
         options=(),
         nvrtc_version=nvrtc_version,
         l2_mode=l2_mode,
@@ -175,46 +167,50 @@ def space_hash(spec: KernelSpec) -> str:
     str
         SHA-256 in hexadecimal; spaces and redundant parentheses in expressions do not change it.
     """
+
+    def launch(step: Step) -> dict[str, Any]:
+        smem_bytes = step.launch.dynamic_smem_bytes
+        return {
+            "entry": step.entry,
+            "block": [expression.canonical for expression in step.launch.block],
+            "grid": [expression.canonical for expression in step.launch.grid],
+            "dynamic_smem_bytes": smem_bytes.canonical if smem_bytes else "0",
+            **({"cooperative": True} if step.launch.is_cooperative else {}),
+        }
+
+    passed = tuple(argument.name for argument in spec.arguments if argument.is_passed)
+    launches: dict[str, Any]
+    if spec.has_one_launch and spec.steps[0].arguments == passed:  # it has a form of its own
+        launches = launch(spec.steps[0])
+    else:
+        launches = {
+            "steps": [
+                {
+                    **launch(step),
+                    "arguments": list(step.arguments),
+                    **({"when": step.when.canonical} if step.when is not None else {}),
+                    **({"times": step.times.canonical} if step.times is not None else {}),
+                    **({"swap": list(step.swap)} if step.swap else {}),
+                }
+                for step in spec.steps
+            ]
+        }
     meaning = {
         "options": list(spec.options),
         **spec.build.meaning(),
         "sizes": sorted(spec.sizes),
         "parameters": sorted(parameter.name for parameter in spec.parameters),
-        **_launches(spec),
+        **launches,
         "arguments": [argument.meaning() for argument in spec.arguments],
         **spec.reference.meaning(),
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
-    return hashlib.sha256(canonical_json(meaning).encode(errors="surrogatepass")).hexdigest()
+    return json_hash(meaning)
 
 
-def _launches(spec: KernelSpec) -> dict[str, Any]:
-    """Return the part of the hash that says what is launched; that of one plain launch has its own form."""
-    passed = tuple(argument.name for argument in spec.arguments if argument.is_passed)
-    if spec.has_one_launch and spec.steps[0].arguments == passed:
-        return _launch(spec.steps[0])
-    return {"steps": [_step(step) for step in spec.steps]}
-
-
-def _step(step: Step) -> dict[str, Any]:
-    expressions = {"when": step.when, "times": step.times}
-    return {
-        **_launch(step),
-        "arguments": list(step.arguments),
-        **{name: expression.canonical for name, expression in expressions.items() if expression is not None},
-        **({"swap": list(step.swap)} if step.swap else {}),
-    }
-
-
-def _launch(step: Step) -> dict[str, Any]:
-    smem_bytes = step.launch.dynamic_smem_bytes
-    return {
-        "entry": step.entry,
-        "block": [expression.canonical for expression in step.launch.block],
-        "grid": [expression.canonical for expression in step.launch.grid],
-        "dynamic_smem_bytes": smem_bytes.canonical if smem_bytes else "0",
-        **({"cooperative": True} if step.launch.is_cooperative else {}),
-    }
+def json_hash(value: Any) -> str:
+    """Return the SHA-256 of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
 
 
 def key_text(key: TuningKey) -> str:

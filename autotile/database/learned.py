@@ -1,33 +1,82 @@
-"""Knowledge in the database: rules of families, models of time of operations, and measured ceilings of GPUs.
+"""Knowledge in the database: rules of families, models of time of operations, ceilings of GPUs, and what misses cost.
 
-What was learned on this machine is served in place of what ships.
+Of each there is one row, the newest, which is found by what it is of. What was learned on this machine is served in
+place of what ships.
+
+A miss is a call of a problem for which no exact result was stored. If the problem has been tuned since, its study gives
+the cost: time of the configuration that was served, minus time of the winner. Otherwise the cost is estimated. The time
+of a call is that of the nearest tuned problem, scaled by the work. The fraction of it that is lost is the mean of what
+the same kind of fallback loses at the tuned problems, each of which in turn is served as if it were not tuned. There is
+no estimate if too little is tuned.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC
 from typing import Annotated, Any
 
 import msgspec
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Moment, Name, NonNegative, canonical_json
+from autotile.core.documents import Count, Moment, Name, NonNegative
 from autotile.core.model import Outcome, Problem, config_key
-from autotile.database.database import Database, bad_row, parse_row, parsed_rows, rows_of
+from autotile.database.database import BadRowError, Database, parse_row, parsed_rows
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, insert_for, now_text
-from autotile.database.keys import TuningKey, space_hash
-from autotile.database.winners import RULES, Row, RuleDocument, StoredMiss, StoredRule
+from autotile.database.keys import TuningKey, json_hash, space_hash
+from autotile.database.winners import Row, StoredMiss, StoredRule, StoredRuleDocument, Value
 from autotile.errors import DataError
 from autotile.families.family import Family, FamilyRule
 from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
+
+_OF: Mapping[str, tuple[str, ...]] = {
+    FAMILIES.name: ("digest",),
+    MODELS.name: ("operation", "dtype", "gpu_name"),
+    CEILINGS.name: ("gpu_uuid",),
+}
+"""Columns by which the one row is found, by table."""
+
+
+def _same(table: Table, row: Row) -> list[ColumnElement[bool]]:
+    return [table.c[name] == row[name] for name in _OF[table.name]]
+
+
+def _replace(connection: Connection, table: Table, row: Row) -> None:
+    """Store a row in place of an older one; its id is new, so that it is the newest."""
+    connection.execute(delete(table).where(*_same(table, row)))
+    connection.execute(table.insert(), {name: value for name, value in row.items() if name != "id"})
+
+
+def copy_learned(ours: Connection, table: Table, row: Row) -> bool:
+    """Copy a row of another database, unless ours is as new; return whether it was copied."""
+    date = table.c["measured_at" if table is CEILINGS else "learned_at"]
+    known = ours.execute(select(date).where(*_same(table, row))).all()
+    theirs = row[date.name]
+    if known and (theirs is None or (isinstance(known[0][0], str) and plausible(known[0][0]) >= plausible(theirs))):
+        return False
+    _replace(ours, table, row)
+    return True
+
+
+def plausible(moment: str) -> str:
+    """Return a date for comparison with those of another machine: one that has yet to come counts as the oldest."""
+    return "" if moment > now_text() else moment
+
+
+def _read(
+    database: Database, table: Table, parse: Callable[[Row], Value], *order: ColumnElement[Any], **of: str | None
+) -> list[Value]:
+    """Return what rows hold, selected by columns; a column that is None selects all."""
+    query = select(table).order_by(*order, table.c.id.desc())
+    query = query.where(*(table.c[name] == value for name, value in of.items() if value is not None))
+    with database.reading() as connection:
+        return parsed_rows(connection, query, parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,165 +100,67 @@ class FamilyState:
     seconds: NonNegative = 0.0
 
 
-class FamilyStore:
-    """Access to the families of a database; each method is one transaction.
-
-    Parameters
-    ----------
-    database
-        An open database; methods that write need one that was opened for writing.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def state(self, key: TuningKey, family: Family) -> FamilyState | None:
-        """Return the state of a family; None if its tuning never started, or has finished."""
-        query = select(FAMILIES.c.id, FAMILIES.c.progress).where(FAMILIES.c.digest == _digest(key, family))
-        with self._database.reading() as connection:
-            found = parsed_rows(connection, query, _state)
-        return found[0] if found else None
-
-    def save_state(self, key: TuningKey, family: Family, device: DeviceProperties, state: FamilyState) -> None:
-        """Store the state of a family; a rule that the family already has remains in effect."""
-        row = {
-            **_identity(key, family),
-            "device": device.to_json(),
-            "progress": asdict(state),
-        }
-        with self._database.writing() as connection:
-            insert = insert_for(connection, FAMILIES).values(**row)
-            change = {"progress": insert.excluded.progress}
-            connection.execute(insert.on_conflict_do_update(index_elements=["digest"], set_=change))
-
-    def save_rule(self, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
-        """Store the rule of a family that has a state, replacing an older rule, and clear the state."""
-        row = {
-            **_identity(key, rule.family),
-            "device": device.to_json(),
-            "rule": rule.to_json(),
-            "progress": None,
-            "learned_at": now_text(),
-        }
-        with self._database.writing() as connection:
-            replace_family(connection, row)
-
-    def rules(self, kernel: str | None = None, dtype: str | None = None) -> list[StoredRule]:
-        """Return the rules of a kernel, or of all, newest first."""
-        return self._database.read(RULES, kernel=kernel, dtype=dtype)
-
-
-def replace_family(connection: Connection, row: Mapping[str, Any]) -> None:
-    """Replace the row of a family by one with a new id, so that its rule is the newest, if there is one."""
-    if connection.execute(delete(FAMILIES).where(FAMILIES.c.digest == row["digest"])).rowcount:
-        connection.execute(FAMILIES.insert(), row)
-
-
-def stored_rule(row: Row) -> StoredRule:
-    """Return the rule in a row of the table; a `BadRowError` if it does not match the schema."""
-    document = parse_row("families", row["id"], row, RuleDocument)
-    try:
-        return document.stored_rule()
-    except DataError as error:
-        raise bad_row("families", row["id"], error) from None
-
-
-def check_family(row: Row) -> None:
-    """Raise a `BadRowError` if a complete row of the table does not match the schema."""
-    _state(row)
-    parse_row("families", row["id"], row, _FamilyRow)
-    try:
-        Family.from_json(row["family"])
-    except DataError as error:
-        raise bad_row("families", row["id"], DataError(error.fault, field="family")) from None
-    if row["learned_at"] is not None or row["rule"] is not None:
-        stored_rule(row)
-
-
 class _FamilyRow(msgspec.Struct):
-    """Columns of a row, besides the state, the family and the rule."""
+    """Columns of a row, besides the family and the rule."""
 
     digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     kernel: Name
     dtype: Name
     key: TuningKey
     device: DeviceProperties
+    progress: FamilyState | None
     learned_at: Moment | None
 
 
-def _state(row: Row) -> FamilyState | None:
-    return parse_row("families", row["id"], row, _StateRow).progress
+def check_family(row: Row) -> FamilyState | None:
+    """Return the state in a complete row of the table; a `BadRowError` if the row does not match the schema."""
+    found = parse_row(FAMILIES.name, row["id"], row, _FamilyRow)
+    try:
+        Family.from_json(row["family"])
+    except DataError as error:
+        raise BadRowError(FAMILIES.name, row["id"], DataError(error.fault, field="family")) from None
+    if row["learned_at"] is not None or row["rule"] is not None:
+        document = parse_row(FAMILIES.name, row["id"], row, StoredRuleDocument)
+        try:
+            document.stored_rule()
+        except DataError as error:
+            raise BadRowError(FAMILIES.name, row["id"], error) from None
+    return found.progress
 
 
-class _StateRow(msgspec.Struct):
-    progress: FamilyState | None
+def _family_row(key: TuningKey, family: Family, device: DeviceProperties) -> dict[str, Any]:
+    digest = json_hash([key.to_json(), family.to_json()])
+    of = {"digest": digest, "kernel": key.kernel, "dtype": key.dtype}
+    return {**of, "key": key.to_json(), "family": family.to_json(), "device": device.to_json()}
 
 
-def _identity(key: TuningKey, family: Family) -> dict[str, Any]:
-    """Return the columns that identify a family."""
-    return {
-        "digest": _digest(key, family),
-        "kernel": key.kernel,
-        "dtype": key.dtype,
-        "key": key.to_json(),
-        "family": family.to_json(),
-    }
+def family_state(database: Database, key: TuningKey, family: Family) -> FamilyState | None:
+    """Return the state of a family; None if its tuning never started, or has finished."""
+    found = _read(database, FAMILIES, check_family, digest=json_hash([key.to_json(), family.to_json()]))
+    return found[0] if found else None
 
 
-def _digest(key: TuningKey, family: Family) -> str:
-    return hashlib.sha256(canonical_json([key.to_json(), family.to_json()]).encode(errors="surrogatepass")).hexdigest()
+def save_family_state(
+    database: Database, key: TuningKey, family: Family, device: DeviceProperties, state: FamilyState
+) -> None:
+    """Store the state of a family; a rule that the family already has remains in effect."""
+    with database.writing() as connection:
+        insert = insert_for(connection, FAMILIES).values(**_family_row(key, family, device), progress=asdict(state))
+        change = {"progress": insert.excluded.progress}
+        connection.execute(insert.on_conflict_do_update(index_elements=["digest"], set_=change))
+
+
+def save_rule(database: Database, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
+    """Store the rule of a family in place of an older rule and of the state."""
+    learned = {"rule": rule.to_json(), "progress": None, "learned_at": now_text()}
+    with database.writing() as connection:
+        _replace(connection, FAMILIES, {**_family_row(key, rule.family, device), **learned})
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model as it is stored.
+    """A model of an operation for a GPU; `autotile.families.operation_model.OperationModel` reads it."""
 
-    Attributes
-    ----------
-    operation, dtype, gpu_name
-        What it is of.
-    document
-        JSON of `autotile.families.operation_model.OperationModel`, which reads it with ``from_json``.
-    learned_at
-        Time at which it was learned (UTC).
-    """
-
-    operation: str
-    dtype: str
-    gpu_name: str
-    document: Any
-    learned_at: str
-
-
-def save_model(
-    database: Database, operation: str, dtype: str, device: DeviceProperties, document: dict[str, Any]
-) -> None:
-    """Store the model of an operation for a GPU, in place of an older one."""
-    row = {
-        "operation": operation,
-        "dtype": dtype,
-        "gpu_name": device.name,
-        "device": device.to_json(),
-        "model": document,
-        "learned_at": now_text(),
-    }
-    with database.writing() as connection:
-        _replace(connection, row)
-
-
-def copy_model(ours: Connection, row: Mapping[str, Any]) -> None:
-    """Copy the row of a model to another database, unless that has a newer one."""
-    known = list(rows_of(ours, select(MODELS.c.learned_at).where(*_same(row))))
-    if not known or str(known[0]["learned_at"]) < str(row["learned_at"]):
-        _replace(ours, {name: value for name, value in row.items() if name != "id"})
-
-
-def check_model(row: Row) -> None:
-    """Raise a `BadRowError` if a complete row of the table does not match the schema."""
-    parse_row("models", row["id"], row, _ModelRow)
-
-
-class _ModelRow(msgspec.Struct):
     operation: Name
     dtype: Name
     gpu_name: Name
@@ -218,29 +169,36 @@ class _ModelRow(msgspec.Struct):
     learned_at: Moment
 
 
-def _same(row: Mapping[str, Any]) -> list[Any]:
-    return [MODELS.c[name] == row[name] for name in ("operation", "dtype", "gpu_name")]
+def stored_model(row: Row) -> StoredModel:
+    """Return the model in a complete row of the table; a `BadRowError` if it does not match the schema."""
+    return parse_row(MODELS.name, row["id"], row, StoredModel)
 
 
-def _replace(connection: Connection, row: Mapping[str, Any]) -> None:
-    connection.execute(delete(MODELS).where(*_same(row)))
-    connection.execute(MODELS.insert(), dict(row))
+def save_model(
+    database: Database, operation: str, dtype: str, device: DeviceProperties, document: dict[str, Any]
+) -> None:
+    """Store the model of an operation for a GPU, in place of an older one."""
+    of = {"operation": operation, "dtype": dtype, "gpu_name": device.name}
+    with database.writing() as connection:
+        row = {**of, "device": device.to_json(), "model": document, "learned_at": now_text()}
+        _replace(connection, MODELS, row)
 
 
 def read_models(
     database: Database, operation: str | None = None, dtype: str | None = None, gpu_name: str | None = None
 ) -> list[StoredModel]:
     """Return the stored models, newest first; None selects all."""
-    filters = ((MODELS.c.operation, operation), (MODELS.c.dtype, dtype), (MODELS.c.gpu_name, gpu_name))
-    query = select(MODELS).order_by(MODELS.c.id.desc())
-    query = query.where(*(column == value for column, value in filters if value is not None))
-    with database.reading() as connection:
-        return parsed_rows(connection, query, _stored_model)
+    return _read(database, MODELS, stored_model, operation=operation, dtype=dtype, gpu_name=gpu_name)
 
 
-def _stored_model(row: Row) -> StoredModel:
-    check_model(row)
-    return StoredModel(row["operation"], row["dtype"], row["gpu_name"], row["model"], row["learned_at"])
+def stored_ceilings(row: Row) -> DeviceCeilings:
+    """Return the ceilings in a row of the table; a `BadRowError` if it does not match the schema."""
+    measured = parse_row(CEILINGS.name, row["id"], row, DeviceCeilings)
+    try:
+        check_ceilings(measured)
+    except DataError as error:
+        raise BadRowError(CEILINGS.name, row["id"], error) from None
+    return measured
 
 
 def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
@@ -260,44 +218,13 @@ def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
         "warnings": list(measured.warnings),
     }
     with database.writing() as connection:
-        _replace_ceilings(connection, row)
+        _replace(connection, CEILINGS, row)
 
 
 def read_ceilings(database: Database, gpu_name: str | None = None, gpu_uuid: str | None = None) -> list[DeviceCeilings]:
     """Return the ceilings of the GPUs of a model, of one GPU, or of all, newest first."""
-    filters = ((CEILINGS.c.gpu_name, gpu_name), (CEILINGS.c.gpu_uuid, gpu_uuid))
-    query = select(CEILINGS).order_by(CEILINGS.c.measured_at.desc(), CEILINGS.c.id.desc())
-    query = query.where(*(column == value for column, value in filters if value is not None))
-    with database.reading() as connection:
-        return parsed_rows(connection, query, stored_ceilings)
-
-
-def copy_ceilings(ours: Connection, row: Mapping[str, Any]) -> None:
-    """Copy the row of a GPU to another database, unless that has a newer one."""
-    known = list(rows_of(ours, select(CEILINGS.c.measured_at).where(CEILINGS.c.gpu_uuid == row["gpu_uuid"])))
-    if not known or str(known[0]["measured_at"]) < str(row["measured_at"]):
-        _replace_ceilings(ours, {name: value for name, value in row.items() if name != "id"})
-
-
-def stored_ceilings(row: Row) -> DeviceCeilings:
-    """Return the ceilings in a row of the table.
-
-    Raises
-    ------
-    BadRowError
-        It does not match the schema.
-    """
-    measured = parse_row("ceilings", row["id"], row, DeviceCeilings)
-    try:
-        check_ceilings(measured)
-    except DataError as error:
-        raise bad_row("ceilings", row["id"], error) from None
-    return measured
-
-
-def _replace_ceilings(connection: Connection, row: Mapping[str, Any]) -> None:
-    connection.execute(CEILINGS.delete().where(CEILINGS.c.gpu_uuid == row["gpu_uuid"]))
-    connection.execute(CEILINGS.insert(), dict(row))
+    newest = CEILINGS.c.measured_at.desc()
+    return _read(database, CEILINGS, stored_ceilings, newest, gpu_name=gpu_name, gpu_uuid=gpu_uuid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,99 +244,6 @@ class MissCost:
     call_us: float
     lost_us: float
     measured: bool
-
-
-class MissCostEstimator:
-    """Costs of the misses of one kernel.
-
-    Parameters
-    ----------
-    kernel
-        Kernel in its current version; studies and rules of other versions are ignored.
-    studies
-        Measured times of the kernel's studies.
-    rules
-        Rules of the kernel's families, newest first.
-    """
-
-    def __init__(self, kernel: Kernel, studies: Iterable[StudyTimes], rules: Iterable[StoredRule]) -> None:
-        version = (kernel.source_hash, space_hash(kernel.spec))
-        self._kernel = kernel
-        self._default = config_key(kernel.spec.default)
-        self._studies = [
-            study
-            for study in studies
-            if (study.key.template_hash, study.key.space_hash) == version and study.key.l2_mode == "cold"
-        ]
-        self._rules = [rule for rule in rules if (rule.key.template_hash, rule.key.space_hash) == version]
-
-    def cost(self, miss: StoredMiss) -> MissCost | None:
-        """Return the cost of one call of a missed problem; None if too little is tuned to tell."""
-        same_dtype = [study for study in self._studies if study.key.dtype == miss.problem.dtype]
-        same_gpu = [study for study in same_dtype if study.key.gpu_name == miss.gpu_name]
-        own = next((study for study in same_gpu if dict(study.key.sizes) == dict(miss.problem.sizes)), None)
-        if own is not None:
-            loss = self._loss_at(own, miss.tier, same_dtype)
-            return MissCost(own.best_us * (1.0 + loss), own.best_us * loss, True) if loss is not None else None
-        loss = self._expected_loss(miss, same_gpu, same_dtype)
-        nearest = _nearest(same_gpu, miss.problem)
-        if loss is None or nearest is None:
-            return None
-        best_us = nearest.best_us * self._work_ratio(miss.problem, nearest.key.problem)
-        return MissCost(best_us * (1.0 + loss), best_us * loss, False)
-
-    def _expected_loss(
-        self, miss: StoredMiss, same_gpu: Sequence[StudyTimes], same_dtype: Sequence[StudyTimes]
-    ) -> float | None:
-        """Return the mean relative loss of a fallback of this tier; None if unknown."""
-        if miss.tier == "family":
-            return next((stored.rule.mean_held_out for stored in self._rules if _applies(stored, miss)), None)
-        losses = [loss for study in same_gpu if (loss := self._loss_at(study, miss.tier, same_dtype)) is not None]
-        return sum(losses) / len(losses) if losses else None
-
-    def _loss_at(self, study: StudyTimes, tier: str, same_dtype: Sequence[StudyTimes]) -> float | None:
-        """Return the relative loss of a fallback at a tuned problem, as if that problem were not tuned."""
-        if tier == "default":
-            return study.loss(self._default)
-        wants_same_gpu = tier != "transferred"
-        others = [
-            other
-            for other in same_dtype
-            if dict(other.key.sizes) != dict(study.key.sizes)
-            and (other.key.gpu_name == study.key.gpu_name) == wants_same_gpu
-        ]
-        served = _nearest(others, study.key.problem)
-        return study.loss(served.best) if served is not None else None
-
-    def _work_ratio(self, asked: Problem, tuned: Problem) -> float:
-        """Return the ratio of the work of two problems.
-
-        It is the larger of the ratios of operations and of bytes, or the ratio of the products of the sizes if the
-        search-space file states neither.
-        """
-        work = self._kernel.spec.work
-        ratios = [
-            self._value(expression, asked) / self._value(expression, tuned)
-            for expression in (work.flops, work.bytes)
-            if expression is not None and self._value(expression, tuned) > 0
-        ]
-        return max(ratios) if ratios else _volume(asked) / _volume(tuned)
-
-    def _value(self, expression: Expression, problem: Problem) -> float:
-        """Return the work of a problem, in the default configuration if it depends on parameters."""
-        return float(expression.evaluate({**self._kernel.spec.default, **problem.sizes}))
-
-
-def _nearest(studies: Sequence[StudyTimes], problem: Problem) -> StudyTimes | None:
-    return min(studies, key=lambda study: size_distance(study.key.sizes, problem.sizes), default=None)
-
-
-def _applies(stored: StoredRule, miss: StoredMiss) -> bool:
-    return stored.key.gpu_name == miss.gpu_name and dict(miss.problem.sizes) in stored.rule.family
-
-
-def _volume(problem: Problem) -> float:
-    return float(math.prod(max(size, 1) for size in problem.sizes.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,20 +274,90 @@ class StudyTimes:
 
 
 def study_times(database: Database, kernel: str) -> list[StudyTimes]:
-    """Return the times of every study of a kernel that has a winner.
+    """Return the times of every study of a kernel that has a winner."""
+    found = []
+    for best in database.best(kernel):
+        if best.trial.time_us is not None:
+            trials = (stored.trial for stored in database.standing_trials(best.study_id))
+            ok = (trial for trial in trials if trial.outcome is Outcome.OK)
+            times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
+            found.append(StudyTimes(best.key, config_key(best.trial.config), times_us))
+    return found
 
-    Raises
-    ------
-    DatabaseError
-        The database cannot be read.
+
+class MissCostEstimator:
+    """Costs of the misses of one kernel.
+
+    Parameters
+    ----------
+    kernel
+        Kernel in its current version; studies and rules of other versions are ignored.
+    studies
+        Measured times of the kernel's studies.
+    rules
+        Rules of the kernel's families, newest first.
     """
-    return [
-        StudyTimes(best.key, config_key(best.trial.config), _times(database, best.study_id))
-        for best in database.best(kernel)
-        if best.trial.time_us is not None
-    ]
+
+    def __init__(self, kernel: Kernel, studies: Iterable[StudyTimes], rules: Iterable[StoredRule]) -> None:
+        def is_current(key: TuningKey) -> bool:
+            return (key.template_hash, key.space_hash) == version
+
+        version = (kernel.source_hash, space_hash(kernel.spec))
+        self._kernel = kernel
+        self._studies = [study for study in studies if is_current(study.key) and study.key.l2_mode == "cold"]
+        self._rules = [rule for rule in rules if is_current(rule.key)]
+
+    def cost(self, miss: StoredMiss) -> MissCost | None:
+        """Return the cost of one call of a missed problem; None if too little is tuned to tell."""
+        same_dtype = [study for study in self._studies if study.key.dtype == miss.problem.dtype]
+        same_gpu = [study for study in same_dtype if study.key.gpu_name == miss.gpu_name]
+        sizes = dict(miss.problem.sizes)
+        own = next((study for study in same_gpu if dict(study.key.sizes) == sizes), None)
+        if own is not None:
+            loss, best_us = self._loss_at(own, miss.tier, same_dtype), own.best_us
+        else:
+            if miss.tier == "family":
+                rules = (stored.rule for stored in self._rules if stored.key.gpu_name == miss.gpu_name)
+                loss = next((rule.mean_held_out for rule in rules if sizes in rule.family), None)
+            else:
+                losses = [self._loss_at(study, miss.tier, same_dtype) for study in same_gpu]
+                known = [loss for loss in losses if loss is not None]
+                loss = sum(known) / len(known) if known else None
+            nearest = _nearest(same_gpu, miss.problem)
+            if nearest is None:
+                return None
+            best_us = nearest.best_us * self._work_ratio(miss.problem, nearest.key.problem)
+        return MissCost(best_us * (1.0 + loss), best_us * loss, own is not None) if loss is not None else None
+
+    def _loss_at(self, study: StudyTimes, tier: str, same_dtype: Sequence[StudyTimes]) -> float | None:
+        """Return the relative loss of a fallback at a tuned problem, as if that problem were not tuned."""
+        if tier == "default":
+            return study.loss(config_key(self._kernel.spec.default))
+        wants_same_gpu = tier != "transferred"
+        others = [
+            other
+            for other in same_dtype
+            if dict(other.key.sizes) != dict(study.key.sizes)
+            and (other.key.gpu_name == study.key.gpu_name) == wants_same_gpu
+        ]
+        served = _nearest(others, study.key.problem)
+        return study.loss(served.best) if served is not None else None
+
+    def _work_ratio(self, asked: Problem, tuned: Problem) -> float:
+        """Return the ratio of the work of two problems, in the default configuration if it depends on parameters.
+
+        It is the larger of the ratios of operations and of bytes, or the ratio of the products of the sizes if the
+        search-space file states neither.
+        """
+
+        def value(expression: Expression, problem: Problem) -> float:
+            return float(expression.evaluate({**self._kernel.spec.default, **problem.sizes}))
+
+        work = [expression for expression in (self._kernel.spec.work.flops, self._kernel.spec.work.bytes) if expression]
+        ratios = [value(each, asked) / value(each, tuned) for each in work if value(each, tuned) > 0]
+        volumes = [float(math.prod(max(size, 1) for size in problem.sizes.values())) for problem in (asked, tuned)]
+        return max(ratios) if ratios else volumes[0] / volumes[1]
 
 
-def _times(database: Database, study_id: int) -> dict[str, float]:
-    trials = (stored.trial for stored in database.standing_trials(study_id))
-    return {config_key(t.config): t.time_us for t in trials if t.outcome is Outcome.OK and t.time_us is not None}
+def _nearest(studies: Sequence[StudyTimes], problem: Problem) -> StudyTimes | None:
+    return min(studies, key=lambda study: size_distance(study.key.sizes, problem.sizes), default=None)

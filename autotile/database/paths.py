@@ -69,24 +69,18 @@ _PORT_OR_IPV6 = re.compile(
 _OPTION = re.compile(r"^(--[^=]*=?|-.=?)", re.DOTALL)
 
 
-def is_secret(key: str) -> bool:
-    """Return whether the value of a connection parameter must not be shown; its name may be percent-encoded."""
-    return _SECRET_KEY.search(_decoded(key)) is not None
-
-
 def looks_like_url(location: str) -> bool:
     """Return whether a location is a URL or can only be meant as one, so that it must not become a path."""
-    return any(_starts_like_url(text) or _has_secret_parameter(text) for text in {location, _decoded(location)})
-
-
-def _starts_like_url(text: str) -> bool:
-    return "://" in text or _SCHEME.match(text) is not None or _CREDENTIALS.match(text) is not None
+    return any(
+        "://" in text or _SCHEME.match(text) or _CREDENTIALS.match(text) or _has_secret_parameter(text)
+        for text in {location, _decoded(location)}
+    )
 
 
 def _has_secret_parameter(text: str) -> bool:
     # Only a query makes an absolute path a URL: a folder may be named "secret=1".
     searched = "".join(re.split("[?;#&]", text, maxsplit=1)[1:]) if text.startswith(("/", ".", "~")) else text
-    return any(is_secret(found[1]) for found in _KEY.finditer(searched))
+    return any(_SECRET_KEY.search(_decoded(found[1])) for found in _KEY.finditer(searched))
 
 
 def _decoded(text: str) -> str:
@@ -120,13 +114,7 @@ _SQLITE = "sqlite:///"
 
 
 def absolute_location(location: str) -> str:
-    """Return the path or URL of a database that means the same after a change of the working directory.
-
-    Raises
-    ------
-    InputError
-        As for `autotile.settings.absolute_path`.
-    """
+    """Return a location that means the same after a change of the working directory; errors as of `absolute_path`."""
     if not looks_like_url(location):
         return str(absolute_path(location, "a database"))
     path = location.removeprefix(_SQLITE)
@@ -138,7 +126,7 @@ def masked_message(message: str) -> str:
     message = _URL_IN_TEXT.sub(_masked_url, message)
     parts, end = [], 0
     for found in _KEY.finditer(message):
-        if found.start() >= end and is_secret(found[1]):
+        if found.start() >= end and _SECRET_KEY.search(_decoded(found[1])):
             value = _VALUE.match(message, found.end())
             parts += [message[end : found.end()], MASK]
             end = value.end() if value is not None else found.end()
@@ -146,15 +134,13 @@ def masked_message(message: str) -> str:
 
 
 def _masked_url(found: re.Match[str]) -> str:
-    end = found[0].rpartition(":")[2]
-    has_password = "@" in found[0] or (end and not end[0].isdigit())  # digits are a port
-    return _masked_credentials(found[0]) if has_password and EXAMPLE_CREDENTIALS not in found[0] else found[0]
-
-
-def _masked_credentials(location: str) -> str:
     """Mask all from the first colon after the scheme to the last ``@``: where the password ends is uncertain."""
+    location, at = found[0], found[0].rfind("@")
+    end = location.rpartition(":")[2]
+    has_password = at >= 0 or (end and not end[0].isdigit())  # digits are a port
+    if not has_password or EXAMPLE_CREDENTIALS in location:
+        return location
     scheme = _SCHEME.match(location)
-    at = location.rfind("@")
     # "postgres:password@host" starts with a user rather than a scheme.
     start = scheme.end() if scheme is not None and (scheme[0].endswith("/") or at < 0) else 0
     colon = location.find(":", start)
@@ -184,51 +170,45 @@ def atomic_write(path: Path, *, follow_link: bool = True) -> Iterator[BinaryIO]:
     if not follow_link and path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; remove it", str(path))
     try:
-        with _replacing(path) as stream:
-            yield stream
+        if path.exists() and not path.is_file():
+            with path.open("wb") as stream:
+                yield stream
+            return
+        if path.exists() and _start_of(path) == DATABASE_MAGIC:
+            raise FileExistsError(errno.EEXIST, "it is a database, which is not overwritten", str(path))
+        target = path.resolve()  # keeps a symbolic link
+        # In a folder that others may write, a predictable name could be a link that they put there to the user's file.
+        partial = target.with_name(f".{target.name[:40]}.{os.urandom(8).hex()}.partial")
+        try:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())  # some file systems report only now that they are full
+            partial.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
     except OSError as error:
         if error.filename is None:  # of a read or a write, which know only the descriptor
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    if path.exists() and not path.is_file():
-        with path.open("wb") as stream:
-            yield stream
-        return
-    if path.exists() and _is_database(path):
-        raise FileExistsError(errno.EEXIST, "it is a database, which is not overwritten", str(path))
-    target = path.resolve()  # keeps a symbolic link
-    # In a folder that others may write, a predictable name could be a link that they put there to a file of this user.
-    partial = target.with_name(f".{target.name[:40]}.{os.urandom(8).hex()}.partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())  # some file systems report only now that they are full
-        partial.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+def _start_of(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(len(DATABASE_MAGIC))
 
 
 def check_readable(path: Path) -> None:
-    """Raise if the path cannot be a database, since SQLite's own message is less specific.
+    """Raise if the path is a folder or another special file, or not readable: SQLite's own message is less specific.
 
     The file is not opened: closing it again would drop the locks of this process's other connections to the database,
     and so lose what they write from then on: https://sqlite.org/howtocorrupt.html, section 2.2.
-
-    Raises
-    ------
-    DatabaseError
-        The path is a folder or another special file, or is not readable.
     """
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder; expected the path of a database file, such as {path / 'autotile.db'}")
@@ -239,16 +219,9 @@ def check_readable(path: Path) -> None:
 
 
 def check_is_database(path: Path) -> None:
-    """Raise if a file that SQLite cannot read is of another kind, rather than a damaged database.
-
-    Raises
-    ------
-    DatabaseError
-        The file does not start like an SQLite file.
-    """
+    """Raise if a file that SQLite cannot read is of another kind, rather than a damaged database."""
     try:
-        with path.open("rb") as stream:
-            start = stream.read(len(DATABASE_MAGIC))
+        start = _start_of(path)
     except OSError as error:
         raise DatabaseError(f"cannot read the database {path}: {error.strerror}; check its permissions") from None
     if start and start != DATABASE_MAGIC:
@@ -258,13 +231,7 @@ def check_is_database(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Create the folder of a database if needed, and raise if the database cannot be written there.
-
-    Raises
-    ------
-    DatabaseError
-        The folder cannot be created, or the folder or the file is not writable.
-    """
+    """Create the folder of a database if needed, and raise if it or the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -306,8 +273,8 @@ def has_wal(path: Path) -> bool:
 def is_disk_full(folder: Path) -> bool:
     """Return whether the disk of a folder lacks room for the files that SQLite needs beside a database."""
     disk = os.statvfs(folder)
-    has_blocks = disk.f_blocks > 0  # /proc and similar file systems report none, and are not full
-    return has_blocks and disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES
+    # /proc and similar file systems report no blocks at all, and are not full
+    return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES
 
 
 def network_file_system(path: Path) -> str:
@@ -322,8 +289,3 @@ def network_file_system(path: Path) -> str:
     around = [(len(point), order, kind) for order, (point, kind) in enumerate(mounts) if folder.is_relative_to(point)]
     kind = max(around)[-1] if around else ""
     return kind if kind in _NETWORK_FILE_SYSTEMS else ""
-
-
-def _is_database(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(len(DATABASE_MAGIC)) == DATABASE_MAGIC

@@ -1,8 +1,10 @@
-"""Winners and rules: the results that are served, their JSON and the database columns that they are read from.
+"""What is served from a database: winners, rules, verdicts and misses, their JSON, and the queries that read them.
 
-The database (`autotile.database.winners`, `autotile.database.database`), the files that ship with autotile
-(`autotile.exchange.shipped`) and bundles (`autotile.exchange.bundle`) all use the conversions of this module.
-It does not import SQLAlchemy, whose import takes longer than the rest of a process's first look-up.
+Each query is stated once, as SQL text and a function of its rows. `autotile.database.database.Database.read` runs them
+on every database. `read_file` and `write_file` run them on an SQLite file of the current schema without SQLAlchemy,
+whose import takes longer than the rest of a process's first look-up; whatever else they meet they leave to `Database`.
+A view or trigger of someone else in a file would decide what is served, or change what is stored: a file must have our
+tables and our view, and nothing that acts by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +24,18 @@ from urllib.parse import quote
 import msgspec
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Moment, Name, NonNegative, Text, TimeUs, Whole, canonical_json, convert, json_cell
+from autotile.core.documents import (
+    Moment,
+    Name,
+    NonNegative,
+    Text,
+    TimeUs,
+    Whole,
+    canonical_json,
+    convert,
+    json_cell,
+    to_document,
+)
 from autotile.core.forks import FORK_LOCK
 from autotile.core.model import Config, L2Mode, Measurement, Problem, Resources
 from autotile.database.keys import TuningKey
@@ -33,33 +46,33 @@ from autotile.settings import expand_path
 if TYPE_CHECKING:
     from autotile.families.family import FamilyRule
 
+Value = TypeVar("Value")
+Row = Mapping[str, Any]
 
 MEASUREMENT_COLUMNS = ("time_us", "low_us", "high_us", "l2")
 RESOURCE_COLUMNS = tuple(field.name for field in fields(Resources))
 
 WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "studies": (*(field.name for field in fields(TuningKey)), "device"),
-    "trials": ("config", *RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2", "created_at"),
+    "trials": ("config", *RESOURCE_COLUMNS, *MEASUREMENT_COLUMNS, "created_at"),
     "runs": ("driver", "sampler"),
 }
 """Columns that `Winner.from_row` reads, by table; no name occurs twice."""
 
 RULE_COLUMNS = ("id", "key", "device", "rule", "learned_at")
-"""Columns of the table ``families`` that `RuleDocument` has, and the row's id."""
-
-CHECK_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "studies": tuple(field.name for field in fields(TuningKey)),
-    "trials": ("id", "config_key", "outcome"),
-}
-"""Columns that `Check.from_row` reads, by table."""
+"""Columns of the table ``families`` that `StoredRuleDocument` has, and the row's id."""
 
 JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule", "telemetry"})
 """Columns of winners, rules and digests that hold JSON."""
 
-
 UNVERIFIED_SAMPLER = "sweep"
 """Sampler of the runs in which earlier versions measured a family of an operation. Their configurations were verified
 at the measured sizes only, not at ragged ones, so that they are not served; the family measures them again."""
+
+SERVER_TIMEOUT_S = 2.0
+"""Timeout of a database server in serving: a program must not wait for it as a tuning session may."""
+_BUSY_TIMEOUT_S = 1.0
+"""In WAL mode a reader never waits; in the other modes a commit takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +105,19 @@ class Winner:
 
     def to_json(self) -> dict[str, Any]:
         """Return every field as a JSON object."""
-        return {
-            "key": self.key.to_json(),
-            "device": self.device.to_json() if self.device else None,
-            **self.result_to_json(),
-            "shipped": self.shipped,
-        }
+        key, device = to_document([self.key, self.device])
+        return {"key": key, "device": device, **self.result_to_json(), "shipped": self.shipped}
 
     def result_to_json(self) -> dict[str, Any]:
-        """Return the fields that are specific to one result, without key and device, as a JSON object."""
+        """Return the fields of one result, without key and device, as a JSON object."""
+        names = ("config", "resources", "measurement")
         return {
-            "config": dict(self.config),
-            "resources": asdict(self.resources) if self.resources else None,
-            "measurement": self.measurement.to_json() if self.measurement else None,
+            **{name: to_document(getattr(self, name)) for name in names},
             "tuned_at": self.tuned_at.isoformat(timespec="seconds"),
         }
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], device: DeviceProperties | None) -> Winner:
+    def from_row(cls, row: Row, device: DeviceProperties | None) -> Winner:
         """Return the winner in a row of the database.
 
         Parameters
@@ -139,7 +147,7 @@ class Winner:
         return replace(convert({"key": row, "device": None, **parts}, cls), device=device)
 
 
-def part_of(row: Mapping[str, Any], columns: Iterable[str]) -> Mapping[str, Any] | None:
+def part_of(row: Row, columns: Iterable[str]) -> Row | None:
     """Return a row if one of some columns, whose names are those of the fields, is not null, else None."""
     return row if any(row[name] is not None for name in columns) else None
 
@@ -180,33 +188,12 @@ class WinnerDocument(ResultDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Verdict of finals or of a verification on a configuration that is not ranked for a problem.
-
-    Attributes
-    ----------
-    key
-        Key of the problem.
-    config
-        `config_key` of the configuration.
-    passed
-        Whether it was correct.
-    """
+class StoredVerdict:
+    """Verdict of finals or of a verification on a configuration, by its `config_key`, that is not ranked."""
 
     key: TuningKey
     config: Text
     passed: bool
-
-    @classmethod
-    def from_row(cls, row: Mapping[Any, Any]) -> Check:
-        """Return the verdict in a row of the database, with the values of `CHECK_COLUMNS`.
-
-        Raises
-        ------
-        DataError
-            A value does not match the schema.
-        """
-        return convert({"key": row, "config": row["config_key"], "passed": row["outcome"] == "ok"}, cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +220,10 @@ class StoredRule:
 
     def to_json(self) -> dict[str, Any]:
         """Return every field but `shipped` as a JSON object."""
-        return {
-            "key": self.key.to_json(),
-            "device": self.device.to_json(),
-            "rule": self.rule.to_json(),
-            "learned_at": self.learned_at.isoformat(),
-        }
+        return {name: to_document(getattr(self, name)) for name in ("key", "device", "rule", "learned_at")}
 
 
-class RuleDocument(msgspec.Struct):
+class StoredRuleDocument(msgspec.Struct):
     """JSON of `StoredRule.to_json`, or columns of a row of the table ``families``."""
 
     key: TuningKey
@@ -250,13 +232,7 @@ class RuleDocument(msgspec.Struct):
     learned_at: Moment
 
     def stored_rule(self) -> StoredRule:
-        """Return the rule.
-
-        Raises
-        ------
-        DataError
-            ``rule`` does not match the schema of rules.
-        """
+        """Return the rule; a `DataError` if ``rule`` does not match the schema of rules."""
         from autotile.families.family import FamilyRule  # most kernels have no rule
 
         try:
@@ -266,13 +242,25 @@ class RuleDocument(msgspec.Struct):
         return StoredRule(self.key, self.device, rule, self.learned_at)
 
 
-Value = TypeVar("Value")
-Row = Mapping[str, Any]
+@dataclass(frozen=True, slots=True)
+class StoredMiss:
+    """Calls of one problem on one GPU that were served by a fallback.
 
-SERVER_TIMEOUT_S = 2.0
-"""Timeout of a database server in serving: a program must not wait for it as a tuning session may."""
-_BUSY_TIMEOUT_S = 1.0
-"""In WAL mode a reader never waits; in the other modes a commit takes milliseconds."""
+    Attributes
+    ----------
+    tier
+        Kind of the fallback: ``family``, ``nearest``, ``transferred`` or ``default``.
+    count
+        Number of calls.
+    last_at
+        Time of the last update of the count (UTC).
+    """
+
+    problem: Problem
+    gpu_name: Name
+    tier: Name
+    count: Whole
+    last_at: Moment
 
 
 class Query(NamedTuple, Generic[Value]):
@@ -316,6 +304,11 @@ def _device(cell: str) -> DeviceProperties | None:
     return convert(value, DeviceProperties) if value is not None else None
 
 
+def _verdict(row: Row) -> StoredVerdict:
+    parts = {"key": _decoded(row), "config": row["config_key"], "passed": row["outcome"] == "ok"}
+    return convert(parts, StoredVerdict)
+
+
 _WINNERS = f"""
     SELECT {_names(WINNER_COLUMNS)}
     FROM studies
@@ -339,20 +332,21 @@ RULES: Query[StoredRule] = Query(
     AND (CAST(:dtype AS TEXT) IS NULL OR dtype = :dtype)
     ORDER BY families.id DESC
     """,
-    lambda row: convert(_decoded(row), RuleDocument).stored_rule(),
+    lambda row: convert(_decoded(row), StoredRuleDocument).stored_rule(),
     "families",
 )
 """Rules of the families of a kernel, or of all, newest first: in the order of learning."""
 
-CHECKS: Query[Check] = Query(
+CHECKS: Query[StoredVerdict] = Query(
     f"""
-    SELECT {_names(CHECK_COLUMNS)}
+    SELECT {_names({"studies": (field.name for field in fields(TuningKey))})}, trials.id, trials.config_key,
+           trials.outcome
     FROM studies
     JOIN trials ON studies.id = trials.study_id
     WHERE studies.kernel = :kernel AND studies.dtype = :dtype AND trials.phase = 'final' AND trials.rank IS NULL
     ORDER BY trials.id
     """,
-    lambda row: Check.from_row(_decoded(row)),
+    _verdict,
     "trials",
 )
 """Verdicts of finals and verifications on configurations of a kernel that are not ranked, oldest first."""
@@ -414,46 +408,17 @@ ADD_MISSES = """
 """
 
 
-class Miss(NamedTuple):
-    """Calls of a kernel that was served for a problem as a fallback."""
-
-    problem: Problem
-    gpu_name: str
-    tier: str
-    calls: int
-
-    def row(self) -> dict[str, Any]:
-        """Return the parameters of `ADD_MISSES`."""
-        return {
-            "kernel": self.problem.kernel,
-            "sizes": canonical_json(dict(self.problem.sizes)),
-            "dtype": self.problem.dtype,
-            "gpu_name": self.gpu_name,
-            "tier": self.tier,
-            "count": self.calls,
-            "last_at": datetime.now(UTC).isoformat(timespec="microseconds"),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMiss:
-    """Calls of one problem on one GPU that were served by a fallback.
-
-    Attributes
-    ----------
-    tier
-        Kind of the fallback: ``family``, ``nearest``, ``transferred`` or ``default``.
-    count
-        Number of calls.
-    last_at
-        Time of the last update of the count (UTC).
-    """
-
-    problem: Problem
-    gpu_name: Name
-    tier: Name
-    count: Whole
-    last_at: Moment
+def miss_row(problem: Problem, gpu_name: str, tier: str, calls: int = 1) -> dict[str, Any]:
+    """Return the parameters of `ADD_MISSES`: calls of a problem that a fallback of a tier has served."""
+    return {
+        "kernel": problem.kernel,
+        "sizes": canonical_json(dict(problem.sizes)),
+        "dtype": problem.dtype,
+        "gpu_name": gpu_name,
+        "tier": tier,
+        "count": calls,
+        "last_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+    }
 
 
 def _stored_miss(row: Row) -> StoredMiss:
@@ -475,22 +440,21 @@ STORED_MISSES = Query(
 
 
 def file_signature(location: str) -> tuple[tuple[int, int, int], ...] | None:
-    """Return the i-node, size and time of an SQLite file and of its log, which change when it is written to.
+    """Return i-node, size and time of an SQLite file and of its log, which change when it is written to.
 
-    None for a database on a server, which has no file.
+    They are zeros for a file that is missing or empty, as reading alone creates an empty log. None for a database on a
+    server, which has no file.
     """
     if looks_like_url(location):
         return None
-    return tuple(_state(f"{location}{suffix}") for suffix in ("", "-wal"))
-
-
-def _state(path: str) -> tuple[int, int, int]:
-    """Return i-node, size and time of a file; zeros if it is empty, as reading alone creates an empty log."""
-    try:
-        state = os.stat(expand_path(path, "a database"))  # noqa: PTH116
-    except (OSError, InputError):
-        return (0, 0, 0)
-    return (state.st_ino, state.st_size, state.st_mtime_ns) if state.st_size else (0, 0, 0)
+    states = []
+    for suffix in ("", "-wal"):
+        try:
+            state = os.stat(expand_path(f"{location}{suffix}", "a database"))  # noqa: PTH116
+        except (OSError, InputError):
+            state = None
+        states.append((state.st_ino, state.st_size, state.st_mtime_ns) if state and state.st_size else (0, 0, 0))
+    return tuple(states)
 
 
 def read_file(location: str, query: Query[Value], **parameters: str) -> list[Value] | None:
@@ -521,16 +485,11 @@ def read_file(location: str, query: Query[Value], **parameters: str) -> list[Val
         return None
 
 
-def write_file(path: Path, statement: str, rows: Sequence[Mapping[str, Any]], *, timeout_s: float) -> bool:
+def write_file(path: Path, statement: str, rows: Sequence[Row], *, timeout_s: float) -> bool:
     """Run a statement on an SQLite file for each of some rows, in one transaction; return whether it was committed.
 
     The file is neither created nor migrated, and its journal mode stays as it is. Nothing is written if its schema is
-    not the current one, or if it cannot be written now.
-
-    Parameters
-    ----------
-    timeout_s
-        Maximum time to wait for another process that is writing.
+    not the current one, or if it cannot be written within ``timeout_s`` because another process is writing.
     """
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
@@ -572,11 +531,9 @@ VIEW_DIGESTS: Mapping[str, str] = {
     "0001": "ec16a4c3503805458126ce71ab2d1bed56aaf05263e81b35ee087dcacd5699c0",
     "0002": "28518ae42dedd64b506ea0dc6365ffc82573b666f781d43ffb3f49b14ee536be",
     "0003": "28518ae42dedd64b506ea0dc6365ffc82573b666f781d43ffb3f49b14ee536be",
-    "0004": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
-    "0005": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
-    "0006": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
-    "0007": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
-    "0008": "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92",
+    **dict.fromkeys(
+        ("0004", "0005", "0006", "0007", "0008"), "e33487e747ae325c4f9fdbf7146d3ac2b7c7f269b3bc025eaa03f3ab449ecc92"
+    ),
 }
 """SHA-256 of the text of the view, with single spaces, after each migration; a test compares them."""
 
@@ -584,25 +541,10 @@ Execute = Callable[[str], Iterable[Sequence[Any]]]
 """Function that runs a statement and returns its rows."""
 
 
-def unknown_revision(revisions: Sequence[Any]) -> str:
-    """Return the fault of the rows of `VERSION_TABLE`; empty if they hold one revision, known or newer."""
-    if len(revisions) != 1:
-        return f"its table {VERSION_TABLE} has {len(revisions)} rows, expected one"
-    (revision,) = revisions
-    if not isinstance(revision, str) or not (len(revision) == 4 and revision.isascii() and revision.isdecimal()):
-        return f"its schema has the revision {revision!r:.40}, expected one such as {SCHEMA_REVISION!r}"
-    if revision <= SCHEMA_REVISION and revision not in VIEW_DIGESTS:
-        return f"its schema has the revision {revision!r}, which no version of autotile has written"
-    return ""
-
-
 def foreign_object(execute: Execute, revision: str | None) -> str:
     """Return the first view or trigger of a file that autotile did not create; empty if there is none.
 
-    Parameters
-    ----------
-    revision
-        Revision whose view the file must have; None for any, before the revision is read.
+    ``revision`` is the one whose view the file must have; None for any, before the revision is read.
     """
     views = []
     for kind, name, text in execute("SELECT type, name, sql FROM sqlite_master WHERE type IN ('view', 'trigger')"):
@@ -613,23 +555,6 @@ def foreign_object(execute: Execute, revision: str | None) -> str:
         return f"it lacks the view {VIEW!r}"
     known = VIEW_DIGESTS.values() if revision is None else (VIEW_DIGESTS[revision],)
     return "" if all(view_digest(text) in known for text in views) else f"its view {VIEW!r} was changed"
-
-
-def differing_table(execute: Execute, tables: Mapping[str, Iterable[str]]) -> str:
-    """Return the first table of a file that has other columns than ours; empty if there is none.
-
-    Parameters
-    ----------
-    tables
-        Names of the columns of each table.
-    """
-    for table, columns in tables.items():
-        found = [name for _, name, *_ in execute(f"PRAGMA table_xinfo({table})")]
-        if not found:
-            return f"it lacks the table {table!r}"
-        if differing := sorted({str(name) for name in found} ^ set(columns)):
-            return f"its table {table!r} has other columns than autotile's: {differing[0]!r:.80}"
-    return ""
 
 
 def view_digest(text: str) -> str:

@@ -24,7 +24,7 @@ import msgspec
 from autotile.core.documents import Bytes, Count, Format, Name, canonical_json, decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.database.paths import atomic_write
-from autotile.database.winners import RuleDocument, StoredRule, Winner, WinnerDocument
+from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, WinnerDocument
 from autotile.errors import BundleError, DataError, InputError
 from autotile.exchange.recording import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.kernel.library import Kernel
@@ -208,7 +208,7 @@ class _KernelDocument(msgspec.Struct):
     source_hash: Name
     nvrtc_version: Name
     winners: tuple[WinnerDocument, ...]
-    rules: tuple[RuleDocument, ...]
+    rules: tuple[StoredRuleDocument, ...]
     cubins: tuple[BundledCubin, ...]
 
 

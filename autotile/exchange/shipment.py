@@ -15,7 +15,6 @@ from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job, known_a
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.learned import FamilyStore
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
@@ -262,7 +261,7 @@ def _current_results(kernel: Kernel, database: Database | None, dtype: str | Non
     rules: list[StoredRule] = []
     if database is not None:
         own = [best.winner for best in database.best(kernel.name, dtype=dtype)]
-        rules = FamilyStore(database).rules(kernel.name, dtype)
+        rules = database.rules(kernel.name, dtype)
     dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
     shipped = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
     rules += [rule for name in dtypes for rule in shipped_rules(kernel.name, name)]

@@ -22,7 +22,7 @@ from autotile.core.model import L2Mode, Problem
 from autotile.core.text import file_name
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
-from autotile.database.winners import ResultDocument, RuleDocument, StoredRule, Winner
+from autotile.database.winners import ResultDocument, StoredRule, StoredRuleDocument, Winner
 from autotile.errors import DataError, InputError
 from autotile.settings import data_folder
 
@@ -81,7 +81,7 @@ class _WinnersDocument(msgspec.Struct):
 class _RulesDocument(msgspec.Struct):
     """Schema of a file of rules, besides its format."""
 
-    rules: tuple[RuleDocument, ...]
+    rules: tuple[StoredRuleDocument, ...]
 
 
 def shipped_winners(kernel: str, dtype: str) -> list[Winner]:
@@ -152,7 +152,7 @@ def write_models(folder: Path, models: Iterable[StoredModel]) -> list[Path]:
     for model in models:
         path = folder / _model_file(model.gpu_name, model.operation, model.dtype)
         try:
-            learned = OperationModel.from_json(model.document)
+            learned = OperationModel.from_json(model.model)
         except DataError as error:
             raise InputError(f"the model of {model.operation} in the database is damaged: {error}") from None
         if not learned.verified:

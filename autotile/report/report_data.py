@@ -13,7 +13,6 @@ from autotile.core.statistics import Interval, ratio_of
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
 from autotile.database.database import CONTEST, Database, StoredBest, StudySummary, rows_of_kernel
 from autotile.database.keys import TuningKey, key_text
-from autotile.database.learned import FamilyStore
 from autotile.database.winners import StoredRule
 from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName
@@ -173,7 +172,7 @@ def read_report(
     if not tried:
         raise InputError(_nothing(database.location, kernel, sizes or {}, listed, wanted))
     stored_name = None if kernel is None else tried[0].key.kernel  # its files may be gone
-    families = () if sizes else tuple(FamilyStore(database).rules(stored_name))
+    families = () if sizes else tuple(database.rules(stored_name))
     families = tuple(one for one in families if dtype in (None, one.key.dtype))
     return _report(database, _title(kernel, sizes or {}, tried), tried, families=families)
 

@@ -34,8 +34,8 @@ from autotile.database.winners import (
     CHANGES,
     SERVER_TIMEOUT_S,
     Changes,
-    Miss,
     file_signature,
+    miss_row,
     read_file,
     write_file,
 )
@@ -212,7 +212,7 @@ def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
     """Add counts to a database; return whether they were written."""
     totals = [one.calls for one in watched]
     misses = [
-        Miss(one.kernel.problem, one.kernel.device.name, one.kernel.tier, total - one.written)
+        miss_row(one.kernel.problem, one.kernel.device.name, one.kernel.tier, total - one.written)
         for one, total in zip(watched, totals, strict=True)
     ]
     try:
@@ -225,7 +225,7 @@ def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
     return written
 
 
-def _add_misses(location: str, misses: list[Miss], timeout_s: float) -> bool:
+def _add_misses(location: str, misses: list[dict[str, Any]], timeout_s: float) -> bool:
     if not looks_like_url(location):
         path = expand_path(location, "a database")
     else:
@@ -236,10 +236,10 @@ def _add_misses(location: str, misses: list[Miss], timeout_s: float) -> bool:
             with FORK_LOCK:
                 return _add_to_server(place.reveal().render_as_string(hide_password=False), misses)
         path = place
-    return path.exists() and write_file(path, ADD_MISSES, [miss.row() for miss in misses], timeout_s=timeout_s)
+    return path.exists() and write_file(path, ADD_MISSES, misses, timeout_s=timeout_s)
 
 
-def _add_to_server(location: str, misses: list[Miss]) -> bool:
+def _add_to_server(location: str, misses: list[dict[str, Any]]) -> bool:
     from autotile.database.database import Database
 
     present = Database.open_readonly(location, server_timeout_s=SERVER_TIMEOUT_S)

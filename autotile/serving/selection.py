@@ -44,9 +44,9 @@ from autotile.database.winners import (
     SERVER_TIMEOUT_S,
     WINNER,
     WINNERS,
-    Check,
     Query,
     StoredRule,
+    StoredVerdict,
     Winner,
     file_signature,
     read_file,
@@ -160,7 +160,7 @@ class Shelf:
         winners: Iterable[Winner] = (),
         *,
         rules: Iterable[StoredRule] = (),
-        checks: Iterable[Check] = (),
+        checks: Iterable[StoredVerdict] = (),
         estimates: bool = True,
         compares: bool = True,
         bundled: bool = False,
@@ -169,7 +169,7 @@ class Shelf:
         self.estimates, self.compares, self.bundled = estimates, compares, bundled
         self._winners: list[Winner] | None = list(winners)
         self._rules = tuple(rules)
-        self._checks: Sequence[Check] | None = tuple(checks)
+        self._checks: Sequence[StoredVerdict] | None = tuple(checks)
 
     def own(self, key: TuningKey) -> list[Winner]:
         """Return the user's winner of exactly one problem, if it is known apart from all others."""
@@ -183,7 +183,7 @@ class Shelf:
         """Yield the rules."""
         yield from self._rules
 
-    def checks(self) -> Sequence[Check]:
+    def checks(self) -> Sequence[StoredVerdict]:
         """Return the verdicts."""
         return self._checks or ()
 
@@ -245,7 +245,7 @@ class DatabaseShelf(Shelf):
         yield from self._rows(RULES, **self._of)
         yield from shipped_rules(**self._of)
 
-    def checks(self) -> Sequence[Check]:
+    def checks(self) -> Sequence[StoredVerdict]:
         """Return the user's verdicts."""
         if self._checks is None:
             self._checks = self._rows(CHECKS, **self._of)
@@ -487,7 +487,7 @@ def choose(request: Request) -> Choice:
     return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=request.shelf.bundled)
 
 
-def wrong_configs(checks: Iterable[Check], requested: TuningKey) -> set[str]:
+def wrong_configs(checks: Iterable[StoredVerdict], requested: TuningKey) -> set[str]:
     """Return the `config_key` of each configuration whose newest verdict for a problem is that it is wrong.
 
     A verdict holds for every compiler, and for both L2 modes.

@@ -29,7 +29,7 @@ from autotile.core.text import (
 )
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, space_hash
-from autotile.database.learned import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, list_recordings
 from autotile.families.family import (
@@ -249,7 +249,7 @@ class _Spread:
     def run(self) -> FamilyResult:
         """Resume where the last run with the same plan stopped, and go on to the rule."""
         self.options, self.database = self.schedule.options, self.schedule.database
-        stored, document = FamilyStore(self.database).state(self.key, self.family), self._plan_document
+        stored, document = family_state(self.database, self.key, self.family), self._plan_document
         self._progress = stored if stored is not None and stored.plan == document else FamilyState(document)
         self._before_s, resumed = self._progress.seconds, self._progress.tuned
         self._save()
@@ -264,7 +264,7 @@ class _Spread:
         if not matrix.points:
             raise InputError(f"no configuration of {self.kernel.name} ran at any point of {self.family}")
         rule = self._learn(matrix)
-        FamilyStore(self.database).save_rule(self.key, self.device, rule)
+        save_rule(self.database, self.key, self.device, rule)
         return self._result(rule, matrix, resumed)
 
     @property
@@ -367,7 +367,7 @@ class _Spread:
 
     def _save(self) -> None:
         self._progress = replace(self._progress, seconds=self._elapsed_s)
-        FamilyStore(self.database).save_state(self.key, self.family, self.device, self._progress)
+        save_family_state(self.database, self.key, self.family, self.device, self._progress)
 
     def _learn(self, matrix: FamilyMatrix) -> FamilyRule:
         spec, max_configs = self.kernel.spec, self.plan.max_configs

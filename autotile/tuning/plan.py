@@ -22,7 +22,7 @@ from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
 from autotile.database.keys import space_hash
-from autotile.database.learned import FamilyStore, MissCost, MissCostEstimator, study_times
+from autotile.database.learned import MissCost, MissCostEstimator, study_times
 from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
@@ -427,7 +427,7 @@ def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[St
             yield AssessedMiss(miss, None, None, tuned=False)
             continue
         if name not in estimators:
-            rules = FamilyStore(database).rules(name)
+            rules = database.rules(name)
             estimators[name] = MissCostEstimator(current, study_times(database, name), rules)
         version = (current.source_hash, space_hash(current.spec))
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)

@@ -21,7 +21,7 @@ from autotile.core.text import Result
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
-from autotile.database.winners import RuleDocument
+from autotile.database.winners import StoredRuleDocument
 from autotile.errors import InputError, ProblemError, UnknownKernelError
 from autotile.kernel.library import load_kernel
 from autotile.settings import child_environment, data_folder, read_settings
@@ -120,7 +120,7 @@ class TestLists:
 
     def test_families(self) -> None:
         file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
-        rule = convert(json.loads(file.read_text())["rules"][0], RuleDocument).stored_rule()
+        rule = convert(json.loads(file.read_text())["rules"][0], StoredRuleDocument).stored_rule()
         replayed = replace(rule, key=replace(rule.key, source="replayed"))
         found = FamilyList((TunedFamily(replayed, in_force=True),), "t.db")
         assert repr(found) == "<FamilyList: 1 family (replayed) in t.db>"

@@ -163,14 +163,15 @@ class TestFullDisk:
         location = tmp_path / "tuning.db"
         Database.open(location).close()
         pages = location.stat().st_size // 4096 + 1
-        configure = engine._configure
+        connect = engine._connect
 
-        def small(connection: sqlite3.Connection, journal: str | None) -> None:
-            configure(connection, journal)
+        def small(*access: Any) -> sqlite3.Connection:
+            connection = connect(*access)
             connection.execute(f"PRAGMA max_page_count={pages}")
+            return connection
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "_configure", small)
+            patch.setattr(engine, "_connect", small)
             full = run(*words, "--db", location)
         assert FULL in refusal(full.code, full.out, full.err, expected=1)
         trials = stored(location)
@@ -356,7 +357,7 @@ class TestNetwork:
     def test_a_database_there_is_kept_without_shared_memory(
         self, run: Callable[..., Any], words: list[str], tuned: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in ("engine", "paths"):
+        for module in ("engine", "database"):
             monkeypatch.setattr(f"autotile.database.{module}.network_file_system", lambda path: "nfs4")
         answer = run(*words, "--db", tuned)
         assert answer.code == 0

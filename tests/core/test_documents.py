@@ -27,7 +27,7 @@ from autotile.cuda.compiler import CompileJob
 from autotile.database.database import StoredRun, StoredStudy, StoredTrial
 from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, StoredMiss
-from autotile.database.winners import ResultDocument, RuleDocument, WinnerDocument
+from autotile.database.winners import ResultDocument, StoredRuleDocument, WinnerDocument
 from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped
 from autotile.families import family
@@ -36,7 +36,7 @@ from autotile.workers import jobs, protocol
 
 SCHEMAS = [
     DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState, ResultDocument,
-    RuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
+    StoredRuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
     recording.RecordingHeader, recording._Labeled, kernel_tuner._Document, kernel_tuner._Measured,
     bundle._Manifest, bundle._KernelDocument, shipped._WinnersDocument, shipped._RulesDocument,
     jobs.Reading, jobs.Workload, jobs.SanitizerRequest, jobs.Candidate, jobs.Race, protocol.Answer,

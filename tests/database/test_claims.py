@@ -138,21 +138,20 @@ def test_no_renewal_changes_claims_while_another_transaction_does(
 ) -> None:
     monkeypatch.setattr(runs, "_RENEWALS", 1e5)  # one a millisecond
     record = session()
-    assert record._claims is not None
     waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-    with Database.open(location) as database:
-        with database.writing() as transaction:
-            record._claims.settle(transaction, [config_key({"BM": 1})])
-            renewal = runs.Renewal(database, record._claims)
-            try:
-                deadline = time.monotonic() + 30
-                with database.reading() as connection:
-                    while not connection.execute(waiting).scalar():
-                        assert time.monotonic() < deadline
-                        time.sleep(0.01)
-            finally:
-                renewal._ended.set()
-        renewal.close()
+    with Database.open(location) as database, database.writing() as transaction:
+        record._settle(transaction, [config_key({"BM": 1})])
+        renewal = threading.Thread(target=record._renew)
+        renewal.start()
+        try:
+            deadline = time.monotonic() + 30
+            with database.reading() as connection:
+                while not connection.execute(waiting).scalar():
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+        finally:
+            record._ended.set()
+    renewal.join()
 
 
 def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(

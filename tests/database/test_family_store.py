@@ -12,9 +12,9 @@ from sqlalchemy import text
 from autotile.api.databases import db_check
 from autotile.core.device import device_profile
 from autotile.core.model import Resources
-from autotile.database.database import BadRow, Database
+from autotile.database.database import BadRowError, Database
 from autotile.database.keys import TuningKey
-from autotile.database.learned import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.database.winners import RULES, read_file
 from autotile.errors import DataWarning
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
@@ -44,22 +44,22 @@ def family_key(key: TuningKey) -> TuningKey:
 class TestState:
     def test_it_is_kept_until_there_is_a_rule(self, database: Database, family_key: TuningKey) -> None:
         state = FamilyState({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
-        assert FamilyStore(database).state(family_key, FAMILY) is None
-        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, state)
-        assert FamilyStore(database).state(family_key, FAMILY) == state
-        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, replace(state, tuned=2))
-        assert FamilyStore(database).state(family_key, FAMILY) == replace(state, tuned=2)
-        assert FamilyStore(database).rules() == []
-        FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
-        assert FamilyStore(database).state(family_key, FAMILY) is None
+        assert family_state(database, family_key, FAMILY) is None
+        save_family_state(database, family_key, FAMILY, DEVICE, state)
+        assert family_state(database, family_key, FAMILY) == state
+        save_family_state(database, family_key, FAMILY, DEVICE, replace(state, tuned=2))
+        assert family_state(database, family_key, FAMILY) == replace(state, tuned=2)
+        assert database.rules() == []
+        save_rule(database, family_key, DEVICE, a_rule())
+        assert family_state(database, family_key, FAMILY) is None
 
     def test_a_rule_stays_in_force_while_its_family_is_tuned_anew(
         self, database: Database, family_key: TuningKey
     ) -> None:
-        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}))
-        FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
-        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}, tuned=1))
-        assert [stored.rule for stored in FamilyStore(database).rules()] == [a_rule()]
+        save_family_state(database, family_key, FAMILY, DEVICE, FamilyState({}))
+        save_rule(database, family_key, DEVICE, a_rule())
+        save_family_state(database, family_key, FAMILY, DEVICE, FamilyState({}, tuned=1))
+        assert [stored.rule for stored in database.rules()] == [a_rule()]
 
 
 class TestRules:
@@ -67,17 +67,16 @@ class TestRules:
     def test_the_one_that_was_learned_last_is_first_whatever_the_clock(
         self, database: Database, family_key: TuningKey, tmp_path: Path, date: str
     ) -> None:
-        store = FamilyStore(database)
         first, second = FAMILY, Family({**FAMILY.extents, "M": Extent(((1, 2),))})
         for family in (first, second, first):
-            store.save_state(family_key, family, DEVICE, FamilyState({}))
-            store.save_rule(family_key, DEVICE, a_rule(family))
+            save_family_state(database, family_key, family, DEVICE, FamilyState({}))
+            save_rule(database, family_key, DEVICE, a_rule(family))
         with database.writing() as connection:
             wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT min(id) FROM families)")
             if date < "2000":
                 wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT max(id) FROM families)")
             connection.execute(wrong, {"date": date})
-        assert [stored.rule.family for stored in store.rules()] == [first, second]
+        assert [stored.rule.family for stored in database.rules()] == [first, second]
         fast = read_file(str(tmp_path / "tuning.db"), RULES, kernel=family_key.kernel, dtype=family_key.dtype) or []
         assert [stored.rule.family for stored in fast] == [first, second]
 
@@ -86,13 +85,13 @@ class TestRules:
     ) -> None:
         other = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
         for family in (FAMILY, other):
-            FamilyStore(database).save_state(family_key, family, DEVICE, FamilyState({}))
-            FamilyStore(database).save_rule(family_key, DEVICE, a_rule(family))
-        found = FamilyStore(database).rules(family_key.kernel, family_key.dtype)
+            save_family_state(database, family_key, family, DEVICE, FamilyState({}))
+            save_rule(database, family_key, DEVICE, a_rule(family))
+        found = database.rules(family_key.kernel, family_key.dtype)
         assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(other)}
         assert all((stored.key, stored.device) == (family_key, DEVICE) for stored in found)
         assert read_file(str(tmp_path / "tuning.db"), RULES, kernel=family_key.kernel, dtype=family_key.dtype) == found
-        assert FamilyStore(database).rules("other") == []
+        assert database.rules("other") == []
         assert read_file(str(tmp_path / "tuning.db"), RULES, kernel="other", dtype=family_key.dtype) == []
 
     @pytest.mark.parametrize(
@@ -109,12 +108,12 @@ class TestRules:
     def test_a_damaged_one_is_passed_over(
         self, database: Database, family_key: TuningKey, tmp_path: Path, damage: dict[str, Any]
     ) -> None:
-        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}))
-        FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
+        save_family_state(database, family_key, FAMILY, DEVICE, FamilyState({}))
+        save_rule(database, family_key, DEVICE, a_rule())
         with sqlite3.connect(tmp_path / "tuning.db") as connection:
             connection.execute("UPDATE families SET rule = ?", (json.dumps({**a_rule().to_json(), **damage}),))
         with pytest.warns(DataWarning, match="families 1: rule"):
-            assert FamilyStore(database).rules() == []
+            assert database.rules() == []
         with pytest.raises(ValueError, match=r"."):
             FamilyRule.from_json({**a_rule().to_json(), **damage})
 
@@ -155,9 +154,9 @@ def test_a_check_of_the_database_finds_a_damaged_family(
     database: Database, family_key: TuningKey, tmp_path: Path, damage: tuple[str, str, str], has_rule: bool
 ) -> None:
     column, value, said = damage
-    FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}))
+    save_family_state(database, family_key, FAMILY, DEVICE, FamilyState({}))
     if has_rule:
-        FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
+        save_rule(database, family_key, DEVICE, a_rule())
     path = str(tmp_path / "tuning.db")
     assert _bad_rows(path) == ()
     with sqlite3.connect(path) as connection:
@@ -167,7 +166,7 @@ def test_a_check_of_the_database_finds_a_damaged_family(
     assert row.field.startswith(said if has_rule or column != "rule" else "learned_at")  # a rule has its date
 
 
-def _bad_rows(path: str) -> tuple[BadRow, ...]:
+def _bad_rows(path: str) -> tuple[BadRowError, ...]:
     found = db_check(path).check
     assert found is not None
     return tuple(found.bad_rows)

@@ -17,7 +17,7 @@ from autotile.core.model import Problem
 from autotile.database.database import Database
 from autotile.database.engine import is_healthy, open_connections, set_aside
 from autotile.database.paths import file_identity
-from autotile.database.winners import ADD_MISSES, RULES, WINNERS, Miss, read_file, write_file
+from autotile.database.winners import ADD_MISSES, RULES, WINNERS, miss_row, read_file, write_file
 from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
 from autotile.tuning.options import TuneOptions
@@ -29,13 +29,13 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-MISS = Miss(Problem("scale", {"n": 4096}, "float32"), "NVIDIA H200", "nearest", 1)
+MISS = miss_row(Problem("scale", {"n": 4096}, "float32"), "NVIDIA H200", "nearest", 1)
 
 
 def _read_and_write(path: Path) -> bool:
     winners = read_file(str(path), WINNERS, kernel="scale", dtype="float32")
     rules = read_file(str(path), RULES, kernel="scale", dtype="float32")
-    return winners == [] and rules == [] and write_file(path, ADD_MISSES, [MISS.row()], timeout_s=10.0)
+    return winners == [] and rules == [] and write_file(path, ADD_MISSES, [MISS], timeout_s=10.0)
 
 
 def _look_up(path: Path) -> bool:
@@ -161,12 +161,12 @@ def test_a_fork_waits_for_the_end_of_a_transaction(path: Path) -> None:
     def write() -> None:
         with Database.open(path) as database, database.writing() as connection:
             connection.execute(
-                text(ADD_MISSES), Miss(Problem("scale", {"n": 1}, "float32"), "NVIDIA H200", "nearest", 1).row()
+                text(ADD_MISSES), miss_row(Problem("scale", {"n": 1}, "float32"), "NVIDIA H200", "nearest", 1)
             )
             begun.set()
             time.sleep(0.5)
             connection.execute(
-                text(ADD_MISSES), Miss(Problem("scale", {"n": 2}, "float32"), "NVIDIA H200", "nearest", 1).row()
+                text(ADD_MISSES), miss_row(Problem("scale", {"n": 2}, "float32"), "NVIDIA H200", "nearest", 1)
             )
 
     def work(path: Path) -> bool:

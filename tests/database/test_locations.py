@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from autotile.database.engine import Location, ServerLocation, parse_location, server_engine, translated_errors
+from autotile.database.engine import Location, ServerLocation, open_engine, parse_location, translated_errors
 from autotile.database.paths import masked_message
 from autotile.errors import DatabaseError
 from autotile.tuning.options import TuneOptions
@@ -178,7 +178,7 @@ class TestErrors:
         found = parse_location(f"postgresql://u@h/d?PASSWORD={SECRET}")
         assert isinstance(found, ServerLocation)
         with pytest.raises(DatabaseError, match=r"PASSWORD=\*\*\*$") as caught:
-            server_engine(found)
+            open_engine(found)
         assert SECRET not in str(caught.value)
 
 

@@ -20,7 +20,7 @@ from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.engine import RUNS
 from autotile.database.keys import TuningKey
-from autotile.database.learned import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
 from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, view_digest
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
@@ -109,6 +109,7 @@ def test_an_older_database_is_brought_up_to_date(
     (folder / "versions" / "v0009_note.py").write_text(NEWER)
     monkeypatch.setattr(database_engine, "_MIGRATIONS", folder)
     monkeypatch.setattr(database_engine, "SCHEMA_REVISION", "0009")
+    monkeypatch.setitem(database_engine.VIEW_DIGESTS, "0009", database_engine.VIEW_DIGESTS["0008"])
     opened = Database.open_readonly(path) if readonly else Database.open(path)
     assert opened is not None
     with opened:
@@ -203,16 +204,16 @@ def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: 
     ]
     with Database.open(path) as database:
         for rule, year in zip(rules, (2025, 2140, 2024), strict=True):
-            FamilyStore(database).save_state(key, rule.family, device, FamilyState({}))
-            FamilyStore(database).save_rule(key, device, rule)
+            save_family_state(database, key, rule.family, device, FamilyState({}))
+            save_rule(database, key, device, rule)
             with database.writing() as connection:
                 date = {"date": f"{year}-01-01T00:00:00.000000+00:00"}
                 connection.execute(
                     text("UPDATE families SET learned_at = :date WHERE id = (SELECT max(id) FROM families)"), date
                 )
-        FamilyStore(database).save_state(key, families[0], device, FamilyState({}, tuned=1))
+        save_family_state(database, key, families[0], device, FamilyState({}, tuned=1))
         _downgrade(database)
         _drop_newer_columns(database)
     with Database.open(path) as database:
-        assert [stored.rule for stored in FamilyStore(database).rules()] == [rules[0], rules[2], rules[1]]
-        assert FamilyStore(database).state(key, families[0]) == FamilyState({}, tuned=1)
+        assert [stored.rule for stored in database.rules()] == [rules[0], rules[2], rules[1]]
+        assert family_state(database, key, families[0]) == FamilyState({}, tuned=1)

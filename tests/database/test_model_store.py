@@ -12,7 +12,7 @@ from autotile.database.winners import CHANGES, MODEL, read_file
 
 
 def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:
-    return [(one.operation, one.dtype, one.gpu_name, one.document) for one in read_models(database, **chosen)]
+    return [(one.operation, one.dtype, one.gpu_name, one.model) for one in read_models(database, **chosen)]
 
 
 def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: DeviceProperties) -> None:
@@ -43,6 +43,6 @@ def test_a_merge_keeps_the_newer_model(database: Database, device: DevicePropert
     with Database.open(tmp_path / "other.db") as other:
         save_model(other, "matmul", "float32", device, {"format": 1, "number": 2})
         copy_missing_rows(database, other)
-        assert [one.document["number"] for one in read_models(other)] == [2]
+        assert [one.model["number"] for one in read_models(other)] == [2]
         copy_missing_rows(other, database)
-    assert [one.document["number"] for one in read_models(database)] == [2]
+    assert [one.model["number"] for one in read_models(database)] == [2]

@@ -4,6 +4,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stored_runs import add_trial, end_run, start_run
@@ -13,7 +14,7 @@ from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial,
 from autotile.database import winners
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.winners import ADD_MISSES, CHECKS, VERSION_TABLE, WINNERS, Miss, read_file, write_file
+from autotile.database.winners import ADD_MISSES, CHECKS, VERSION_TABLE, WINNERS, miss_row, read_file, write_file
 
 
 def _fill(path: Path, key: TuningKey) -> None:
@@ -89,8 +90,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def add(path: Path, *misses: Miss, timeout_s: float = 0.05) -> bool:
-    rows = [miss.row() for miss in misses or [Miss(FIRST, "H200", "nearest", 1)]]
+def add(path: Path, *misses: dict[str, Any], timeout_s: float = 0.05) -> bool:
+    rows = [*misses] or [miss_row(FIRST, "H200", "nearest", 1)]
     return write_file(path, ADD_MISSES, rows, timeout_s=timeout_s)
 
 
@@ -104,7 +105,7 @@ def test_it_adds_to_what_the_database_has_counted(path: Path) -> None:
         database.record_miss(FIRST, "H200", "nearest", 5)
         before = database.misses()[0].last_at
     other_order = Problem("sgemm", {"N": 2, "M": 1}, "float32")
-    assert add(path, Miss(other_order, "H200", "nearest", 2), Miss(SECOND, "H200", "default", 3))
+    assert add(path, miss_row(other_order, "H200", "nearest", 2), miss_row(SECOND, "H200", "default", 3))
     assert counts(path) == [(FIRST, "H200", "nearest", 7), (SECOND, "H200", "default", 3)]
     with Database.open(path) as database:
         database.record_miss(SECOND, "H200", "default", 1)

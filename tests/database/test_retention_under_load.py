@@ -13,13 +13,14 @@ import pytest
 from sqlalchemy import Connection, select, update
 from stored_runs import add_trial, add_trials, end_run, start_run
 
-from autotile.core.model import Outcome, Trial, config_key
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Outcome, Trial
 from autotile.database import care
 from autotile.database.care import Criteria, check_database, clean_database
 from autotile.database.database import Database
 from autotile.database.engine import CLAIMS, RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
-from autotile.database.runs import StudyClaims
+from autotile.database.runs import RunRecord
 from autotile.database.winners import CHECKS
 
 Maker = Callable[..., Trial]
@@ -86,16 +87,15 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
 
 
 def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
-    shared: Database, key: TuningKey, measured: Maker
+    shared: Database, key: TuningKey, device: DeviceProperties, measured: Maker
 ) -> None:
-    study = shared.study(key, None)
-    run = start_run(shared, study, sampler="random")
-    add_trial(shared, study, run, measured({"BM": 1}, 10.0))
+    record = RunRecord(shared, key, device)
+    record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
+    record.add(measured({"BM": 1}, 10.0))
     everything = replace(TOMORROW, winners=True)
-    claims = StudyClaims(study, run, 0)
     with shared.writing() as connection:
         connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
-        assert claims.take(connection, [config_key({"BM": 2})]).ours == (True,)
+    assert record.claim({"BM": 2}).is_ours
     assert clean_database(shared, None, everything, dry_run=False) == []
     with shared.writing() as connection:
         connection.execute(update(CLAIMS).values(expires_at=0.0))
@@ -103,6 +103,8 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     assert cleaned.emptied
     with shared.reading() as connection:
         assert not any(connection.execute(select(table)).all() for table in (STUDIES, RUNS, TRIALS, CLAIMS))
+    record._end_claims()
+    record._release()
 
 
 def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey, measured: Maker) -> None:

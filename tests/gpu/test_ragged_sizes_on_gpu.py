@@ -75,7 +75,7 @@ def tune_operation_family(hasty: Path, folder: Path) -> None:
     autotile.tune_family(str(path), {"n": f"4096..{N}"}, options=options, progress=False)
     with Database.open(read_settings().database) as database:
         (stored,) = read_models(database)
-        assert '"HASTY":1' not in str(stored.document).replace(" ", "").replace("'", '"')
+        assert '"HASTY":1' not in str(stored.model).replace(" ", "").replace("'", '"')
 
 
 def tune_operation(hasty: Path, folder: Path) -> None:

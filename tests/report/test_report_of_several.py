@@ -14,7 +14,7 @@ from autotile.core.ceilings import Ceiling, DeviceCeilings
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.database.database import Database
 from autotile.database.keys import library_key
-from autotile.database.learned import FamilyState, FamilyStore, save_ceilings
+from autotile.database.learned import FamilyState, save_ceilings, save_family_state, save_rule
 from autotile.exchange.shipped import shipped_rules
 from autotile.kernel.operation import load_operation
 from autotile.report.charts import roofline_chart
@@ -39,9 +39,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = library_key(operation, problem, header.device, "cublas", "13.1", nvrtc_version="13.0")
     library = Trial({}, Outcome.OK, measurement=Measurement(55.0, 54.5, 55.6))
     with Database.open(path) as database:
-        store = FamilyStore(database)
-        store.save_state(rule.key, rule.rule.family, rule.device, FamilyState(plan={}))
-        store.save_rule(rule.key, rule.device, rule.rule)
+        save_family_state(database, rule.key, rule.rule.family, rule.device, FamilyState(plan={}))
+        save_rule(database, rule.key, rule.device, rule.rule)
         study_id = database.study(key, header.device)
         run_id = start_run(database, study_id, sampler="contest")
         add_trial(database, study_id, run_id, library, phase="final", rank=1)

@@ -17,7 +17,7 @@ from autotile.api import exchange
 from autotile.cli.export import read_selections
 from autotile.core.device import device_profile
 from autotile.database.database import Database
-from autotile.database.learned import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, save_family_state, save_rule
 from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, InputError, NotTunedError
 from autotile.exchange import shipped as shipped_file
@@ -117,8 +117,8 @@ class TestServing:
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].device
             if not came_along:
-                FamilyStore(database).save_state(replace(key, sizes={}), family, device, FamilyState({}))
-                FamilyStore(database).save_rule(replace(key, sizes={}), device, rule)
+                save_family_state(database, replace(key, sizes={}), family, device, FamilyState({}))
+                save_rule(database, replace(key, sizes={}), device, rule)
         if came_along:
             (tmp_path / "families").mkdir()
             stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))

@@ -16,8 +16,8 @@ from autotile.core.model import Config, Problem, Resources, config_key
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
-from autotile.database.learned import FamilyState, FamilyStore
-from autotile.database.winners import Check, StoredRule
+from autotile.database.learned import FamilyState, save_family_state, save_rule
+from autotile.database.winners import StoredRule, StoredVerdict
 from autotile.errors import NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.shipped import write_rules
@@ -48,8 +48,8 @@ def learn(store: Any, text: str = "n=1000..100000", device: DeviceProperties = H
     key = replace(key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
     rule = rule_of(parse_family(kernel.spec, text.split()), (SMALL, LARGE), BY_SIZE)
     with Database.open(read_settings().database) as database:
-        FamilyStore(database).save_state(key, rule.family, device, FamilyState({}))
-        FamilyStore(database).save_rule(key, device, rule)
+        save_family_state(database, key, rule.family, device, FamilyState({}))
+        save_rule(database, key, device, rule)
 
 
 class TestTier:
@@ -84,7 +84,7 @@ class TestTier:
     ) -> None:
         learn(store)
         with Database.open(read_settings().database) as database:
-            (stored,) = FamilyStore(database).rules()
+            (stored,) = database.rules()
         wide = replace(stored, rule=replace(stored.rule, family=parse_family(store.kernel.spec, ["n=1..1000000"])))
         (tmp_path / "families").mkdir()
         write_rules(tmp_path / "families" / "h200.scale.json", [wide])
@@ -222,17 +222,17 @@ class TestNeverServed:
         rule = rule_of(family, (SMALL, LARGE), Leaf((0, 1)))
         stored = StoredRule(replace(requested, sizes={}), H200, rule, NOW)
 
-        def served(*checks: Check) -> Any:
+        def served(*checks: StoredVerdict) -> Any:
             return choose(Request(store.kernel, problem, H200, "13.0", Shelf(rules=[stored], checks=checks))).config
 
-        wrong = Check(requested, config_key(SMALL), passed=False)
+        wrong = StoredVerdict(requested, config_key(SMALL), passed=False)
         assert served() == SMALL
         assert served(wrong) == LARGE
         assert served(replace(wrong, key=replace(requested, nvrtc_version="12.0"))) == LARGE
         assert served(replace(wrong, key=replace(requested, sizes={"n": 4098}))) == SMALL
         assert served(replace(wrong, key=replace(requested, template_hash="another"))) == SMALL
         assert served(wrong, replace(wrong, passed=True)) == SMALL
-        assert served(wrong, Check(requested, config_key(LARGE), passed=False)) == DEFAULT
+        assert served(wrong, StoredVerdict(requested, config_key(LARGE), passed=False)) == DEFAULT
 
 
 TILED = load_kernel("matmul_tiled")

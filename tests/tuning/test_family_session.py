@@ -11,7 +11,7 @@ import pytest
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
-from autotile.database.learned import FamilyState, FamilyStore
+from autotile.database.learned import FamilyState, family_state, save_family_state
 from autotile.errors import InputError
 from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving
@@ -254,9 +254,9 @@ class TestResuming:
         record_all(bench, judges)
         result = run()
         with Database.open(read_settings().database) as database:
-            (stored,) = FamilyStore(database).rules("scale")
+            (stored,) = database.rules("scale")
             assert stored.rule == result.rule
-            assert FamilyStore(database).state(stored.key, stored.rule.family) is None
+            assert family_state(database, stored.key, stored.rule.family) is None
 
 
 def test_a_budget_is_shared_and_kept(bench: Any, judges: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +301,8 @@ def test_old_progress_of_other_points_is_no_hindrance(bench: Any, judges: Any, r
     record_all(bench, judges)
     result = run()
     with Database.open(read_settings().database) as database:
-        (stored,) = FamilyStore(database).rules("scale")
-        FamilyStore(database).save_state(
-            stored.key, stored.rule.family, stored.device, FamilyState({"points": []}, 5, 5)
-        )
+        (stored,) = database.rules("scale")
+        save_family_state(database, stored.key, stored.rule.family, stored.device, FamilyState({"points": []}, 5, 5))
     assert run().rule == result.rule
 
 
@@ -324,5 +322,5 @@ def test_ctrl_c_keeps_what_was_tuned(bench: Any, judges: Any, run: Any) -> None:
     assert result.interrupted
     assert result.to_json()["rule"] is None
     with Database.open(read_settings().database) as database:
-        assert FamilyStore(database).rules() == []
+        assert database.rules() == []
     assert run().resumed == 1

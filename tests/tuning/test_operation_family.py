@@ -75,7 +75,7 @@ def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Op
     assert 0 <= result.losses.mean < 1
     with Database.open(read_settings().database) as database:
         (stored,) = read_models(database)
-        model = OperationModel.from_json(stored.document)
+        model = OperationModel.from_json(stored.model)
         trials = [t for study in database.studies() for t in database.trials(study.study_id)]
         assert len(trials) == result.pairs
         assert {trial.outcome for trial in trials} == {Outcome.OK}
@@ -122,7 +122,7 @@ def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkey
         config_key(HANGS): Outcome.TIMED_OUT,
         config_key(BREAKS): Outcome.CRASHED,
     }
-    model = OperationModel.from_json(stored.document)
+    model = OperationModel.from_json(stored.model)
     assert not faulty & {config_key(one.config) for one in model.candidates}
     assert result.refused >= len(faulty)
     assert result.problems == PROBLEMS  # the others were measured at each of them
@@ -203,7 +203,7 @@ class TestRaggedSizes:
             trials = [t for study in database.studies() for t in database.trials(study.study_id)]
             assert {t.outcome for t in trials if t.config == RAGGED_WRONG} == {Outcome.WRONG_RESULT}
             assert RAGGED_WRONG not in [best.trial.config for best in database.best()]
-        candidates = OperationModel.from_json(stored.document).candidates
+        candidates = OperationModel.from_json(stored.model).candidates
         assert candidates
         assert RAGGED_WRONG not in [one.config for one in candidates]
 
