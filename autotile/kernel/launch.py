@@ -39,7 +39,6 @@ MAX_STEPS = 64
 """Maximum number of steps in a file."""
 
 _LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers", "cooperative")
-_STEP = ("entry", "arguments", "when", "times", "swap", "main", *_LAUNCH)
 
 
 def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> dict[str, Value]:
@@ -250,11 +249,6 @@ class LaunchData:
         return data
 
 
-def has_steps(document: Table) -> bool:
-    """Return whether a file has ``[[steps]]``."""
-    return "steps" in document.data
-
-
 def launch_kinds(document: Table, kinds: Mapping[str, Kind]) -> dict[str, Kind]:
     """Return the kind of each name that the expressions of a launch may use, and the values of scalars.
 
@@ -270,7 +264,7 @@ def launch_kinds(document: Table, kinds: Mapping[str, Kind]) -> dict[str, Kind]:
     SpecError
         The file has steps, and a size, flag or parameter named ``step``.
     """
-    if not has_steps(document):
+    if "steps" not in document.data:
         return dict(kinds)
     if STEP in kinds:
         raise document.error("steps", f"{STEP!r} is the number of a launch among those of its step; rename yours")
@@ -296,42 +290,38 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
     """
     passed = {argument.name: argument for argument in arguments if argument.is_passed}
     kernel = document.table("kernel")
-    if not has_steps(document):
-        launch = _launch(document.table("launch"), kinds)
+    if "steps" not in document.data:
+        table = document.table("launch")
+        table.allow(_LAUNCH)
+        launch = _launch(table, kinds)
         return (Step(_entry(kernel), launch, tuple(passed)),)
     for table, name in ((document, "launch"), (kernel, "entry")):
         if name in table.data:
             raise table.error(name, "the file has [[steps]], of which each has its own; remove this one")
-    tables = document.tables("steps", max_length=MAX_STEPS)
-    steps = tuple(_step(table, passed, kinds, launch_kinds(document, kinds)) for table in tables)
+    own_kinds = launch_kinds(document, kinds)
+    steps = []
+    for table in document.tables("steps", max_length=MAX_STEPS):
+        table.allow(("entry", "arguments", "when", "times", "swap", "main", *_LAUNCH))
+        step = Step(
+            arguments=table.names("arguments", tuple(passed)) if "arguments" in table.data else tuple(passed),
+            entry=_entry(table),
+            launch=_launch(table, own_kinds),
+            when=table.expression("when", kinds, "boolean") if "when" in table.data else None,
+            times=table.optional_expression("times", kinds),
+            swap=_swap(table, passed) if "swap" in table.data else (),
+            is_main=table.boolean("main", default=False),
+        )
+        steps.append(step)
     if sum(step.is_main for step in steps) > 1:
         raise document.error("steps", "several steps have main = true; expected one at most")
     taken = {name for step in steps for name in step.arguments}
     for name in passed:
         if name not in taken:
             raise document.error(f"arguments.{name}", f"no step takes {name!r}; add it to its arguments, or remove it")
-    return steps
-
-
-def _step(
-    table: Table, passed: Mapping[str, Argument], kinds: Mapping[str, Kind], own_kinds: Mapping[str, Kind]
-) -> Step:
-    table.allow(_STEP)
-    names = table.names("arguments", tuple(passed)) if "arguments" in table.data else tuple(passed)
-    return Step(
-        entry=_entry(table),
-        launch=_launch(table, own_kinds),
-        arguments=names,
-        when=table.expression("when", kinds, "boolean") if "when" in table.data else None,
-        times=table.optional_expression("times", kinds),
-        swap=_swap(table, passed) if "swap" in table.data else (),
-        is_main=table.boolean("main", default=False),
-    )
+    return tuple(steps)
 
 
 def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
-    if table.key == "launch":
-        table.allow(_LAUNCH)
     return Launch(
         block=table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
         grid=table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
@@ -356,7 +346,7 @@ def _entry(table: Table) -> str:
 
 def _swap(table: Table, passed: Mapping[str, Argument]) -> tuple[str, ...]:
     """Parse the names of two arrays of the same shape and type, that the kernel writes."""
-    known = [name for name, argument in passed.items() if _is_swappable(argument)]
+    known = {n: a for n, a in passed.items() if isinstance(a, BufferArgument | WorkspaceArgument) and a.is_written}
     names = table.texts("swap")
     for name in names:
         if name not in known:
@@ -364,19 +354,10 @@ def _swap(table: Table, passed: Mapping[str, Argument]) -> tuple[str, ...]:
             raise table.error("swap", f"{name[:60]!r} is not a workspace or an array that the kernel writes{hint}")
     if len(names) != 2:
         raise table.error("swap", f"expected the names of two arrays, got {len(names)}")
-    first, second = (_layout(passed[name]) for name in names)
-    if first != second:
+    layouts = {(str(known[n].dtype), *(extent.canonical for extent in known[n].shape)) for n in names}
+    if len(layouts) > 1:
         raise table.error("swap", f"{names[0]} and {names[1]} differ in type or shape; declare both alike")
     return names
-
-
-def _is_swappable(argument: Argument) -> bool:
-    return isinstance(argument, WorkspaceArgument) or (isinstance(argument, BufferArgument) and argument.is_written)
-
-
-def _layout(argument: Argument) -> tuple[str, tuple[str, ...]]:
-    assert isinstance(argument, BufferArgument | WorkspaceArgument)
-    return str(argument.dtype), tuple(extent.canonical for extent in argument.shape)
 
 
 def problem_scalars(spec: KernelSpec, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> dict[str, Any]:

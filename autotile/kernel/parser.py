@@ -12,7 +12,6 @@ from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.arguments import ArgumentScope, parse_arguments
-from autotile.kernel.expressions import is_c_identifier
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
@@ -49,21 +48,6 @@ SECTIONS = (
     "objective",
     "metrics",
     "computed",
-)
-
-_KERNEL_KEYS = (
-    *(
-        "name",
-        "template",
-        "entry",
-        "summary",
-        "options",
-        "defines",
-        "include",
-        "compiler",
-        "architecture",
-        "minimum_compute_capability",
-    ),
 )
 _FORMER_HEURISTICS = "pruning"
 """Deprecated name of the section ``[heuristics]``."""
@@ -124,38 +108,47 @@ def parse_spec(
     flags = parse_flags(problem_table, taken)
     parameters = _parameters(document.table("parameters"), taken)
     dtypes = parse_dtypes(problem_table)
-    ragged = _ragged(problem_table, sizes)
-    problem = ProblemSection({**sizes, **flags}, {**ragged, **flags}, tuple(flags), dtypes)
-    own_kinds: dict[str, Kind] = {
-        **{parameter.name: _kind(parameter.values[0]) for parameter in parameters},
-        **problem.kinds,
-    }
-    all_kinds: dict[str, Kind] = {
-        **own_kinds,
-        **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
-    }
+    ragged_table = problem_table.table("ragged", optional=True)
+    ragged_table.allow(sizes)
+    given = {name: ragged_table.whole_number(name, minimum=1) for name in ragged_table.data}
+    ragged = {**derived_ragged(sizes), **given, **flags}
+    problem = ProblemSection({**sizes, **flags}, ragged, tuple(flags), dtypes)
+    own_kinds = {**{parameter.name: _kind(parameter.values[0]) for parameter in parameters}, **problem.kinds}
+    all_kinds: dict[str, Kind] = {**own_kinds, **{f"device.{name}": "number" for name in EXPRESSION_NAMES}}
     computed = _computed(document.table("computed", optional=True), functions or {})
     names = [parameter.name for parameter in parameters]
     rules = _rules(document.table("rules", optional=True), all_kinds, predicates or {}, names)
+    heuristics_table = document.table("heuristics", optional=True)
+    if _FORMER_HEURISTICS in document.data:
+        if "heuristics" in document.data:
+            raise document.error(
+                _FORMER_HEURISTICS,
+                f"[{_FORMER_HEURISTICS}] is the deprecated name of [heuristics], and the file has both; move its "
+                "entries to [heuristics]",
+            )
+        heuristics_table = document.table(_FORMER_HEURISTICS)
     heuristics = _rules(
-        _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
+        heuristics_table, all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
     launched_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
-    shaped = problem.with_parameters(*_shaping(document.table("default", optional=True), parameters))
+    shaped = _shaped(problem, document.table("default", optional=True), parameters)
     scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     metrics = parse_metrics(document.table("metrics", optional=True), shaped.kinds, taken)
+    has_target, has_minimum = "architecture" in kernel.data, "minimum_compute_capability" in kernel.data
     spec = KernelSpec(
-        name=_matching(kernel, "name", KERNEL_NAME, NAME_RULE),
+        name=kernel.matching("name", KERNEL_NAME, NAME_RULE),
         summary=kernel.text("summary", ""),
-        template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
+        template=kernel.matching("template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         options=kernel.texts("options", optional=True),
         include=kernel.texts("include", optional=True),
         build=parse_build(kernel, own_kinds, [*own_kinds.keys() - sizes.keys()]),
-        architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
-        minimum_compute_capability=_optional(
-            kernel, "minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'"
+        architecture=kernel.matching("architecture", ARCHITECTURE, "a target such as 'sm_90a'") if has_target else None,
+        minimum_compute_capability=(
+            kernel.matching("minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'")
+            if has_minimum
+            else None
         ),
         sizes=problem.sizes,
         flags=problem.flags,
@@ -169,7 +162,7 @@ def parse_spec(
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
-        work=parse_work(document.table("work", optional=True), shaped),
+        work=_work(document.table("work", optional=True), shaped),
         objective=parse_objective(document.table("objective", optional=True), metrics, shaped.kinds),
         metrics=metrics,
         source=source,
@@ -199,19 +192,6 @@ def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
     return ragged
 
 
-def _heuristics_table(document: Table) -> Table:
-    """Return the section ``[heuristics]``, which may bear its deprecated name."""
-    if _FORMER_HEURISTICS not in document.data:
-        return document.table("heuristics", optional=True)
-    if "heuristics" in document.data:
-        raise document.error(
-            _FORMER_HEURISTICS,
-            f"[{_FORMER_HEURISTICS}] is the deprecated name of [heuristics], and the file has both; move its entries "
-            "to [heuristics]",
-        )
-    return document.table(_FORMER_HEURISTICS)
-
-
 def parse_sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
     """Return the sizes of a section with their defaults; ``taken`` holds the names in use."""
     table = problem.table("sizes", optional=True)
@@ -224,13 +204,6 @@ def parse_flags(problem: Table, taken: dict[str, str], name: str = "flags") -> d
     table = problem.table(name, optional=True)
     check_names(table, what="a flag", taken=taken)
     return {name: table.whole_number(name, minimum=0, maximum=1) for name in table.data}
-
-
-def _ragged(problem: Table, sizes: Mapping[str, int]) -> dict[str, int]:
-    table = problem.table("ragged", optional=True)
-    table.allow(sizes)
-    given = {name: table.whole_number(name, minimum=1) for name in table.data}
-    return {**derived_ragged(sizes), **given}
 
 
 def _parameters(table: Table, taken: dict[str, str]) -> tuple[Parameter, ...]:
@@ -260,8 +233,16 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def _shaping(default: Table, parameters: Sequence[Parameter]) -> tuple[dict[str, int], dict[str, Kind]]:
-    """Return the parameters that shapes and references may use: a value of each, and its kind.
+def _kind(value: Value) -> Kind:
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, float):
+        return "real"
+    return "boolean" if isinstance(value, bool) else "number"
+
+
+def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parameter]) -> ProblemSection:
+    """Return the problem with the parameters that shapes and references may use: a value of each, and its kind.
 
     The value is that of the default configuration if it is declared, else the first one.
     """
@@ -271,19 +252,7 @@ def _shaping(default: Table, parameters: Sequence[Parameter]) -> tuple[dict[str,
         value = value if value in parameter.values else parameter.values[0]
         if isinstance(value, int):
             values[parameter.name] = value
-    kinds = {name: _kind(value) for name, value in values.items()}
-    return values, kinds
-
-
-def _kind(value: Value) -> Kind:
-    if isinstance(value, str):
-        return "string"
-    if isinstance(value, float):
-        return "real"
-    return "boolean" if isinstance(value, bool) else "number"
-
-
-_COMPUTED_KINDS: Mapping[str, Kind] = {"number": "number", "string": "string"}
+    return problem.with_parameters(values, {name: _kind(value) for name, value in values.items()})
 
 
 def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:
@@ -292,14 +261,14 @@ def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Co
         return ()
     from autotile.kernel.computed import PREFIX, Computed
 
+    kinds: Mapping[str, Kind] = {"number": "number", "string": "string"}
     found = []
     for name in table.data:
-        if not is_c_identifier(name):
-            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        table.check_identifier(name)
         kind = table.text(name)
-        if kind not in _COMPUTED_KINDS:
+        if kind not in kinds:
             raise table.error(name, f"expected 'number' or 'string', got {describe(kind)}")
-        found.append(Computed(PREFIX + name, _COMPUTED_KINDS[kind], functions.get(name), table.location(name)))
+        found.append(Computed(PREFIX + name, kinds[kind], functions.get(name), table.location(name)))
     return tuple(found)
 
 
@@ -313,8 +282,7 @@ def _rules(
     are_heuristics: bool = False,
 ) -> tuple[Rule, ...]:
     for name in (*table.data, *predicates):
-        if not is_c_identifier(name):
-            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        table.check_identifier(name)
         if any(rule.name == name for rule in taken):
             raise table.error(name, f"{name!r} already names a rule; use another name")
     expressions = {name: table.expression(name, kinds, "boolean") for name in table.data}
@@ -344,14 +312,11 @@ def _default(
         return derived
     table.allow(parameter.name for parameter in parameters)
     default: dict[str, Value] = {}
-    for parameter in parameters:
-        value = table.require(parameter.name)
-        if not any(type(known) is type(value) and known == value for known in parameter.values):
-            values = ", ".join(str(known) for known in parameter.values[:20])
-            raise table.error(
-                parameter.name, f"{describe(value)} is not among the values of {parameter.name}: {values}"
-            )
-        default[parameter.name] = value
+    for name, values in parameters:
+        value = default[name] = table.require(name)
+        if not any(type(known) is type(value) and known == value for known in values):
+            shown = ", ".join(map(str, values[:20]))
+            raise table.error(name, f"{describe(value)} is not among the values of {name}: {shown}")
     known = {**sizes, **default}
     for rule in rules:  # rules about device.* are checked for each device
         if rule.expression.names <= known.keys() and not rule.expression.evaluate(known):
@@ -361,30 +326,11 @@ def _default(
 
 def _limits(table: Table) -> Limits:
     table.allow(("min_occupancy", "max_spill_bytes"))
-    min_occupancy = table.number("min_occupancy") if "min_occupancy" in table.data else 0.0
+    min_occupancy = table.number("min_occupancy", 0.0)
     if not 0.0 <= min_occupancy <= 1.0:
         raise table.error("min_occupancy", f"expected a fraction from 0 to 1, got {min_occupancy}")
     has_spill = "max_spill_bytes" in table.data
     return Limits(min_occupancy, table.whole_number("max_spill_bytes", minimum=0) if has_spill else None)
-
-
-def _matching(table: Table, name: str, pattern: str, expected: str) -> str:
-    text = table.text(name)
-    if not re.fullmatch(pattern, text):
-        raise table.error(name, f"expected {expected}; got {describe(text)}")
-    return text
-
-
-def _optional(table: Table, name: str, pattern: str, expected: str) -> str | None:
-    return _matching(table, name, pattern, expected) if name in table.data else None
-
-
-def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    chosen = table.texts(name, optional=True)
-    for text in chosen:
-        if text not in known:
-            raise table.error(name, f"{text[:60]!r} is not accepted{nearest(text, known)} (known: {listing(known)})")
-    return chosen
 
 
 def parse_dtypes(table: Table) -> tuple[str, ...]:
@@ -396,31 +342,29 @@ def parse_dtypes(table: Table) -> tuple[str, ...]:
             hint = "use the type of its components here, and declare buffers of vectors with their type"
             raise table.error("dtypes", f"{name!r} is a vector; {hint}")
         if name not in scalars:
-            raise table.error(
-                "dtypes", f"{name[:60]!r} is not accepted{nearest(name, scalars)} (known: {listing(scalars)})"
-            )
+            hint = f"{nearest(name, scalars)} (known: {listing(scalars)})"
+            raise table.error("dtypes", f"{name[:60]!r} is not accepted{hint}")
         if chosen.count(name) > 1:
             raise table.error("dtypes", f"{name!r} is listed twice; remove one")
     return chosen or ("float32",)
 
 
-def parse_work(table: Table, problem: ProblemSection) -> Work:
+def _work(table: Table, problem: ProblemSection) -> Work:
     """Parse ``[work]``: the minimum operations and bytes of the problem, and the unit that does the operations."""
     table.allow(("flops", "bytes", "unit", "passes"))
-    flops, size_bytes = (
-        table.expression(name, problem.kinds, "real").rounded() if name in table.data else None
+    amounts = {
+        name: table.expression(name, problem.kinds, "real").rounded()
         for name in ("flops", "bytes")
-    )
-    for name, expression in (("flops", flops), ("bytes", size_bytes)):
-        if expression is not None:
-            problem.check_positive(table, name, [expression])
+        if name in table.data
+    }
+    for name, expression in amounts.items():
+        problem.check_positive(table, name, [expression])
     unit = table.text("unit") if "unit" in table.data else None
     if unit is not None:
         from autotile.core.ceilings import ARITHMETIC, UNITS
 
         if unit not in (known := (*UNITS, *ARITHMETIC)):
-            raise table.error(
-                "unit", f"{unit[:60]!r} is not an arithmetic unit{nearest(unit, known)} ({listing(known)})"
-            )
+            hint = f"{nearest(unit, known)} ({listing(known)})"
+            raise table.error("unit", f"{unit[:60]!r} is not an arithmetic unit{hint}")
     passes = table.whole_number("passes", minimum=1, maximum=1024) if "passes" in table.data else 1
-    return Work(flops, size_bytes, unit, passes)
+    return Work(amounts.get("flops"), amounts.get("bytes"), unit, passes)

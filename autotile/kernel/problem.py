@@ -6,9 +6,9 @@ import math
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, dtype_name
@@ -70,12 +70,10 @@ def unsupported_reason(spec: KernelSpec, device: DeviceProperties) -> str:
             f"{has}; choose a device of capability {expected}, or another kernel"
         )
     minimum, purpose = _min_capability(spec)
-    if minimum and is_below(device.compute_capability, minimum):
-        return (
-            f"{spec.name} needs compute capability {minimum}{purpose}, but {has}; choose a newer device, or another "
-            "kernel"
-        )
-    return ""
+    if not minimum or not is_below(device.compute_capability, minimum):
+        return ""
+    need = f"{spec.name} needs compute capability {minimum}{purpose}"
+    return f"{need}, but {has}; choose a newer device, or another kernel"
 
 
 def target_conflict(spec: KernelSpec) -> str:
@@ -107,9 +105,7 @@ def _min_capability(spec: KernelSpec) -> tuple[str, str]:
     """Return the lowest sufficient compute capability, "" if any is, and the features that need it if not declared."""
     declared = spec.minimum_compute_capability or ""
     features = {"tensor maps": TENSOR_MAP_CAPABILITY} if spec.tensor_maps else {}
-    if (
-        any(step.launch.cluster for step in spec.steps) and not declared
-    ):  # with a declared minimum, the first gate checks each configuration
+    if not declared and any(step.launch.cluster for step in spec.steps):  # else the first gate checks configurations
         features["clusters"] = CLUSTER_CAPABILITY
     required = max(features.values(), key=_parts, default="")
     if required and (not declared or is_below(declared, required)):
@@ -249,6 +245,8 @@ def derived_default(
 ) -> dict[str, Value] | None:
     """Return the first valid configuration in the order of distance from the middle of each parameter's values.
 
+    The search is depth-first; a condition is checked as soon as its last parameter has a value.
+
     Parameters
     ----------
     parameters, rules
@@ -268,73 +266,51 @@ def derived_default(
     SpecError
         None is found, and a rule has no value for a configuration that was examined.
     """
-    known = {*sizes, *(parameter.name for parameter in parameters)}
-    conditions = [rule.expression for rule in rules if rule.expression.names <= known]
-    checked = [block for block in blocks if all(dimension.names <= known for dimension in block)]
-    search = _Search(parameters, conditions, checked, sizes)
-    found = next(search.found(0, {}), None)
-    if found is None and search.failure is not None:
-        raise search.failure
-    return found
+    position = {parameter.name: index for index, parameter in enumerate(parameters)}
+    known = {*sizes, *position}
+    due: list[list[Sequence[Expression]]] = [[] for _ in parameters]  # by the last parameter that each depends on
+    rules_alone = [(rule.expression,) for rule in rules]
+    for group in (*rules_alone, *blocks):
+        names = frozenset().union(*(expression.names for expression in group))
+        if names <= known:
+            due[max((position[name] for name in names if name in position), default=0)].append(group)
+    steps = 0
+    failure: SpecError | None = None
 
+    def holds(index: int, chosen: Mapping[str, Value]) -> bool:
+        nonlocal failure
+        values = {**sizes, **chosen}
+        try:
+            for group in due[index]:
+                found = [expression.value(values) for expression in group]
+                is_rule = group[0].kind == "boolean"
+                if not (found[0] if is_rule else 1 <= math.prod(map(int, found)) <= _MAX_THREADS):
+                    return False
+        except SpecError as error:
+            failure = failure or error
+            return False
+        return True
 
-class _Search:
-    """Depth-first search; a condition is checked as soon as its last parameter has a value."""
-
-    def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        conditions: Sequence[Expression],
-        blocks: Sequence[Sequence[Expression]],
-        sizes: Mapping[str, int],
-    ) -> None:
-        self._parameters = parameters
-        self._sizes = sizes
-        position = {parameter.name: index for index, parameter in enumerate(parameters)}
-
-        def last(names: Iterator[str]) -> int:
-            return max((position[name] for name in names if name in position), default=0)
-
-        self._due: list[list[Expression]] = [[] for _ in parameters]
-        for condition in conditions:
-            self._due[last(iter(condition.names))].append(condition)
-        self._blocks_due: list[list[Sequence[Expression]]] = [[] for _ in parameters]
-        for block in blocks:
-            self._blocks_due[last(name for dimension in block for name in dimension.names)].append(block)
-        self._steps = 0
-        self.failure: SpecError | None = None
-        """The first rule that had no value."""
-
-    def found(self, index: int, chosen: dict[str, Value]) -> Iterator[dict[str, Value]]:
-        """Yield the valid completions of a configuration of the first ``index`` parameters."""
-        if index == len(self._parameters):
+    def completions(index: int, chosen: dict[str, Value]) -> Iterator[dict[str, Value]]:
+        nonlocal steps
+        if index == len(parameters):
             yield dict(chosen)
             return
-        parameter = self._parameters[index]
-        for value in _from_the_middle(parameter.values):
-            self._steps += 1
-            if self._steps > _MAX_STEPS:
+        name, values = parameters[index]
+        middle = (len(values) - 1) // 2
+        for place in sorted(range(len(values)), key=lambda place: abs(place - middle)):
+            steps += 1
+            if steps > _MAX_STEPS:
                 return
-            chosen[parameter.name] = value
-            if self._holds(index, chosen):
-                yield from self.found(index + 1, chosen)
-            del chosen[parameter.name]
+            chosen[name] = values[place]
+            if holds(index, chosen):
+                yield from completions(index + 1, chosen)
+            del chosen[name]
 
-    def _holds(self, index: int, chosen: Mapping[str, Value]) -> bool:
-        known = {**self._sizes, **chosen}
-        try:
-            if not all(condition.evaluate(known) for condition in self._due[index]):
-                return False
-            threads = [prod(int(side.evaluate(known)) for side in block) for block in self._blocks_due[index]]
-            return all(1 <= count <= _MAX_THREADS for count in threads)
-        except SpecError as error:
-            self.failure = self.failure or error
-            return False
-
-
-def _from_the_middle(values: Sequence[Value]) -> list[Value]:
-    middle = (len(values) - 1) // 2
-    return [values[index] for index in sorted(range(len(values)), key=lambda index: abs(index - middle))]
+    found = next(completions(0, {}), None)
+    if found is None and failure is not None:
+        raise failure
+    return found
 
 
 _FP32 = "float32"
@@ -372,13 +348,21 @@ class Workrate:
         Work that depends on parameters is known only with a configuration.
         """
         names = {**problem.sizes, **(config or {})}
-        flops, size_bytes = (_evaluate(expression, names) for expression in (spec.work.flops, spec.work.bytes))
+
+        def amount(expression: Expression | None) -> int | None:
+            """Return a value; None if there is none, a name is unknown, or the value overflows 64 bits."""
+            if expression is None or not expression.names <= names.keys():
+                return None
+            with suppress(SpecError):
+                return int(expression.evaluate(names))
+            return None
+
         unit = None
         if spec.work.unit is not None:
             from autotile.core.ceilings import unit_ceiling
 
             unit = unit_ceiling(spec.work.unit, problem.dtype)
-        return cls(flops, size_bytes, problem.dtype, unit, spec.work.passes)
+        return cls(amount(spec.work.flops), amount(spec.work.bytes), problem.dtype, unit, spec.work.passes)
 
     def text(self, time_us: float | None, device: DeviceProperties | None) -> str:
         """Format the rate that a time gives, relative to a peak: ``28.7 TFLOP/s (42.9 % of fp32 peak)``.
@@ -402,8 +386,9 @@ class Workrate:
         bytes_per_s = self.bytes / time_us * 1e6 if self.bytes is not None else None
         unit = self.unit or FMA_FP32
         peak_flops_per_s = arithmetic_peak(device, unit) / self.passes if device else 0.0
-        compute = _fraction(flops_per_s, peak_flops_per_s)
-        memory = _fraction(bytes_per_s, device.memory_bandwidth_bytes_per_s if device else 0.0)
+        bandwidth = device.memory_bandwidth_bytes_per_s if device else 0.0
+        compute = (flops_per_s or 0.0) / peak_flops_per_s if peak_flops_per_s > 0.0 else 0.0
+        memory = (bytes_per_s or 0.0) / bandwidth if bandwidth > 0.0 else 0.0
         is_unknown = self.unit is not None and not peak_flops_per_s  # the memory may be further from its limit
         if flops_per_s is not None and (bytes_per_s is None or is_unknown or compute >= memory):
             peak = peak_text(unit, self.passes)
@@ -416,17 +401,3 @@ class Workrate:
             percentage = f" ({percent_text(memory)} of bandwidth)" if memory else ""
             return bandwidth_text(bytes_per_s) + percentage
         return NOTHING
-
-
-def _evaluate(expression: Expression | None, names: Mapping[str, Value]) -> int | None:
-    """Return the value of an expression; None if there is none, a name is unknown, or the value overflows 64 bits."""
-    if expression is None or not expression.names <= names.keys():
-        return None
-    try:
-        return int(expression.evaluate(names))
-    except SpecError:
-        return None
-
-
-def _fraction(rate: float | None, peak: float) -> float:
-    return rate / peak if rate is not None and peak > 0.0 else 0.0

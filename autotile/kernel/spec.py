@@ -1,6 +1,7 @@
 """A kernel with its search space, metrics and objective, as declared in a search-space file; see docs/file-format.md.
 
-The smaller parts are named tuples for the reason given in `autotile.kernel.expressions`.
+The smaller parts are named tuples: the first look-up of a process defines them all, and defining a dataclass takes six
+times as long.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value, config_text
-from autotile.core.text import plural
+from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError, nearest
 from autotile.kernel.arguments import (
     Argument,
@@ -27,7 +27,13 @@ from autotile.kernel.arguments import (
     arguments_of_kind,
 )
 from autotile.kernel.contents import InputExpression
-from autotile.kernel.expressions import ArrayExpression, Expression, Location, parse_array_expression, parse_expression
+from autotile.kernel.expressions import (
+    ArrayExpression,
+    Expression,
+    Location,
+    parse_array_expression,
+    parse_expression,
+)
 from autotile.kernel.functions import Kind
 from autotile.kernel.table import ProblemSection, Table, check_names, describe
 
@@ -49,154 +55,32 @@ KNOWN_OPTIONS = (
 )
 """Options that a message suggests for one that is misspelled."""
 
-_FORBIDDEN = frozenset(
-    [
-        "I",
-        "include-path",
-        "D",
-        "define-macro",
-        "U",
-        "undefine-macro",
-        "pre-include",
-        "include",
-        "isystem",
-        "system-include",
-        "x",
-        "L",
-        "l",
-        "library",
-        "library-path",
-        "pch",
-        "create-pch",
-        "use-pch",
-        "pch-dir",
-        "pch-messages",
-        "instantiate-templates-in-pch",
-        "time",
-        "fdevice-time-trace",
-        "options-file",
-        "optf",
-        "output-file",
-        "output-directory",
-        "odir",
-        "o",
-        "keep",
-        "keep-dir",
-        "save-temps",
-        "gpu-architecture",
-        "arch",
-        "gpu-code",
-        "code",
-        "gencode",
-        "generate-code",
-        "dlink-time-opt",
-        "dlto",
-        "gen-opt-lto",
-        "ltoir",
-        "lto",
-        "optix-ir",
-        "relocatable-device-code",
-        "rdc",
-        "device-c",
-        "dc",
-        "device-link",
-        "dlink",
-        "compile",
-        "c",
-        "cubin",
-        "ptx",
-        "fatbin",
-        "lib",
-        "link",
-        "run",
-        "run-args",
-        "dryrun",
-        "compiler-bindir",
-        "ccbin",
-        "compiler-options",
-        "Xcompiler",
-        "linker-options",
-        "Xlinker",
-        "archive-options",
-        "Xarchive",
-        "nvlink-options",
-        "Xnvlink",
-        "forward-unknown-to-host-compiler",
-        "forward-unknown-opts",
-        "forward-unknown-to-host-linker",
-        "forward-slash-prefix-opts",
-        "cudart",
-        "cudadevrt",
-        "libdevice-directory",
-        "ldir",
-        "target-directory",
-        "tdir",
-        "input-drive-prefix",
-        "idp",
-        "dependency-drive-prefix",
-        "ddp",
-        "drive-prefix",
-        "dp",
-        "no-cache",
-        "M",
-        "MM",
-        "MD",
-        "MMD",
-        "MF",
-        "MT",
-        "MP",
-        "generate-dependencies",
-        "dependency-output",
-        "version",
-        "V",
-        "help",
-        "h",
-        "clean-targets",
-        "use-local-env",
-        "threads",
-        "t",
-        "input-as-string",
-        "ias",
-        "fdevice-syntax-only",
-        "preprocess",
-        "E",
-        "machine",
-        "m",
-        "qpp-config",
-        "config",
-    ]
+_FORBIDDEN_NAMES = (
+    "I include-path D define-macro U undefine-macro pre-include include isystem system-include x L l library "
+    "library-path pch create-pch use-pch pch-dir pch-messages instantiate-templates-in-pch time fdevice-time-trace "
+    "options-file optf output-file output-directory odir o keep keep-dir save-temps gpu-architecture arch gpu-code "
+    "code gencode generate-code dlink-time-opt dlto gen-opt-lto ltoir lto optix-ir relocatable-device-code rdc "
+    "device-c dc device-link dlink compile c cubin ptx fatbin lib link run run-args dryrun compiler-bindir ccbin "
+    "compiler-options Xcompiler linker-options Xlinker archive-options Xarchive nvlink-options Xnvlink "
+    "forward-unknown-to-host-compiler forward-unknown-opts forward-unknown-to-host-linker forward-slash-prefix-opts "
+    "cudart cudadevrt libdevice-directory ldir target-directory tdir input-drive-prefix idp dependency-drive-prefix "
+    "ddp drive-prefix dp no-cache M MM MD MMD MF MT MP generate-dependencies dependency-output version V help h "
+    "clean-targets use-local-env threads t input-as-string ias fdevice-syntax-only preprocess E machine m qpp-config "
+    "config"
 )
 """Options that read or write files, replace the input, or belong to autotile."""
-_FLAGS = frozenset(
-    [
-        "use_fast_math",
-        "lineinfo",
-        "generate-line-info",
-        "restrict",
-        "extra-device-vectorization",
-        "device-debug",
-        "G",
-        "minimal",
-        "w",
-        "disable-warnings",
-        "device-int128",
-        "device-float128",
-        "device-as-default-execution-space",
-        "default-device",
-        "extended-lambda",
-        "expt-extended-lambda",
-        "expt-relaxed-constexpr",
-        "brief-diagnostics",
-        "device-stack-protector",
-    ]
+_FLAG_NAMES = (
+    "use_fast_math lineinfo generate-line-info restrict extra-device-vectorization device-debug G minimal w "
+    "disable-warnings device-int128 device-float128 device-as-default-execution-space default-device extended-lambda "
+    "expt-extended-lambda expt-relaxed-constexpr brief-diagnostics device-stack-protector"
 )
 """Options without a value; ``=true`` and ``=false``, as a boolean parameter gives them, set and omit them."""
-_NVCC_ONLY = frozenset(
-    ["O", "O0", "O1", "O2", "O3", "optimize", "expt-relaxed-constexpr", "expt-extended-lambda", "extended-lambda",
-     "resource-usage", "res-usage", "Wno-deprecated-gpu-targets"]
-)  # fmt: skip
+_NVCC_NAMES = (
+    "O O0 O1 O2 O3 optimize expt-relaxed-constexpr expt-extended-lambda extended-lambda resource-usage res-usage "
+    "Wno-deprecated-gpu-targets"
+)
 """Options of nvcc that NVRTC has no equivalent of, because it always does so or has no host code."""
-_JOINED = {"Xptxas": "ptxas-options", "ptxas-options": "ptxas-options"}
+_FORBIDDEN, _FLAGS, _NVCC_ONLY = (frozenset(names.split()) for names in (_FORBIDDEN_NAMES, _FLAG_NAMES, _NVCC_NAMES))
 _CONTROLS = "apply-controls"
 """Option of the assembler that names a file of compiler controls."""
 _NOT_OWN = (
@@ -227,8 +111,8 @@ class Build:
     @property
     def names(self) -> frozenset[str]:
         """Names that options and macros depend on, besides the parameters and flags that are macros themselves."""
-        defined = [value.names for value in self.defines.values() if not isinstance(value, str)]
-        return frozenset().union(*(option.names for option in self.options), *defined)
+        parts = (*self.defines.values(), *(piece for option in self.options for piece in option.pieces))
+        return frozenset().union(*(part.names for part in parts if isinstance(part, Expression)))
 
     def arguments(self, names: Mapping[str, Value]) -> tuple[str, ...]:
         """Return the options of the compiler, given the value of every name.
@@ -239,7 +123,10 @@ class Build:
             An expression has no value, or its value makes an option that is not accepted.
         """
         found = [one for option in self.options for one in option.arguments(names)]
-        return tuple(one for one in found if self.compiler == "nvcc" or _option_name(one) not in _NVCC_ONLY)
+        if self.compiler == "nvcc":
+            return tuple(found)
+        named = ((one, _OPTION.fullmatch(one)) for one in found)
+        return tuple(one for one, match in named if match is None or match[1] not in _NVCC_ONLY)
 
     def macros(self, names: Mapping[str, Value]) -> tuple[str, ...]:
         """Return the ``-D`` options of the further macros."""
@@ -257,22 +144,16 @@ class Build:
         return meaning
 
 
-@dataclass(frozen=True, slots=True)
-class OptionText:
+class OptionText(NamedTuple):
     """An option, with expressions in braces."""
 
     text: str
     pieces: tuple[str | Expression, ...]
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Names in its expressions."""
-        return frozenset().union(*(piece.names for piece in self.pieces if not isinstance(piece, str)))
-
     def arguments(self, names: Mapping[str, Value]) -> tuple[str, ...]:
         """Return it as the compiler takes it, one option each; see `Build.arguments`."""
-        pieces = (piece if isinstance(piece, str) else _option_value(_value(piece, names)) for piece in self.pieces)
-        filled = "".join(pieces)
+        values = (piece if isinstance(piece, str) else _value(piece, names) for piece in self.pieces)
+        filled = "".join(str(value).lower() if isinstance(value, bool) else macro_text(value) for value in values)
         try:
             return tuple(_normalized(filled))
         except ValueError as error:
@@ -311,14 +192,34 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
     if compiler not in COMPILERS:
         raise kernel.error("compiler", f"expected one of {', '.join(COMPILERS)}; got {describe(compiler)}")
     options = tuple(_option(kernel, text, kinds) for text in kernel.texts("options", optional=True))
-    return Build(options, _defines(kernel.table("defines", optional=True), kinds, macros), compiler)
+    table = kernel.table("defines", optional=True)
+    defines: dict[str, Expression | str] = {}
+    for name, value in table.data.items():
+        if _MACRO_NAME.fullmatch(name) is None:
+            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        if name in macros or name == "DTYPE":
+            raise table.error(name, f"{name!r} is a macro already, as every parameter and flag; use another name")
+        if isinstance(value, bool | int | float) and (not isinstance(value, float) or math.isfinite(value)):
+            defines[name] = macro_text(value)
+            continue
+        if not isinstance(value, str) or len(value) > _MAX_TEXT or (value and not value.isprintable()):
+            expected = "expected one line of text, such as 'N', '1e-5f' or 'float4'"
+            raise table.error(name, f"{expected}; got {describe(value)}")
+        try:
+            defines[name] = parse_expression(value, kinds, table.location(name))
+        except SpecError:
+            defines[name] = value
+    return Build(options, defines, compiler)
+
+
+_SAMPLES: Mapping[str, str] = {"number": "1", "real": "1.0", "boolean": "true", "string": "name"}
+"""A value of each kind, to check an option before its expressions have one."""
 
 
 def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
     if len(text) > _MAX_TEXT or not text.isprintable():
-        raise kernel.error(
-            "options", f"{text[:60]!r} is not accepted: expected one line of at most {_MAX_TEXT} characters"
-        )
+        expected = f"expected one line of at most {_MAX_TEXT} characters"
+        raise kernel.error("options", f"{text[:60]!r} is not accepted: {expected}")
     pieces: list[str | Expression] = []
     position = 0
     for match in _PLACEHOLDER.finditer(text):
@@ -326,9 +227,8 @@ def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
         position = match.end()
     pieces.append(text[position:])
     option = OptionText(text, tuple(piece for piece in pieces if piece != ""))
-    sample = "".join(piece if isinstance(piece, str) else _sample(piece.kind) for piece in option.pieces)
     try:
-        list(_normalized(sample))
+        list(_normalized("".join(p if isinstance(p, str) else _SAMPLES[p.kind] for p in option.pieces)))
     except ValueError as error:
         raise kernel.error("options", f"{text[:60]!r} is not accepted: {error}") from None
     if text in KNOWN_OPTIONS:
@@ -351,22 +251,19 @@ def _normalized(text: str) -> Iterator[str]:
     if match is None:
         raise ValueError("expected one option, such as '--maxrregcount=64' or '-Xptxas -dlcm=cg'")
     name, value = match[1], match[2]
-    if name in _JOINED:
+    if name in ("Xptxas", "ptxas-options"):
         for inner in (value or "").split(","):
             yield f"--ptxas-options={_assembler_option(inner)}"
         return
-    if _ATTACHED.match(words[0]):
+    if _ATTACHED.match(words[0]) or name in _FORBIDDEN:
         raise ValueError(_NOT_OWN)
-    _check_name(name)
     if value is not None and (_SAFE_VALUE.fullmatch(value) is None or ".." in value):
         raise ValueError("its value may hold letters, digits and '_.,+:%-' only")
     if name in _FLAGS and value in ("true", "false"):
         if value == "true":
             yield words[0].partition("=")[0]
-        return
-    if name == "maxrregcount" and value == "0":  # no limit, as for nvcc
-        return
-    yield words[0]
+    elif name != "maxrregcount" or value != "0":  # which is no limit, as for nvcc
+        yield words[0]
 
 
 def _assembler_option(text: str) -> str:
@@ -374,7 +271,8 @@ def _assembler_option(text: str) -> str:
     if match is None:
         raise ValueError(f"{text!r} is not an option of the assembler, such as -dlcm=cg")
     name, value = match[1], match[2]
-    _check_name(name)
+    if name in _FORBIDDEN:
+        raise ValueError(_NOT_OWN)
     if name == _CONTROLS:
         if _FILE_NAME.fullmatch(value or "") is None:
             raise ValueError("expected the name of a file in the kernel's folder, without directories")
@@ -384,54 +282,12 @@ def _assembler_option(text: str) -> str:
     return text
 
 
-def _check_name(name: str) -> None:
-    if name in _FORBIDDEN:
-        raise ValueError(_NOT_OWN)
-
-
-def _option_name(option: str) -> str:
-    match = _OPTION.fullmatch(option)
-    return match[1] if match else ""
-
-
-def _option_value(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else macro_text(value)
-
-
-def _sample(kind: Kind) -> str:
-    return {"number": "1", "real": "1.0", "boolean": "true", "string": "name"}[kind]
-
-
 def _value(expression: Expression, names: Mapping[str, Value]) -> Value:
     value = expression.evaluate(names)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{expression.text!r} is not finite")
-    item = getattr(value, "item", None)
-    found: Value = item() if item is not None else value
+    found: Value = value.item() if hasattr(value, "item") else value
     return found
-
-
-def _defines(table: Table, kinds: Mapping[str, Kind], macros: Sequence[str]) -> dict[str, Expression | str]:
-    defines: dict[str, Expression | str] = {}
-    for name, value in table.data.items():
-        if _MACRO_NAME.fullmatch(name) is None:
-            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
-        if name in macros or name == "DTYPE":
-            raise table.error(name, f"{name!r} is a macro already, as every parameter and flag; use another name")
-        defines[name] = _define(table, name, value, kinds)
-    return defines
-
-
-def _define(table: Table, name: str, value: object, kinds: Mapping[str, Kind]) -> Expression | str:
-    """Return an expression if a text is one, else the text."""
-    if isinstance(value, bool | int | float) and (not isinstance(value, float) or math.isfinite(value)):
-        return macro_text(value)
-    if not isinstance(value, str) or len(value) > _MAX_TEXT or (value and not value.isprintable()):
-        raise table.error(name, f"expected one line of text, such as 'N', '1e-5f' or 'float4'; got {describe(value)}")
-    try:
-        return parse_expression(value, kinds, table.location(name))
-    except SpecError:
-        return value
 
 
 KERNEL_KEYS = ("template", "block", "grid", "dynamic_smem_bytes", "defines", "arguments", "element_type")
@@ -440,7 +296,6 @@ KERNEL_KEYS = ("template", "block", "grid", "dynamic_smem_bytes", "defines", "ar
 MAX_DIMENSIONS = 3
 _MAX_DEFINES = 100
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cuh?"
-_MACRO = r"(?a)[A-Za-z_]\w*"
 _TEXT = r"(?a)[A-Za-z_]\w*(::[A-Za-z_]\w*)*|-?\.?\d[\w.+\-]*"
 _NAME = r"(?a)[A-Za-z_]\w*(::[A-Za-z_]\w*)*(<[\w\s,:<>()+*/%.\-]*>)?"
 
@@ -481,54 +336,74 @@ class ReferenceKernel(NamedTuple):
     def meaning(self) -> dict[str, Any]:
         """Return its part of the space hash."""
         return {
-            "entry": self.entry,
-            "template": self.template,
+            **self._asdict(),
             "block": [extent.canonical for extent in self.block],
             "grid": [extent.canonical for extent in self.grid],
             "dynamic_smem_bytes": self.dynamic_smem_bytes.canonical if self.dynamic_smem_bytes else "0",
             "defines": {n: e if isinstance(e, str) else e.canonical for n, e in sorted(self.defines.items())},
-            "arguments": self.arguments,
-            "element_type": self.element_type,
         }
 
     def macros(self, names: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values of the macros, given the value of every name."""
-        return {
-            name: value if isinstance(value, str) else value.evaluate(names) for name, value in self.defines.items()
-        }
+        return {name: v if isinstance(v, str) else v.evaluate(names) for name, v in self.defines.items()}
 
 
-def parse_reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> ReferenceKernel:
-    """Parse the keys of ``[reference]`` that describe a kernel.
-
-    Parameters
-    ----------
-    table
-        The section.
-    arguments
-        Arguments of the tuned kernel.
-    kinds
-        Kind of each size, flag, parameter and ``device.*``.
-
-    Raises
-    ------
-    SpecError
-        A key is missing or malformed, or an argument does not exist.
-    """
+def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> ReferenceKernel:
+    """Parse the keys of ``[reference]`` that describe a kernel."""
+    entry = table.matching("kernel", _NAME, 'the name of a __global__ function, such as "naive" or "naive<double>"')
+    has_template = "template" in table.data
     return ReferenceKernel(
-        entry=_matching(
-            table, "kernel", _NAME, 'the name of a __global__ function, such as "naive" or "naive<double>"'
-        ),
-        template=_matching(table, "template", _TEMPLATE, "a bare file name that ends in .cu or .cuh")
-        if "template" in table.data
-        else None,
-        block=table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
-        grid=table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
-        dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
-        defines=_step_defines(table, kinds),
-        arguments=_argument_names(table, arguments),
-        element_type=_element_type(table, arguments),
+        entry,
+        table.matching("template", _TEMPLATE, "a bare file name that ends in .cu or .cuh") if has_template else None,
+        table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
+        table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
+        table.optional_expression("dynamic_smem_bytes", kinds),
+        _reference_defines(table, kinds),
+        _reference_arguments(table, arguments),
+        _reference_type(table, arguments),
     )
+
+
+def _reference_defines(table: Table, kinds: Mapping[str, Kind]) -> dict[str, Expression | str]:
+    entries = table.table("defines", optional=True)
+    if len(entries.data) > _MAX_DEFINES:
+        raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
+    defines: dict[str, Expression | str] = {}
+    for name, value in entries.data.items():
+        if not _MACRO_NAME.fullmatch(name):
+            raise entries.error(name, f"{name!r} is not the name of a macro")
+        text = repr(value) if isinstance(value, bool | float) else value
+        is_plain = isinstance(text, str) and text not in kinds and text not in ("True", "False")
+        is_text = is_plain and re.fullmatch(_TEXT, text) is not None
+        defines[name] = text if is_text else entries.any_expression(name, text, kinds)
+    return defines
+
+
+def _reference_arguments(table: Table, arguments: Sequence[Argument]) -> tuple[str, ...] | None:
+    if "arguments" not in table.data:
+        return None
+    known = [argument.name for argument in arguments]
+    names = table.texts("arguments")
+    for name in names:
+        if name not in known:
+            raise table.error("arguments", f"{name[:60]!r} is not an argument of the kernel: {', '.join(known)}")
+    for buffer in arguments_of_kind(arguments, BufferArgument):
+        if buffer.is_written and buffer.name not in names:
+            raise table.error("arguments", f"the buffer {buffer.name!r} is written by the kernel; add it")
+    return names
+
+
+def _reference_type(table: Table, arguments: Sequence[Argument]) -> Wide | None:
+    if "element_type" not in table.data:
+        return None
+    given = table.text("element_type")
+    if given != "float64":
+        expected = 'expected "float64", to pass floating-point arguments in double precision, or no element_type'
+        raise table.error("element_type", f"{describe(given)} is not accepted; {expected}")
+    fixed = [argument.name for argument in arguments if argument.described_buffer]
+    if fixed and "arguments" not in table.data:
+        raise table.error("element_type", f"the tensor map {fixed[0]!r} has the type of its buffer; name the arguments")
+    return "float64"
 
 
 def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> KernelSpec:
@@ -545,8 +420,15 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     assert kernel is not None
     known = {argument.name: argument for argument in spec.arguments}
     names = kernel.arguments if kernel.arguments is not None else tuple(known)
-    arguments = [known[name] if kernel.arguments is None else _passed(known[name]) for name in names]
-    arguments += [replace(buffer, is_passed=False) for buffer in _further_buffers(spec, names)]
+    arguments = [known[name] for name in names]
+    if kernel.arguments is not None:  # the address of a buffer is passed, also where the kernel reads constant memory
+        arguments = [
+            replace(each, is_passed=True, constant="") if isinstance(each, BufferArgument) else each
+            for each in arguments
+        ]
+    described = {target for argument in spec.arguments if argument.name in names for target in argument.targets}
+    further = [b for b in spec.buffers if b.name not in names and (b.constant or b.name in described)]
+    arguments += [replace(buffer, is_passed=False) for buffer in further]  # which it reads in other ways
     if kernel.element_type is not None:  # constant memory has the type that the source declares
         arguments = [_widened(argument, dtype, sizes) if argument.is_passed else argument for argument in arguments]
     launch = replace(
@@ -564,17 +446,6 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     return replace(spec, steps=(step,), arguments=tuple(arguments))
 
 
-def _passed(argument: Argument) -> Argument:
-    """Return a listed argument: the address of a buffer is passed, also where the kernel reads constant memory."""
-    return replace(argument, is_passed=True, constant="") if isinstance(argument, BufferArgument) else argument
-
-
-def _further_buffers(spec: KernelSpec, names: Sequence[str]) -> list[BufferArgument]:
-    """Return the buffers that a kernel with the named arguments reads although it does not take their addresses."""
-    described = {target for argument in spec.arguments if argument.name in names for target in argument.targets}
-    return [b for b in spec.buffers if b.name not in names and (b.constant or b.name in described)]
-
-
 def reference_config(spec: KernelSpec, names: Mapping[str, int]) -> dict[str, Value]:
     """Return the parameters of a reference kernel: the default, except those in ``names``."""
     return {name: names.get(name, value) for name, value in spec.default.items()}
@@ -590,73 +461,12 @@ def wide_type(dtype: str) -> str:
 
 def _widened(argument: Argument, dtype: str, sizes: Mapping[str, int]) -> Argument:
     match argument:
-        case BufferArgument():
+        case BufferArgument() | WorkspaceArgument():
             return replace(argument, dtype=ElementType(wide_type(argument.element_type(dtype, sizes))))
-        case WorkspaceArgument():
-            return replace(argument, dtype=ElementType(wide_type(argument.dtype.of(dtype, sizes))))
         case ScalarArgument():
             return replace(argument, dtype=wide_type(argument.element_type(dtype)))
         case _:
             return argument
-
-
-def _element_type(table: Table, arguments: Sequence[Argument]) -> Wide | None:
-    if "element_type" not in table.data:
-        return None
-    if table.text("element_type") != "float64":
-        raise table.error(
-            "element_type",
-            f'{describe(table.text("element_type"))} is not accepted; expected "float64", to pass floating-point '
-            "arguments in double precision, or no element_type",
-        )
-    fixed = [argument.name for argument in arguments if argument.described_buffer]
-    if fixed and "arguments" not in table.data:
-        raise table.error("element_type", f"the tensor map {fixed[0]!r} has the type of its buffer; name the arguments")
-    return "float64"
-
-
-def _argument_names(table: Table, arguments: Sequence[Argument]) -> tuple[str, ...] | None:
-    if "arguments" not in table.data:
-        return None
-    known = [argument.name for argument in arguments]
-    names = table.texts("arguments")
-    for name in names:
-        if name not in known:
-            raise table.error("arguments", f"{name[:60]!r} is not an argument of the kernel: {', '.join(known)}")
-    for argument in arguments:
-        if isinstance(argument, BufferArgument) and argument.is_written and argument.name not in names:
-            raise table.error("arguments", f"the buffer {argument.name!r} is written by the kernel; add it")
-    return names
-
-
-def _step_defines(table: Table, kinds: Mapping[str, Kind]) -> dict[str, Expression | str]:
-    entries = table.table("defines", optional=True)
-    if len(entries.data) > _MAX_DEFINES:
-        raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
-    defines: dict[str, Expression | str] = {}
-    for name, value in entries.data.items():
-        if not re.fullmatch(_MACRO, name):
-            raise entries.error(name, f"{name!r} is not the name of a macro")
-        text = repr(value) if isinstance(value, bool | float) else value
-        if isinstance(text, str) and text not in kinds and re.fullmatch(_TEXT, text) and text not in _BOOLEANS:
-            defines[name] = text
-        else:
-            defines[name] = entries.any_expression(name, text, kinds)
-    return defines
-
-
-_BOOLEANS = ("True", "False")
-
-
-def _matching(table: Table, name: str, pattern: str, expected: str) -> str:
-    text = table.text(name)
-    if not re.fullmatch(pattern, text):
-        raise table.error(name, f"expected {expected}; got {describe(text)}")
-    return text
-
-
-FORMS = ("outputs", "kernel", "function", "verify")
-"""Keys of which a reference has one."""
 
 
 class Tolerance(NamedTuple):
@@ -743,56 +553,21 @@ class Reference(NamedTuple):
 
     def meaning(self) -> dict[str, Any]:
         """Return its part of the space hash; what is at its default is left out."""
-        meaning: dict[str, Any] = {
+        further: dict[str, Any] = {
+            "tolerances": {name: t.meaning() for name, t in sorted(self.tolerances.items())} or None,
+            "reference_kernel": self.kernel and self.kernel.meaning(),
+            "reference_files": dict(self.files) or None,
+            "reference_function": self.function,
+            "comparison": self.comparison,
+            "verify": "agreement" if self.is_agreement else None,
+            "unchecked": sorted(self.unchecked) or None,
+        }
+        return {
             "outputs": {name: e.canonical for name, e in self.outputs.items()},
             "reduction": self.reduction.canonical,
             "tolerance": self.tolerance,
+            **{name: part for name, part in further.items() if part is not None},
         }
-        if self.tolerances:
-            meaning["tolerances"] = {name: t.meaning() for name, t in sorted(self.tolerances.items())}
-        if self.kernel is not None:
-            meaning["reference_kernel"] = self.kernel.meaning()
-        if self.files:
-            meaning["reference_files"] = dict(self.files)
-        if self.function is not None:
-            meaning["reference_function"] = self.function
-        if self.comparison is not None:
-            meaning["comparison"] = self.comparison
-        if self.is_agreement:
-            meaning["verify"] = "agreement"
-        if self.unchecked:
-            meaning["unchecked"] = sorted(self.unchecked)
-        return meaning
-
-
-def check_reference(reference: Reference, arguments: tuple[Argument, ...], problem: ProblemSection) -> None:
-    """Evaluate the shape of each output, at the default and the ragged sizes, and with each flag inverted.
-
-    Raises
-    ------
-    SpecError
-        Shapes are not compatible, an axis does not exist, a divisor is zero, or an output does not have the shape of
-        its buffer.
-    """
-    buffers = {buffer.name: buffer for buffer in arguments_of_kind(arguments, BufferArgument)}
-    for sizes, check in _problems(problem):
-        operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
-        for name, expression in reference.outputs.items():
-            shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
-            if shape != expected:
-                at = " ".join(f"{size}={value}" for size, value in sizes.items())
-                problem_text = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
-                if not shape and expected == (1,):
-                    problem_text += "; write reshape(..., 1)"
-                raise expression.location.error(problem_text, expression=expression.text)
-
-
-def _problems(problem: ProblemSection) -> Iterator[tuple[Mapping[str, int], bool]]:
-    """Yield the sizes to test, with whether scalars have their check values."""
-    for sizes, check in ((problem.sizes, False), (problem.ragged, True)):
-        yield sizes, check
-        for flag in problem.flags:
-            yield {**sizes, flag: 1 - sizes[flag]}, check
 
 
 def parse_reference(
@@ -815,62 +590,73 @@ def parse_reference(
         An output is missing or unknown, or its expression is malformed, uses a buffer that is not initialized, or has
         no value or the wrong shape.
     """
-    table.allow(
-        ("outputs", "kernel", "function", "verify", "unchecked", "comparison", "reduction", "tolerance", *KERNEL_KEYS)
-    )
-    forms = [form for form in ("outputs", "kernel", "function", "verify") if form in table.data]
-    if len(forms) != 1:
-        what = f"{' and '.join(forms)} are both given" if forms else "there is no reference"
+    forms = ("outputs", "kernel", "function", "verify")
+    table.allow((*forms, "unchecked", "comparison", "reduction", "tolerance", *KERNEL_KEYS))
+    given = [form for form in forms if form in table.data]
+    if len(given) != 1:
+        what = f"{' and '.join(given)} are both given" if given else "there is no reference"
         raise table.error(
             "",
             f"{what}; expected one of outputs (expressions or files), kernel (another kernel), function (of Python) "
             'and verify = "agreement" (none: configurations are compared with each other)',
         )
-    form = forms[0]
-    if form != "kernel":
-        for name in KERNEL_KEYS:
-            if name in table.data:
-                raise table.error(name, f"{name} belongs to a reference kernel; add kernel, or remove it")
+    (form,) = given
+    for name in KERNEL_KEYS if form != "kernel" else ():
+        if name in table.data:
+            raise table.error(name, f"{name} belongs to a reference kernel; add kernel, or remove it")
     written = [buffer.name for buffer in arguments_of_kind(arguments, BufferArgument) if buffer.is_written]
-    reduction = _reduction(table, problem)
+    reduction = parse_expression("1", {})
+    if "reduction" in table.data:
+        reduction = table.expression("reduction", problem.kinds, "number")
+        problem.check_positive(table, "reduction", [reduction])
     tolerance, tolerances = _tolerances(table, written)
-    unchecked = _unchecked(table, written)
+    unchecked = table.texts("unchecked", optional=True)
+    for name in unchecked:
+        if name not in written:
+            raise table.error("unchecked", f"{name[:60]!r} is no buffer that is written{nearest(name, written)}")
     comparison = table.text("comparison") if "comparison" in table.data else None
     if comparison is not None and form == "verify":
         raise table.error("comparison", "there are no expected values to compare with; remove comparison")
     common = Reference({}, reduction, tolerance, tolerances, unchecked=unchecked, comparison=comparison)
     match form:
         case "kernel":
-            return common._replace(kernel=parse_reference_kernel(table, arguments, kinds))
+            return common._replace(kernel=_reference_kernel(table, arguments, kinds))
         case "function":
             return common._replace(function=table.text("function"))
         case "verify":
-            return _verified(table, common, tuple(written))
+            match table.text("verify"):
+                case "agreement":
+                    return common._replace(is_agreement=True)
+                case "nothing":
+                    return common._replace(unchecked=tuple(written))
+                case other:
+                    expected = 'expected "agreement" or "nothing"'
+                    raise table.error("verify", f"{describe(other)} is not accepted; {expected}")
     checked = [name for name in written if name not in unchecked]
     outputs, files = _outputs(table.table("outputs"), checked, arguments, problem)
-    reference = common._replace(outputs=outputs, files=files)
-    check_reference(reference, arguments, problem)
-    return reference
+    _check_shapes(outputs, arguments, problem)
+    return common._replace(outputs=outputs, files=files)
 
 
-def _verified(table: Table, common: Reference, written: tuple[str, ...]) -> Reference:
-    """Return a reference without expected outputs: agreement of the configurations, or nothing."""
-    match table.text("verify"):
-        case "agreement":
-            return common._replace(is_agreement=True)
-        case "nothing":
-            return common._replace(unchecked=written)
-        case other:
-            raise table.error("verify", f'{describe(other)} is not accepted; expected "agreement" or "nothing"')
-
-
-def _unchecked(table: Table, written: list[str]) -> tuple[str, ...]:
-    """Parse the names of written buffers that are not compared."""
-    names = table.texts("unchecked", optional=True)
-    for name in names:
-        if name not in written:
-            raise table.error("unchecked", f"{name[:60]!r} is no buffer that is written{nearest(name, written)}")
-    return names
+def _check_shapes(
+    outputs: Mapping[str, ArrayExpression], arguments: tuple[Argument, ...], problem: ProblemSection
+) -> None:
+    """Evaluate the shape of each output, at the default and the ragged sizes, and with each flag inverted."""
+    buffers = {buffer.name: buffer for buffer in arguments_of_kind(arguments, BufferArgument)}
+    cases = [
+        ({**sizes, **inverted}, check)
+        for sizes, check in ((problem.sizes, False), (problem.ragged, True))
+        for inverted in ({}, *({flag: 1 - sizes[flag]} for flag in problem.flags))
+    ]
+    for sizes, check in cases:
+        operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
+        for name, expression in outputs.items():
+            shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
+            if shape != expected:
+                at = " ".join(f"{size}={value}" for size, value in sizes.items())
+                fault = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
+                hint = "; write reshape(..., 1)" if not shape and expected == (1,) else ""
+                raise expression.location.error(fault + hint, expression=expression.text)
 
 
 def _outputs(
@@ -885,68 +671,52 @@ def _outputs(
     outputs: dict[str, ArrayExpression] = {}
     files: dict[str, str] = {}
     for name in written:
-        if isinstance(table.data[name], dict):
-            entry = table.table(name)
-            entry.allow(("file",))
-            files[name] = entry.text("file")
-            if not files[name].endswith(".npy"):
-                raise entry.error("file", f"{describe(files[name])} is not accepted; expected a .npy file")
-            if drawn := random_inputs(arguments):
-                cure = f'give {drawn[0]} a file, too, or a constant content such as init = "ones"'
-                raise entry.error("file", f"the file holds one answer, but the content of {drawn[0]} is random; {cure}")
-        else:
-            text = (
-                "; ".join(table.texts(name)) if isinstance(table.data[name], list) else table.text(name, multiline=True)
-            )
+        if not isinstance(table.data[name], dict):
+            is_list = isinstance(table.data[name], list)
+            text = "; ".join(table.texts(name)) if is_list else table.text(name, multiline=True)
             outputs[name] = parse_array_expression(text, known, problem.kinds, table.location(name))
+            continue
+        entry = table.table(name)
+        entry.allow(("file",))
+        files[name] = entry.text("file")
+        if not files[name].endswith(".npy"):
+            raise entry.error("file", f"{describe(files[name])} is not accepted; expected a .npy file")
+        for buffer in arguments_of_kind(arguments, BufferArgument):
+            drawn = buffer.content.generators if isinstance(buffer.content, InputExpression) else ()
+            if buffer.is_initialized and (drawn or (buffer.content is None and buffer.init in ("normal", "uniform"))):
+                cure = f'give {buffer.name} a file, too, or a constant content such as init = "ones"'
+                fault = f"the file holds one answer, but the content of {buffer.name} is random; {cure}"
+                raise entry.error("file", fault)
     return outputs, files
-
-
-def random_inputs(arguments: Sequence[Argument]) -> list[str]:
-    """Return the names of the buffers whose contents depend on the seed."""
-    names: list[str] = []
-    for buffer in arguments_of_kind(arguments, BufferArgument):
-        drawn = buffer.content.generators if isinstance(buffer.content, InputExpression) else ()
-        if buffer.is_initialized and (drawn or (buffer.content is None and buffer.init in ("normal", "uniform"))):
-            names.append(buffer.name)
-    return names
 
 
 def _tolerances(table: Table, written: list[str]) -> tuple[float | None, dict[str, Tolerance]]:
     """Parse ``tolerance``: a number for all outputs, or a table of those of single outputs."""
+
+    def positive(table: Table, name: str) -> float:
+        value = table.number(name)
+        if value <= 0:
+            raise table.error(name, f"expected a number above 0, got {value}")
+        return value
+
     if "tolerance" not in table.data:
         return None, {}
     if not isinstance(table.data["tolerance"], dict):
-        return _positive(table, "tolerance"), {}
+        return positive(table, "tolerance"), {}
     entries = table.table("tolerance")
     entries.allow(written)
-    return None, {name: _tolerance(entries, name) for name in entries.data}
-
-
-def _tolerance(table: Table, name: str) -> Tolerance:
-    if not isinstance(table.data[name], dict):
-        return Tolerance(_positive(table, name))
-    entry = table.table(name)
-    entry.allow(("absolute", "relative"))
-    values = {key: entry.number(key) for key in entry.data}
-    if not values or min(values.values()) < 0 or max(values.values()) == 0:
-        raise table.error(name, "expected absolute, relative, or both, from 0, and one of them above 0")
-    return Tolerance(values.get("relative", 0.0), values.get("absolute", 0.0), is_elementwise=True)
-
-
-def _positive(table: Table, name: str) -> float:
-    value = table.number(name)
-    if value <= 0:
-        raise table.error(name, f"expected a number above 0, got {value}")
-    return value
-
-
-def _reduction(table: Table, problem: ProblemSection) -> Expression:
-    if "reduction" not in table.data:
-        return parse_expression("1", {})
-    reduction = table.expression("reduction", problem.kinds, "number")
-    problem.check_positive(table, "reduction", [reduction])
-    return reduction
+    found: dict[str, Tolerance] = {}
+    for name in entries.data:
+        if not isinstance(entries.data[name], dict):
+            found[name] = Tolerance(positive(entries, name))
+            continue
+        entry = entries.table(name)
+        entry.allow(("absolute", "relative"))
+        values = {key: entry.number(key) for key in entry.data}
+        if not values or min(values.values()) < 0 or max(values.values()) == 0:
+            raise entries.error(name, "expected absolute, relative, or both, from 0, and one of them above 0")
+        found[name] = Tolerance(values.get("relative", 0.0), values.get("absolute", 0.0), is_elementwise=True)
+    return None, found
 
 
 MEASURED = (
@@ -1030,8 +800,7 @@ class Step:
         return self.when is None and self.times is None
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits that the author sets on a compiled candidate."""
 
     min_occupancy: float
@@ -1100,7 +869,7 @@ class KernelSpec:
     @property
     def headline(self) -> str:
         """Name, numbers of parameters and combinations, and the default configuration."""
-        combinations = prod(len(parameter.values) for parameter in self.parameters)
+        combinations = math.prod(len(parameter.values) for parameter in self.parameters)
         counts = f"{plural(len(self.parameters), 'parameter')}, {plural(combinations, 'combination')}"
         return f"{self.name}, {counts}, default {config_text(self.default)}"
 
@@ -1112,16 +881,14 @@ class KernelSpec:
         return [*sizes, *values, *((rule.name, rule.expression.text) for rule in (*self.rules, *self.heuristics))]
 
     def _repr_html_(self) -> str:
-        from autotile.core.text import html_of  # a program without a notebook does not need it
-
         return html_of(self.headline, [[*self.facts]])
 
     @property
     def shaping(self) -> tuple[str, ...]:
         """The parameters that the buffers, their contents or the reference depend on."""
         used = {name for buffer in self.buffers for extent in buffer.shape for name in extent.names}
-        used |= {name for buffer in self.buffers for name in getattr(buffer.content, "inputs", ())}
         used |= {name for expression in self.reference.outputs.values() for name in expression.names}
+        used |= {name for buffer in self.buffers for name in getattr(buffer.content, "inputs", ())}
         used |= self.reference.reduction.names
         return tuple(parameter.name for parameter in self.parameters if parameter.name in used)
 
@@ -1156,19 +923,6 @@ class KernelSpec:
         """The functions of all steps, each once."""
         return tuple(dict.fromkeys(step.entry for step in self.steps))
 
-    def argument(self, name: str) -> Argument:
-        """Return the argument of the given name.
-
-        Raises
-        ------
-        KeyError
-            There is no such argument.
-        """
-        for argument in self.arguments:
-            if argument.name == name:
-                return argument
-        raise KeyError(name)
-
     @property
     def compiled_names(self) -> tuple[str, ...]:
         """Sizes and flags that are compiled in: another value of one needs another cubin."""
@@ -1183,23 +937,18 @@ class KernelSpec:
         """Return the ragged sizes with the flags of a problem."""
         return {name: sizes[name] if name in self.flags else ragged for name, ragged in self.ragged.items()}
 
+    def argument(self, name: str) -> Argument:
+        """Return the argument of the given name; raise `KeyError` if there is none."""
+        return {argument.name: argument for argument in self.arguments}[name]
+
+    def buffer(self, name: str) -> BufferArgument:
+        """Return the buffer of the given name; raise `KeyError` if there is none."""
+        return {buffer.name: buffer for buffer in self.buffers}[name]
+
     @property
     def buffers(self) -> tuple[BufferArgument, ...]:
         """The buffers, in order."""
         return arguments_of_kind(self.arguments, BufferArgument)
-
-    def buffer(self, name: str) -> BufferArgument:
-        """Return the buffer of the given name.
-
-        Raises
-        ------
-        KeyError
-            There is no such buffer.
-        """
-        for buffer in self.buffers:
-            if buffer.name == name:
-                return buffer
-        raise KeyError(name)
 
     @property
     def scalars(self) -> tuple[ScalarArgument, ...]:
@@ -1249,11 +998,11 @@ def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, s
         A name is taken, or an expression is malformed or uses an unknown name.
     """
     check_names(table, what="a metric", taken={**taken, **dict.fromkeys(MEASURED, "a measured value")})
-    metrics: list[Metric] = []
-    for name in table.data:
-        names = [metric.name for metric in metrics]
-        metrics.append(Metric(name, parse_score(table.text(name, multiline=True), names, kinds, table.location(name))))
-    return tuple(metrics)
+    names = list(table.data)
+    return tuple(
+        Metric(name, parse_score(table.text(name, multiline=True), names[:number], kinds, table.location(name)))
+        for number, name in enumerate(names)
+    )
 
 
 def parse_objective(table: Table, metrics: Sequence[Metric], kinds: Mapping[str, Kind]) -> Objective | None:
@@ -1303,14 +1052,14 @@ def is_entry(text: str) -> bool:
     return not opening or (arguments.rstrip().endswith(">") and _is_balanced(arguments.rstrip()[:-1]))
 
 
-def template_arguments(entry: str) -> str:
+def _template_arguments(entry: str) -> str:
     """Return the template arguments of an entry as written; "" if it has none."""
     return entry.partition("<")[2].rpartition(">")[0]
 
 
 def names_in(entry: str) -> frozenset[str]:
     """Return the identifiers in the template arguments of an entry, without those that a namespace or class holds."""
-    return frozenset(_IDENTIFIER.findall(template_arguments(entry)))
+    return frozenset(_IDENTIFIER.findall(_template_arguments(entry)))
 
 
 def with_values(entry: str, values: Mapping[str, str]) -> str:
@@ -1318,7 +1067,7 @@ def with_values(entry: str, values: Mapping[str, str]) -> str:
     name, opening, _ = entry.partition("<")
     if not opening:
         return entry
-    arguments = _IDENTIFIER.sub(lambda match: values.get(match[0], match[0]), template_arguments(entry))
+    arguments = _IDENTIFIER.sub(lambda match: values.get(match[0], match[0]), _template_arguments(entry))
     return f"{name}<{arguments}>"
 
 

@@ -122,6 +122,13 @@ class Table:
             raise self.error(name, "expected one line of printable characters")
         return value
 
+    def matching(self, name: str, pattern: str, expected: str) -> str:
+        """Return a string that a pattern describes, as ``expected`` says in words."""
+        text = self.text(name)
+        if not re.fullmatch(pattern, text):
+            raise self.error(name, f"expected {expected}; got {describe(text)}")
+        return text
+
     def entries(self, name: str, *, optional: bool = False) -> list[Any]:
         """Return a non-empty list; an optional list that is missing is empty."""
         if optional and name not in self.data:

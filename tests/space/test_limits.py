@@ -143,7 +143,7 @@ def test_every_row_agrees_with_the_occupancy_of_one() -> None:
     )
     for device in (H200, device_profile("rtx-3060")):
         space = feasible_space(spec, SIZES, device)
-        whole = feasible_space(replace(spec, limits=replace(spec.limits, min_occupancy=0.0)), SIZES, device)
+        whole = feasible_space(replace(spec, limits=spec.limits._replace(min_occupancy=0.0)), SIZES, device)
         expected = [
             occupancy(int(config["T"]), int(config["R"]), int(config["S"]), device).occupancy >= 0.4
             for config in (whole.config(row) for row in range(len(whole)))
