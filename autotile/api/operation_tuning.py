@@ -25,7 +25,8 @@ from autotile.tuning.progress_state import Observer
 from autotile.tuning.schedule import Lane, open_lane
 
 if TYPE_CHECKING:
-    from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
+    from autotile.tuning.operation_family import OperationFamilyResult
+    from autotile.tuning.operation_session import OperationResult
 
 
 def tune_operation(

@@ -37,7 +37,7 @@ from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import read_settings, user_path
-from autotile.tuning.operation_result import OperationResult
+from autotile.tuning.operation_session import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import (
     MissedProblem,

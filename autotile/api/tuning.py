@@ -35,7 +35,8 @@ from autotile.tuning.result import TuneResult
 if TYPE_CHECKING:
     from autotile.families.family import Family
     from autotile.tuning.family_session import FamilyResult
-    from autotile.tuning.operation_result import OperationFamilyResult, OperationResult
+    from autotile.tuning.operation_family import OperationFamilyResult
+    from autotile.tuning.operation_session import OperationResult
     from autotile.tuning.recorder import Recorded
 
 FamilySize = int | str | Sequence[int] | range

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,7 @@ from autotile.core.text import (
     NOTHING,
     RIGHT,
     Part,
-    Result,
     ResultTable,
-    device_text,
-    duration_text,
     percent_text,
     plural,
     sizes_text,
@@ -31,12 +28,11 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, space_hash
 from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.errors import InputError
-from autotile.exchange.recording import RecordingHeader, list_recordings
+from autotile.exchange.recording import list_recordings
 from autotile.families.family import (
     UNSERVED_LOSS,
     Family,
     FamilyRule,
-    LearnedRule,
     RuleConfig,
     RulePoint,
     TrainingData,
@@ -59,22 +55,20 @@ from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import TuneResult
-from autotile.tuning.schedule import Lane, Schedule
+from autotile.tuning.schedule import Lane, Schedule, ScheduleResult
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class FamilyResult(Result, Reported):
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class FamilyResult(ScheduleResult, Reported):
     """Result of a family session.
 
     Attributes
     ----------
     kernel, dtype, family
         Name of the kernel, dtype, and the family in its text form.
-    device
-        Device that it was tuned for.
     rule
         Rule that was learned; None where the user interrupted, and the same command resumes. It is served from now on
         if it is in force (`FamilyRule.in_force`).
@@ -82,50 +76,28 @@ class FamilyResult(Result, Reported):
         Number of configurations that were measured at every point.
     default_loss
         Mean loss of the default configuration over the points where it runs; None where it runs at none.
-    seconds
-        Wall time, including that of an earlier run that was resumed, in seconds.
-    resumed
-        Number of points that an earlier, unfinished run had tuned.
-    database
-        Location of the tuning database.
-    notices
-        Remarks for the user, one line each.
-    call
-        Line of Python that the rule serves; empty where it is not known.
     """
 
     kernel: str
     dtype: str
     family: str
-    device: DeviceProperties
     rule: FamilyRule | None
     candidates: int
     default_loss: float | None
-    seconds: float
-    resumed: int
-    database: str
-    notices: tuple[str, ...] = ()
-    call: str = ""
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the user ended the session before a rule was learned."""
-        return self.rule is None
 
     def page_content(self) -> PageContent:
         """As for `Reported`."""
         return PageContent(self.database, self.kernel, {}, self.dtype, self.device.name)
 
-    def _headline(self) -> str:
-        rule = self.rule
-        found = "interrupted before there was a rule"
-        if rule is not None:
-            found = f"{plural(len(rule.configs), 'configuration')}, {percent_text(rule.mean_loss)} mean loss"
-            found += "" if rule.in_force else ", not in force"
-        return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}: {found}"
+    def _asked(self) -> str:
+        return f"{self.kernel} {self.family} {self.dtype}"
 
-    def _heading(self) -> str:
-        return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}"
+    def _found(self) -> str:
+        rule = self.rule
+        if rule is None:
+            return "interrupted before there was a rule"
+        found = f"{plural(len(rule.configs), 'configuration')}, {percent_text(rule.mean_loss)} mean loss"
+        return found if rule.in_force else f"{found}, not in force"
 
     def _parts(self) -> Iterator[Part]:
         """Yield the points with the loss at each, the rule, and facts about the session."""
@@ -153,36 +125,29 @@ class FamilyResult(Result, Reported):
         if self.default_loss is not None:
             yield "default", f"{percent_text(self.default_loss)} mean loss of the default configuration alone"
         yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {self.candidates} measured at every point"
-        resumed = f", {plural(self.resumed, 'point')} resumed" if self.resumed else ""
-        yield "took", duration_text(self.seconds) + resumed
-        yield "saved in", self.database
-        if rule.in_force and self.call:
-            yield "serve it", self.call
+        yield from self._effort("point", is_served=rule.in_force)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
         rule = self.rule
-        held_out = rule.held_out_losses if rule is not None else []
+        loss = held_out = None
+        if rule is not None:
+            loss = {"mean": rule.mean_loss, "worst": rule.worst.loss, "worst_at": dict(rule.worst.sizes)}
+            if losses := rule.held_out_losses:
+                held_out = {"mean": sum(losses) / len(losses), "worst": max(losses)}
         return {
             "kernel": self.kernel,
             "family": self.family,
             "dtype": self.dtype,
             "device": self.device.identity,
-            "loss": {"mean": rule.mean_loss, "worst": rule.worst.loss, "worst_at": dict(rule.worst.sizes)}
-            if rule is not None
-            else None,
-            "held_out_loss": {"mean": sum(held_out) / len(held_out), "worst": max(held_out)} if held_out else None,
+            "loss": loss,
+            "held_out_loss": held_out,
             "default_loss": self.default_loss,
             "in_force": rule.in_force if rule is not None else None,
             "judgement": to_document(rule.judgement) if rule is not None else None,
             "candidates": self.candidates,
-            "rule": rule.to_json() if rule is not None else None,
-            "seconds": round(self.seconds, 3),
-            "resumed": self.resumed,
-            "interrupted": self.interrupted,
-            "database": self.database,
-            "notices": list(self.notices),
-            **({"call": self.call} if self.call else {}),
+            "rule": to_document(rule),
+            **self._ending(resumed=self.resumed),
         }
 
 
@@ -192,6 +157,10 @@ _OVERHEAD_S = 6.0
 """Estimated time of a session besides its search (start, reference, finals), in seconds, until one was measured."""
 _MIN_SEARCH_S = 1.0
 """Minimum wall time of the search at a point, in seconds."""
+_BEST_OF_EACH = 3
+"""Number of configurations that a point proposes: the second best at one point is often the best at its neighbours."""
+FAULTS = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED, Outcome.TIMED_OUT)
+"""Outcomes that, at any point, exclude a configuration from what is learned."""
 
 
 def tune_family(
@@ -229,8 +198,8 @@ def tune_family(
     """
     plan = plan or FamilyPlan()
     with Schedule.open(settings, options, observe) as schedule:
-        points = family_points(kernel, family, dtype, settings, options, count=plan.points, device=schedule.device)
-        return _Spread(kernel, family, dtype, schedule, plan, *points).run()
+        device, points = _points(kernel, family, dtype, schedule, plan.points)
+        return _Spread(kernel, family, dtype, schedule, plan, device, points).run()
 
 
 @dataclass
@@ -248,47 +217,55 @@ class _Spread:
 
     def run(self) -> FamilyResult:
         """Resume where the last run with the same plan stopped, and go on to the rule."""
-        self.options, self.database = self.schedule.options, self.schedule.database
-        stored, document = family_state(self.database, self.key, self.family), self._plan_document
+        self.options, database = self.schedule.options, self.schedule.database
+        options, key = self.options, self._key_at({})
+        document = {  # a run with another plan starts anew
+            "points": [dict(sizes) for sizes in self.points],
+            "trials": options.trials,
+            "budget_s": options.budget_s,
+            "until": options.until,
+            "max_configs": self.plan.max_configs,
+        }
+        stored = family_state(database, key, self.family)
         self._progress = stored if stored is not None and stored.plan == document else FamilyState(document)
         self._before_s, resumed = self._progress.seconds, self._progress.tuned
         self._save()
         keys = [self._key_at(sizes) for sizes in self.points]
-        if not self._tune_points():
-            return self._result(None, None, resumed)
-        proposed = proposals(self.database, keys)
-        candidates = union(proposed, self.kernel.spec.default)
-        if not self._measure(candidates):
-            return self._result(None, None, resumed)
-        matrix = read_matrix(self.database, keys, proposed, candidates)
-        if not matrix.points:
-            raise InputError(f"no configuration of {self.kernel.name} ran at any point of {self.family}")
-        rule = self._learn(matrix)
-        save_rule(self.database, self.key, self.device, rule)
-        return self._result(rule, matrix, resumed)
-
-    @property
-    def key(self) -> TuningKey:
-        """Key of the rule."""
-        return self._key_at({})
+        rule: FamilyRule | None = None
+        matrix: FamilyMatrix | None = None
+        if self._tune_points():
+            proposed = [_best_of(database, key) for key in keys]
+            every = [*(config for configs in proposed for config in configs), self.kernel.spec.default]
+            candidates = list({config_key(config): config for config in every}.values())
+            if self._measure(candidates):
+                matrix = read_matrix(database, keys, proposed, candidates)
+                if not matrix.points:
+                    raise InputError(f"no configuration of {self.kernel.name} ran at any point of {self.family}")
+                rule = self._learn(matrix)
+                save_rule(database, key, self.device, rule)
+        return FamilyResult(
+            kernel=self.kernel.name,
+            dtype=self.dtype,
+            family=str(self.family),
+            device=self.device,
+            rule=rule,
+            candidates=len(matrix.configs) if matrix is not None else 0,
+            default_loss=matrix.mean_loss(self.kernel.spec.default) if matrix is not None else None,
+            seconds=self._elapsed_s,
+            resumed=resumed,
+            interrupted=rule is None,
+            database=database.location,
+            notices=tuple(self.schedule.notices),
+        )
 
     def _key_at(self, sizes: Mapping[str, int]) -> TuningKey:
-        nvrtc, l2 = nvrtc_version(), self.options.l2
-        return key_of(self.kernel, self._problem(sizes), self.device, nvrtc_version=nvrtc, l2_mode=l2)
-
-    @property
-    def _plan_document(self) -> dict[str, object]:
-        """The plan as it is stored with the progress; a run with another plan starts anew."""
-        options = self.options
-        effort = {"trials": options.trials, "budget_s": options.budget_s, "until": options.until}
-        return {"points": [dict(sizes) for sizes in self.points], **effort, "max_configs": self.plan.max_configs}
+        """Return the key of a point; without sizes, that of the rule."""
+        problem, nvrtc = Problem(self.kernel.name, sizes, self.dtype), nvrtc_version()
+        return key_of(self.kernel, problem, self.device, nvrtc_version=nvrtc, l2_mode=self.options.l2)
 
     @property
     def _elapsed_s(self) -> float:
         return self._before_s + self.schedule.elapsed_s
-
-    def _problem(self, sizes: Mapping[str, int]) -> Problem:
-        return Problem(self.kernel.name, sizes, self.dtype)
 
     def _tune_points(self) -> bool:
         """Tune the points that are left; return False if the user interrupted."""
@@ -304,6 +281,33 @@ class _Spread:
             return result
 
         return self._at_points(range(self._progress.tuned, count), tune_point, "tuned")
+
+    def _measure(self, candidates: Sequence[Config]) -> bool:
+        """Measure all candidates at every point; return False if the user interrupted."""
+        count, spec, database = len(self.points), self.kernel.spec, self.schedule.database
+
+        def lacks_measurements(sizes: Mapping[str, int]) -> bool:
+            study_id = database.find_study(self._key_at(sizes))
+            tried = database.tried(study_id) if study_id is not None else {}
+            left = [config for config in candidates if config_key(config) not in tried]
+            return any(not check_config(spec, config, sizes, self.device, self.dtype) for config in left)
+
+        def measure(number: int, lane: Lane) -> TuneResult:
+            options = replace(
+                self.options,
+                sampler=BRUTE_FORCE,
+                trials=None,
+                until=None,
+                budget_s=self._share_s(1.0, count - number),
+                only=tuple(candidates),
+                finals=0,
+                transfer=False,
+                fresh=False,
+            )
+            return self._session("measuring", number, options, lane)
+
+        left = [n for n in range(self._progress.measured, count) if lacks_measurements(self.points[n])]
+        return self._at_points(left, measure, "measured")
 
     def _at_points(
         self, numbers: Sequence[int], run: Callable[[int, Lane], TuneResult], counter: Literal["tuned", "measured"]
@@ -323,35 +327,6 @@ class _Spread:
             self._save()
         return len(done) == len(numbers)
 
-    def _measure(self, candidates: Sequence[Config]) -> bool:
-        """Measure all candidates at every point; return False if the user interrupted."""
-        count = len(self.points)
-        left = range(self._progress.measured, count)
-        numbers = [number for number in left if self._lacks_measurements(candidates, self.points[number])]
-
-        def measure(number: int, lane: Lane) -> TuneResult:
-            options = replace(
-                self.options,
-                sampler=BRUTE_FORCE,
-                trials=None,
-                until=None,
-                budget_s=self._share_s(1.0, count - number),
-                only=tuple(candidates),
-                finals=0,
-                transfer=False,
-                fresh=False,
-            )
-            return self._session("measuring", number, options, lane)
-
-        return self._at_points(numbers, measure, "measured")
-
-    def _lacks_measurements(self, candidates: Sequence[Config], sizes: Mapping[str, int]) -> bool:
-        """Return whether any candidate that is valid at a point was not tried there."""
-        study_id = self.database.find_study(self._key_at(sizes))
-        tried = self.database.tried(study_id) if study_id is not None else {}
-        left = [config for config in candidates if config_key(config) not in tried]
-        return any(not check_config(self.kernel.spec, config, sizes, self.device, self.dtype) for config in left)
-
     def _share_s(self, share: float, left: int) -> float | None:
         """Return one point's part of the remaining budget, in seconds; None without a budget."""
         if self.options.budget_s is None:
@@ -363,106 +338,57 @@ class _Spread:
         self, phase: Literal["tuning", "measuring"], number: int, options: TuneOptions, lane: Lane
     ) -> TuneResult:
         place = Place(f"{phase} point", number + 1, len(self.points))
-        return self.schedule.tune(self.kernel, self._problem(self.points[number]), options, lane, place)
+        problem = Problem(self.kernel.name, self.points[number], self.dtype)
+        return self.schedule.tune(self.kernel, problem, options, lane, place)
 
     def _save(self) -> None:
         self._progress = replace(self._progress, seconds=self._elapsed_s)
-        save_family_state(self.database, self.key, self.family, self.device, self._progress)
+        save_family_state(self.schedule.database, self._key_at({}), self.family, self.device, self._progress)
 
     def _learn(self, matrix: FamilyMatrix) -> FamilyRule:
         spec, max_configs = self.kernel.spec, self.plan.max_configs
         configs, resident = [one.config for one in matrix.configs], [one.blocks_per_sm for one in matrix.configs]
-
-        def traits(problems: Sequence[Mapping[str, int]]) -> Traits:
-            return Traits.of(spec, self.device, configs, resident, problems)
-
         members = sample_members(self.family)
+        measured, others = (Traits.of(spec, self.device, configs, resident, of) for of in (matrix.points, members))
         valid = meet_rules(spec, self.device, configs, members)
-        data = TrainingData(matrix.times_us, matrix.proposed_by, traits(matrix.points), traits(members), valid)
+        data = TrainingData(matrix.times_us, matrix.proposed_by, measured, others, valid)
         learned = learn_rule(data, list_features(spec, max_configs), max_configs)
-        chosen = tuple(matrix.configs[column] for column in learned.chosen)
-        without = losses_without(spec, self.device, self.dtype, matrix)
-        return FamilyRule(self.family, chosen, learned.tree, _rule_points(matrix, learned, without))
-
-    def _result(self, rule: FamilyRule | None, matrix: FamilyMatrix | None, resumed: int) -> FamilyResult:
-        return FamilyResult(
-            kernel=self.kernel.name,
-            dtype=self.dtype,
-            family=str(self.family),
-            device=self.device,
-            rule=rule,
-            candidates=len(matrix.configs) if matrix is not None else 0,
-            default_loss=_mean_loss(matrix, self.kernel.spec.default) if matrix is not None else None,
-            seconds=self._elapsed_s,
-            resumed=resumed,
-            database=self.database.location,
-            notices=tuple(self.schedule.notices),
+        chosen = list(learned.chosen)
+        points = tuple(
+            RulePoint(
+                sizes=dict(sizes),
+                times_us=tuple(
+                    (time_us, low_us, high_us) if math.isfinite(time_us) else None
+                    for time_us, low_us, high_us in matrix.measurements[row, chosen].tolist()
+                ),
+                best_us=float(np.nanmin(matrix.times_us[row])),
+                loss=float(learned.losses[row]),
+                held_out=float(learned.held_out[row]) if np.isfinite(learned.held_out[row]) else None,
+                without=loss_without(spec, self.device, self.dtype, matrix, row),
+            )
+            for row, sizes in enumerate(matrix.points)
         )
+        return FamilyRule(self.family, tuple(matrix.configs[column] for column in chosen), learned.tree, points)
 
 
-def _rule_points(matrix: FamilyMatrix, learned: LearnedRule, without: Sequence[float]) -> tuple[RulePoint, ...]:
-    chosen = list(learned.chosen)
-    return tuple(
-        RulePoint(
-            sizes=dict(sizes),
-            times_us=tuple(_time_with_interval(triple) for triple in matrix.measurements[row, chosen]),
-            best_us=float(np.nanmin(matrix.times_us[row])),
-            loss=float(learned.losses[row]),
-            held_out=float(learned.held_out[row]) if np.isfinite(learned.held_out[row]) else None,
-            without=without[row],
-        )
-        for row, sizes in enumerate(matrix.points)
-    )
-
-
-def _time_with_interval(triple: Sequence[float]) -> tuple[float, float, float] | None:
-    time_us, low_us, high_us = (float(value) for value in triple)
-    return (time_us, low_us, high_us) if np.isfinite(time_us) else None
-
-
-def _mean_loss(matrix: FamilyMatrix, config: Config) -> float | None:
-    """Return the mean loss of one configuration over the points where it runs; None where it runs at none."""
-    column = next((c for c, one in enumerate(matrix.configs) if config_key(one.config) == config_key(config)), None)
-    if column is None:
-        return None
-    times_us = matrix.times_us
-    return float(np.nanmean(times_us[:, column] / np.nanmin(times_us, axis=1) - 1.0))
-
-
-def family_points(
-    kernel: Kernel,
-    family: Family,
-    dtype: str,
-    settings: Settings,
-    options: TuneOptions,
-    *,
-    count: int,
-    device: DeviceProperties | None = None,
+def _points(
+    kernel: Kernel, family: Family, dtype: str, schedule: Schedule, count: int
 ) -> tuple[DeviceProperties, list[dict[str, int]]]:
     """Return the device, and the sizes of the problems to tune.
 
     In replay, the points are selected from the problems of the family that were recorded.
-
-    Parameters
-    ----------
-    kernel, family, dtype, settings, options
-        As for `autotile.tuning.family_session.tune_family`.
-    count
-        Number of points.
-    device
-        The device; None for that of a replay.
-
-    Raises
-    ------
-    InputError
-        The family has no problem that can be tuned, or none that was recorded.
     """
+    settings, options = schedule.settings, schedule.options
     if options.replay not in (None, "auto"):
         raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
-    if (gpu := device) is not None:
-        return gpu, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, gpu))
-    headers = [entry.header for entry in list_recordings(settings.recording_folders) if entry.header is not None]
-    recorded = [header for header in headers if _belongs_to(header, kernel, dtype, options)]
+    if (device := schedule.device) is not None:
+        return device, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, device))
+    what = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
+    recorded = [
+        entry.header
+        for entry in list_recordings(settings.recording_folders)
+        if entry.header is not None and entry.header.device is not None and _version_of(entry.header.key) == what
+    ]
     members = [header for header in recorded if header.key.sizes in family]
     if not members:
         known = "; ".join(str(header.problem) for header in recorded) or "none"
@@ -470,16 +396,13 @@ def family_points(
             f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is now; "
             f"recorded are: {known}"
         )
-    device = next(header.device for header in members if header.device is not None)
-    here = [header.key.sizes for header in members if header.device == device]
-    return replace(device, source="replayed"), select_points_from(family, here, count)
+    simulated = next(header.device for header in members if header.device is not None)
+    here = [header.key.sizes for header in members if header.device == simulated]
+    return replace(simulated, source="replayed"), select_points_from(family, here, count)
 
 
-def _belongs_to(header: RecordingHeader, kernel: Kernel, dtype: str, options: TuneOptions) -> bool:
-    key = header.key
-    version = (kernel.source_hash, space_hash(kernel.spec))
-    same = (key.kernel, key.dtype, key.l2_mode) == (kernel.name, dtype, options.l2)
-    return same and (key.template_hash, key.space_hash) == version and header.device is not None
+def _version_of(key: TuningKey) -> tuple[str, ...]:
+    return key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash
 
 
 def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
@@ -494,14 +417,7 @@ def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: 
         return False
 
 
-_BEST_OF_EACH = 3
-"""Number of configurations that a point proposes: the second best at one point is often the best at its neighbours."""
-_FAULTS = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED, Outcome.TIMED_OUT)
-"""Outcomes that, at any point, exclude a configuration from the rule."""
-
-
-@dataclass(frozen=True)
-class FamilyMatrix:
+class FamilyMatrix(NamedTuple):
     """Measured times of configurations at the points of a family.
 
     Attributes
@@ -526,16 +442,13 @@ class FamilyMatrix:
         """Times in microseconds, shape (points, configurations)."""
         return np.asarray(self.measurements[:, :, 0])
 
-
-def proposals(database: Database, keys: Sequence[TuningKey]) -> list[list[Config]]:
-    """Return the best few configurations of each point's study, its winner first."""
-    return [_best_of(database, key) for key in keys]
-
-
-def union(proposed: Sequence[Sequence[Config]], default: Config) -> list[Config]:
-    """Return every proposed configuration once, and the default."""
-    found = {config_key(config): config for configs in proposed for config in configs}
-    return list({**found, config_key(default): default}.values())
+    def mean_loss(self, config: Config) -> float | None:
+        """Return the mean loss of a configuration over the points where it runs; None where it runs at none."""
+        keys = [config_key(one.config) for one in self.configs]
+        if config_key(config) not in keys:
+            return None
+        times_us = self.times_us
+        return float(np.nanmean(times_us[:, keys.index(config_key(config))] / np.nanmin(times_us, axis=1) - 1.0))
 
 
 def read_matrix(
@@ -543,20 +456,31 @@ def read_matrix(
 ) -> FamilyMatrix:
     """Read the times of configurations at all points; faulty configurations and points where none ran are left out."""
     studies = [_newest(database, key) for key in keys]
-    wanted = [config_key(config) for config in configs]
-    usable = [key for key in wanted if not any(_is_faulty(study.get(key)) for study in studies)]
-    kept = [key for key in usable if any(_has_time(study.get(key)) for study in studies)]
-    ran = [number for number, study in enumerate(studies) if any(_has_time(study.get(key)) for key in kept)]
+    timed = [{key: trial for key, trial in study.items() if _has_time(trial)} for study in studies]
+    faulty = {key for study in studies for key, trial in study.items() if trial.outcome in FAULTS}
+    kept = [key for key in map(config_key, configs) if key not in faulty and any(key in study for study in timed)]
+    ran = [number for number, study in enumerate(timed) if any(key in study for key in kept)]
     by_point = [{config_key(config) for config in proposed[number]} for number in ran]
+    first = {key: next(study[key] for study in timed if key in study) for key in kept}
+
+    def times(trial: Trial | None) -> tuple[float, float, float]:
+        if trial is None or trial.measurement is None:
+            return np.nan, np.nan, np.nan
+        return trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us
+
     return FamilyMatrix(
         points=tuple(keys[number].sizes for number in ran),
-        configs=tuple(_compiled(key, studies) for key in kept),
-        measurements=np.array([[_times(studies[number].get(key)) for key in kept] for number in ran]),
+        configs=tuple(
+            RuleConfig(one.config, one.resources, one.occupancy.blocks_per_sm if one.occupancy else 0)
+            for one in first.values()
+        ),
+        measurements=np.array([[times(timed[number].get(key)) for key in kept] for number in ran]),
         proposed_by=np.array([[key in found for key in kept] for found in by_point], np.bool_),
     )
 
 
 def _best_of(database: Database, key: TuningKey) -> list[Config]:
+    """Return the best few configurations of a point's study, its winner first."""
     study_id = database.find_study(key)
     if study_id is None:
         return []
@@ -577,36 +501,16 @@ def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:
     return {**searched, **{config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}}
 
 
-def _is_faulty(trial: Trial | None) -> bool:
-    return trial is not None and trial.outcome in _FAULTS
+def _has_time(trial: Trial) -> bool:
+    return trial.outcome.has_time and trial.measurement is not None
 
 
-def _has_time(trial: Trial | None) -> bool:
-    return trial is not None and trial.outcome.has_time and trial.measurement is not None
-
-
-def _times(trial: Trial | None) -> tuple[float, float, float]:
-    if trial is None or trial.measurement is None or not trial.outcome.has_time:
-        return np.nan, np.nan, np.nan
-    return trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us
-
-
-def _compiled(key: str, studies: Sequence[Mapping[str, Trial]]) -> RuleConfig:
-    """Return a configuration with its compiled resources at the first point where it ran."""
-    trial = next(study[key] for study in studies if _has_time(study.get(key)))
-    return RuleConfig(trial.config, trial.resources, trial.occupancy.blocks_per_sm if trial.occupancy else 0)
-
-
-def losses_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix) -> list[float]:
-    """Return the loss at each point of what would be served there without a rule, had the point not been tuned.
+def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix, point: int) -> float:
+    """Return the loss at a point of what would be served there without a rule, had the point not been tuned.
 
     This is what serving chooses from the other points: the default, or the one that is estimated to be far faster,
     unless a result of a near point is expected to be faster still by more than the doubt.
     """
-    return [_loss_without(spec, device, dtype, matrix, point) for point in range(len(matrix.points))]
-
-
-def _loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix, point: int) -> float:
     times_us, sizes = matrix.times_us, matrix.points[point]
     runs = np.isfinite(times_us)
     configs = [one.config for one in matrix.configs]
@@ -617,7 +521,6 @@ def _loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix
         for column in np.flatnonzero(runs[point]).tolist()
         if matrix.proposed_by[others, column].any() or not matrix.proposed_by[:, column].any()
     ]
-    base = _untuned(spec, device, dtype, sizes, {column: configs[column] for column in known})
     studies = []
     for place, row in enumerate(others[:MAX_STUDIES]):
         fastest = sorted((column for column in known if runs[row, column]), key=lambda column: times_us[row, column])
@@ -625,6 +528,7 @@ def _loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix
         served = fastest[: FINALISTS if place < WITH_FINALISTS else 1]
         tried = {config_key(configs[column]): configs[column] for column in served}
         studies.append(Tuned(matrix.points[row], device, tried, measured))
+    base = _untuned(spec, device, dtype, sizes, [configs[column] for column in known])
     if base is None:
         served_config = next((config for tuned in studies for config in tuned.configs.values()), None)
     else:
@@ -638,17 +542,17 @@ def _loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix
 
 
 def _untuned(
-    spec: KernelSpec, device: DeviceProperties, dtype: str, sizes: Mapping[str, int], configs: Mapping[int, Config]
+    spec: KernelSpec, device: DeviceProperties, dtype: str, sizes: Mapping[str, int], configs: Sequence[Config]
 ) -> Config | None:
     """Return the configuration that is served where nothing is tuned, of those that were measured; None if not known.
 
     Serving estimates the whole space; of the others, the time at the point is not known.
     """
-    default = next((column for column, config in configs.items() if config == spec.default), None)
+    default = next((config for config in configs if config == spec.default), None)
     if default is None:
         return None
-    columns = [default, *(column for column in configs if column != default)]
-    found = estimate_configs(spec, sizes, device, [configs[column] for column in columns], dtype)
+    ordered = [default, *(config for config in configs if config is not default)]
+    found = estimate_configs(spec, sizes, device, ordered, dtype)
     if found is None or not found.is_declared or found.time_us[0] < CONFIDENT_FACTOR * found.time_us.min():
-        return configs[default]
-    return configs[columns[int(np.argmin(found.time_us))]]
+        return default
+    return ordered[int(np.argmin(found.time_us))]

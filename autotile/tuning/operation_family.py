@@ -1,47 +1,68 @@
-"""A family of an operation: times at sizes spread over it, and the model of time that is learned from them."""
+"""A family of an operation: times at sizes spread over it, and the model of time that is learned from them.
+
+Each problem is one job of the GPU, `autotile.workers.jobs.Time` of a grid; the configurations of the next problem
+compile meanwhile. Every result is stored as a trial of an ordinary study, so that a run that was killed goes on, and
+what was measured is served. It is therefore verified as in a session of that study: at the ragged sizes, which are
+those of the kernel's file, once for each code, at each problem before it is timed, and the fastest repeatedly.
+"""
 
 from __future__ import annotations
 
 import math
+import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Resources, config_key
+from autotile.core.documents import to_document
+from autotile.core.model import Config, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.text import Part, percent_text, plural
+from autotile.cuda.compiler import CompileJob
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.database.learned import save_model
-from autotile.errors import InputError
+from autotile.database.winners import UNVERIFIED_SAMPLER
+from autotile.errors import InputError, ToolchainError
 from autotile.exchange.shipped import shipped_winners
 from autotile.families.family import Extent, Family, parse_family, spread_members
-from autotile.families.operation_model import Fitted, MeasuredProblem, ModelCandidate, OperationModel, fit_model
+from autotile.families.operation_model import (
+    Fitted,
+    MeasuredProblem,
+    ModelCandidate,
+    OperationModel,
+    fit_model,
+    is_declared,
+)
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
-from autotile.kernel.problem import Workrate, check_memory
+from autotile.kernel.problem import Workrate, check_memory, resolve_problem
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
-from autotile.tuning.operation_result import Losses, OperationFamilyResult
-from autotile.tuning.operation_sweep import (
-    CandidateKey,
-    Sweep,
-    SweptProblem,
-    grid_gpu,
-    problem_of,
-)
+from autotile.tuning.backend import workload_of
+from autotile.tuning.family_session import FAULTS
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.pipeline import Compiling, compiled_sizes
 from autotile.tuning.progress_state import Observer, Progress
-from autotile.tuning.schedule import Lane, Schedule, device_of
+from autotile.tuning.schedule import Lane, Schedule, ScheduleResult, device_of
 from autotile.tuning.stopping import StopRequest
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Reading, Time
 
 if TYPE_CHECKING:
-    from autotile.families.operation_model import OperationModel
+    from autotile.database.database import Database
+    from autotile.tuning.cluster.gpus import FreeGpu
 
 _PROBLEMS = 400
 """Problems of each of the two rounds; with less time there are fewer."""
@@ -65,8 +86,406 @@ _NEAR_DOUBLINGS, _FLAG_DOUBLINGS = 1.5, 3.0
 """Distance at which a measurement says less, and that of a flag, in doublings of a size."""
 _MUTATED, _MUTATIONS = 40, 12
 """Problems, worst first, at which variants of the best configuration are tried, and their number at each."""
+_LOSING = 0.98
+"""Time of a library over that of the best configuration, below which variants of that are tried."""
 _MIN_VERIFIED = 2
 """Problems at which a configuration must have been verified to be in the model."""
+_SAMPLE_LIMIT_S = 2e-3
+"""GPU time of the samples of a configuration beyond the first nine, in seconds."""
+_SAMPLER = "family"
+"""Name of these runs in the database; see `UNVERIFIED_SAMPLER` for those of earlier versions."""
+
+CandidateKey = tuple[str, str]
+"""Name of a kernel, and `config_key` of its configuration."""
+KernelSizes = Mapping[str, Mapping[str, int]]
+"""Sizes and flags of a problem by the names of each kernel that computes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """How well a model chooses at problems that were held out while it was learned.
+
+    Attributes
+    ----------
+    mean, percentile_99, worst
+        Time of what it chooses over that of the fastest that was measured, minus 1.
+    over_library
+        Geometric mean, 1st percentile and minimum of the library's time over that of what is chosen; None without a
+        library.
+    """
+
+    mean: float
+    percentile_99: float
+    worst: float
+    over_library: tuple[float, float, float] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        names = ("geometric_mean", "percentile_1", "worst")
+        return {
+            "mean": self.mean,
+            "percentile_99": self.percentile_99,
+            "worst": self.worst,
+            "over_library": dict(zip(names, self.over_library, strict=True)) if self.over_library else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class OperationFamilyResult(ScheduleResult):
+    """Result of tuning a family of an operation.
+
+    Attributes
+    ----------
+    operation, dtype, family
+        Name of the operation, element type, and the family in its text form.
+    problems, pairs
+        Number of problems, and of pairs of a problem and a configuration, that the model was learned from.
+    candidates
+        Number of configurations that the model chooses among; 0 if it was not learned.
+    losses
+        How well it chooses; None if it was not learned.
+    refused
+        Number of configurations that failed anywhere, which the model does not hold.
+    """
+
+    operation: str
+    dtype: str
+    family: str
+    problems: int
+    pairs: int
+    candidates: int
+    losses: Losses | None
+    refused: int
+
+    def _asked(self) -> str:
+        return f"{self.operation} {self.family} {self.dtype}"
+
+    def _found(self) -> str:
+        if self.losses is None:
+            return "interrupted before there was a model"
+        return f"{percent_text(self.losses.mean)} mean loss"
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield how well the model chooses."""
+        yield [*self._facts()]
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        yield "measured", f"{plural(self.pairs, 'time')} at {plural(self.problems, 'problem')}"
+        if (one := self.losses) is not None:
+            yield "model", f"chooses among {plural(self.candidates, 'configuration')}"
+            mean, at_99, worst_text = (percent_text(loss) for loss in (one.mean, one.percentile_99, one.worst))
+            loss = f"{mean} on average, {at_99} at the 99th percentile, at most {worst_text}"
+            yield "loss", f"{loss}, at problems that were held out"
+            if one.over_library is not None:
+                average, low, worst = one.over_library
+                speed = f"{average:.3f}x its speed on average, {low:.3f}x at the 1st percentile"
+                yield "library", f"{speed}, at least {worst:.3f}x"
+        if self.refused:
+            yield "refused", f"{plural(self.refused, 'configuration')} that failed at a problem"
+        yield from self._effort("problem")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that ``autotile tune --json`` prints."""
+        return {
+            "operation": self.operation,
+            "family": self.family,
+            "dtype": self.dtype,
+            "device": self.device.identity,
+            "problems": self.problems,
+            "pairs": self.pairs,
+            "candidates": self.candidates,
+            "held_out_loss": to_document(self.losses),
+            "refused": self.refused,
+            **self._ending(resumed=self.resumed),
+        }
+
+
+class SweptProblem(NamedTuple):
+    """A problem of an operation with the results there.
+
+    Attributes
+    ----------
+    sizes
+        Sizes and flags of the operation.
+    kernels
+        Those by the names of each kernel that computes the problem.
+    trials
+        Trial of each configuration.
+    libraries
+        Time of each library, in microseconds.
+    """
+
+    sizes: Mapping[str, int]
+    kernels: KernelSizes
+    trials: Mapping[CandidateKey, Trial]
+    libraries: Mapping[str, float]
+
+
+class CompilingProblem(NamedTuple):
+    """A problem whose configurations are being compiled."""
+
+    problem: Problem
+    kernels: KernelSizes
+    candidates: Sequence[ModelCandidate]
+    compilations: Sequence[Compiling]
+
+
+def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu | FreeGpu:
+    """Return the GPU of a sweep: that of this machine which the options name, or one of a cluster."""
+    if lane.cluster is None:
+        return Gpu(None, options.run_deadline_s, worker_pool=worker_pool, device_index=options.device_index)
+    from autotile.tuning.cluster.gpus import FreeGpu  # imports Dask
+
+    return FreeGpu(lane, options.run_deadline_s)
+
+
+class Sweep:
+    """Measures problems of an operation, and stores the results.
+
+    Parameters
+    ----------
+    operation, dtype
+        Operation, and element type of its problems.
+    kernels
+        Its kernels, by name.
+    libraries
+        Libraries that the operation file names.
+    settings, options
+        Settings of the installation and options of the run.
+    device
+        The device.
+    database
+        Open for writing.
+    compile_pool
+        Processes that compile.
+    gpu
+        The GPU.
+
+    Raises
+    ------
+    InputError
+        The reference of a kernel cannot be computed in the GPU worker alone.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        dtype: str,
+        kernels: Mapping[str, Kernel],
+        libraries: Sequence[Library],
+        *,
+        settings: Settings,
+        options: TuneOptions,
+        device: DeviceProperties,
+        database: Database,
+        compile_pool: CompilePool,
+        gpu: Gpu | FreeGpu,
+    ) -> None:
+        for kernel in kernels.values():
+            reference = kernel.spec.reference
+            if reference.function is not None or reference.comparison is not None or reference.is_agreement:
+                raise InputError(
+                    f"{kernel.spec.source}: a family of an operation needs references that are expressions or kernels"
+                )
+        self._operation, self._dtype = operation, dtype
+        self._kernels, self._libraries = kernels, libraries
+        self._settings = settings
+        self._options = replace(options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
+        self._device = device
+        self._database = database
+        self._compile_pool = compile_pool
+        self._gpu = gpu
+        self._compiled: dict[str, Future[Compiled]] = {}
+        self.banned: dict[CandidateKey, str] = {}
+        """Configurations that failed at any problem, with the reason."""
+        self.resources: dict[CandidateKey, Resources] = {}
+        """Resources of each configuration that was compiled."""
+
+    def prepare(self, problem: Problem, kernels: KernelSizes, candidates: Sequence[ModelCandidate]) -> CompilingProblem:
+        """Start the compilation of the configurations that are valid for a problem, best first."""
+        valid = self.valid(problem, kernels, candidates)
+        return CompilingProblem(problem, kernels, valid, [self._compile(one, kernels[one.kernel]) for one in valid])
+
+    def valid(
+        self, problem: Problem, kernels: KernelSizes, candidates: Iterable[ModelCandidate]
+    ) -> list[ModelCandidate]:
+        """Return the candidates that may run at a problem."""
+        return [
+            one
+            for one in candidates
+            if one.kernel in kernels
+            and one.key not in self.banned
+            and not check_config(
+                self._kernels[one.kernel].spec, one.config, kernels[one.kernel], self._device, problem.dtype
+            )
+        ]
+
+    def run(self, job: CompilingProblem) -> SweptProblem | None:
+        """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured.
+
+        Raises
+        ------
+        WorkerError
+            The worker cannot be started.
+        ToolchainError
+            Nothing can be compiled.
+        """
+        trials: dict[CandidateKey, Trial] = {}
+        ready: list[tuple[ModelCandidate, Trial, Candidate]] = []
+        for one, compilation in zip(job.candidates, job.compilations, strict=True):
+            trial, candidate = compilation.trial(), compilation.candidate()
+            if trial.resources is not None:
+                self.resources.setdefault(one.key, trial.resources)
+            if trial.outcome is Outcome.OK and candidate is not None:
+                ready.append((one, trial, candidate))
+            else:
+                trials[one.key] = trial
+        libraries, measured = self._measure(job, ready)
+        trials |= measured
+        self.banned |= {key: trial.reason for key, trial in measured.items() if trial.outcome in FAULTS}
+        if not any(trial.outcome.has_time for trial in measured.values()) and not libraries:
+            return None
+        self._store(job, trials, libraries)
+        times = {name: found.measurement.time_us for name, found in libraries.items() if found.measurement is not None}
+        return SweptProblem(self.proper(job.problem), job.kernels, trials, times)
+
+    def stored(self, problem: Problem, kernels: KernelSizes, studies: Mapping[str, int]) -> SweptProblem | None:
+        """Return the results of an earlier run at a problem; None if there are none.
+
+        Parameters
+        ----------
+        studies
+            Id of each study in the database, by the digest of its key.
+        """
+        trials: dict[CandidateKey, Trial] = {}
+        swept = False
+        for name, sizes in kernels.items():
+            study_id = studies.get(self._key(name, Problem(name, sizes, problem.dtype)).digest)
+            if study_id is None:
+                continue
+            samplers = {run.run_id: run.sampler for run in self._database.runs(study_id)}
+            swept = swept or _SAMPLER in samplers.values()
+            found = self._database.stored_trials(study_id)
+            usable = [one.trial for one in found if samplers.get(one.run_id) != UNVERIFIED_SAMPLER]
+            for trial in {config_key(trial.config): trial for trial in usable}.values():
+                key = name, config_key(trial.config)
+                trials[key] = trial
+                if trial.resources is not None:
+                    self.resources.setdefault(key, trial.resources)
+                if trial.outcome in FAULTS:
+                    self.banned[key] = trial.reason
+        if not swept:
+            return None
+        libraries = {}
+        for library in self._libraries:
+            study_id = studies.get(self._library_key(problem, library).digest)
+            best = self._database.best(study_id=study_id) if study_id is not None else []
+            if best and best[0].trial.time_us is not None:
+                libraries[library.name] = best[0].trial.time_us
+        return SweptProblem(self.proper(problem), kernels, trials, libraries)
+
+    def proper(self, problem: Problem) -> dict[str, int]:
+        """Return the sizes and flags of a problem, without the conditions."""
+        return {name: size for name, size in problem.sizes.items() if name not in self._operation.conditions}
+
+    def _compile(self, one: ModelCandidate, sizes: Mapping[str, int]) -> Compiling:
+        """Start a compilation; one of the same code, of another problem too, is not started again."""
+        kernel, problem = self._kernels[one.kernel], Problem(one.kernel, sizes, self._dtype)
+
+        def submit(make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+            job = make_job()
+            if job.key not in self._compiled:
+                self._compiled[job.key] = self._compile_pool.submit(lambda: job)
+            return self._compiled[job.key]
+
+        others = compiled_sizes(kernel.spec, problem, ())
+        return Compiling.begin(kernel, problem, one.config, self._device, submit=submit, other_sizes=others)
+
+    def _measure(
+        self, job: CompilingProblem, ready: Sequence[tuple[ModelCandidate, Trial, Candidate]]
+    ) -> tuple[dict[str, Reading], dict[CandidateKey, Trial]]:
+        """Measure libraries and candidates; there is nothing of a problem that cannot be laid out."""
+        of = self._settings, self._options
+        workloads = {
+            name: workload_of(self._kernels[name], Problem(name, sizes, job.problem.dtype), *of)
+            for name, sizes in job.kernels.items()
+        }
+        buffers = next(iter(workloads.values()))
+        calls = [LibraryCall(one.name, job.problem.sizes, job.problem.dtype) for one in self._libraries]
+        entries = (
+            *(Entry(library=call, workload=buffers) for call in calls),
+            *(Entry(candidate, workload=workloads[one.kernel]) for one, _, candidate in ready),
+        )
+        try:
+            readings = self._gpu.time(Time(entries, grid=True))
+        except InputError:  # it does not fit in memory
+            return {}, {}
+        libraries = dict(zip([one.name for one in self._libraries], readings, strict=False))
+        for library in self._libraries:
+            self._check_version(library, libraries[library.name])
+        measured = {
+            one.key: _with_result(trial, reading)
+            for (one, trial, _), reading in zip(ready, readings[len(calls) :], strict=True)
+        }
+        return libraries, measured
+
+    @staticmethod
+    def _check_version(library: Library, reading: Reading) -> None:
+        """Raise if another machine has another version of a library: their times are not comparable."""
+        version = reading.telemetry.get(LIBRARY_VERSION)
+        if version is not None and version != library.version:
+            raise ToolchainError(
+                f"the GPU's machine has {library.name} {version or 'not installed'}, and the session {library.version}"
+            )
+
+    def _key(self, name: str, problem: Problem) -> TuningKey:
+        nvrtc, l2 = nvrtc_version(), self._options.l2
+        return key_of(self._kernels[name], problem, self._device, nvrtc_version=nvrtc, l2_mode=l2)
+
+    def _library_key(self, problem: Problem, library: Library) -> TuningKey:
+        nvrtc, l2 = nvrtc_version(), self._options.l2
+        name, version = library.name, library.version
+        return library_key(self._operation, problem, self._device, name, version, nvrtc_version=nvrtc, l2_mode=l2)
+
+    def _store(
+        self, job: CompilingProblem, trials: Mapping[CandidateKey, Trial], libraries: Mapping[str, Reading]
+    ) -> None:
+        """Commit the trials of a problem, in one transaction a kernel."""
+        device = self._device
+        add = partial(
+            self._database.add_run, sampler=_SAMPLER, device=device, driver=device.driver or "", host=platform.node()
+        )
+        for name, sizes in job.kernels.items():
+            own = [trial for (kernel, _), trial in trials.items() if kernel == name]
+            if own:
+                add(self._key(name, Problem(name, sizes, job.problem.dtype)), own)
+        for library in self._libraries:
+            found = libraries.get(library.name)
+            if found is not None and found.measurement is not None:
+                trial = _with_result(Trial({}, Outcome.OK), found)
+                add(self._library_key(job.problem, library), [trial], phase="final", is_ranked=True)
+
+
+def _with_result(trial: Trial, reading: Reading) -> Trial:
+    return replace(
+        trial,
+        outcome=reading.outcome,
+        reason=reading.reason,
+        stage="measure" if reading.outcome.has_time else "verify",
+        measurement=reading.measurement,
+        telemetry={**trial.telemetry, **reading.telemetry},
+    )
+
+
+def problem_of(
+    operation: Operation, kernels: Mapping[str, Kernel], problem: Problem, device: DeviceProperties
+) -> dict[str, dict[str, int]]:
+    """Return the kernels that compute a problem, each with its sizes and flags."""
+    return {
+        member.name: dict(resolve_problem(kernels[member.name].spec, sizes, problem.dtype).sizes)
+        for member, sizes in operation.fitting(problem, device)
+        if member.name in kernels
+    }
 
 
 def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
@@ -80,11 +499,8 @@ def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> 
     words = list(words)
     family = parse_family(operation, words, (*operation.flags, *operation.conditions))
     given = {word.partition("=")[0] for word in words}
-    mixed = {
-        name: Extent(((0, 1),))
-        for name in operation.flags
-        if name not in given and _changes_layout(operation, name, dtype)
-    }
+    left = [name for name in operation.flags if name not in given]
+    mixed = {name: Extent(((0, 1),)) for name in left if _changes_layout(operation, name, dtype)}
     return Family({**family.extents, **mixed})
 
 
@@ -95,18 +511,14 @@ def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
     shapes = []
     for value in (0, 1):
         problem = operation.resolve({**sizes, **plain, flag: value}, dtype)
-        found: dict[str, Any] = {}
+        found: dict[tuple[str, str], Any] = {}
         for member, own in operation.fitting(problem):
             spec = member.load().spec
-            full = {**spec.sizes, **own}
-            found |= {
-                f"{member.name}.{b.name}": b.extents(full)
-                for b in spec.buffers
-                if b.is_initialized and not spec.shaping
-            }
+            for buffer in spec.buffers if not spec.shaping else ():
+                if buffer.is_initialized:
+                    found[member.name, buffer.name] = buffer.extents({**spec.sizes, **own})
         shapes.append(found)
-    common = shapes[0].keys() & shapes[1].keys()
-    return any(shapes[0][name] != shapes[1][name] for name in common)
+    return any(shapes[0][name] != shapes[1][name] for name in shapes[0].keys() & shapes[1].keys())
 
 
 def tune_operation_family(
@@ -154,21 +566,15 @@ def tune_operation_family(
         raise InputError("a family of an operation is measured on a GPU, and there is none here")
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
     farm = lane.cluster.compilers if lane.cluster is not None else None
-    named = tuple(one for one in libraries if one.call is None)
+    workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
     with Schedule.open(settings, options, observe, lane) as schedule:
-        pool = CompilePool(
-            settings,
-            worker_count(options.workers),
-            options.compile_deadline_s,
-            worker_pool=schedule.worker_pool,
-            farm=farm,
-        )
+        pool = CompilePool(settings, workers, deadline_s, worker_pool=schedule.worker_pool, farm=farm)
         with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
             sweep = Sweep(
                 operation,
                 dtype,
                 kernels,
-                named,
+                tuple(one for one in libraries if one.call is None),
                 settings=settings,
                 options=options,
                 device=device,
@@ -177,6 +583,10 @@ def tune_operation_family(
                 gpu=gpu,
             )
             return _Coverage(operation, family, dtype, kernels, device, schedule, sweep).run()
+
+
+_PlannedSizes = tuple[Problem, dict[str, dict[str, int]]]
+"""A problem, and its sizes by the names of each kernel that computes it."""
 
 
 @dataclass
@@ -193,20 +603,19 @@ class _Coverage:
     measured: list[SweptProblem] = field(default_factory=list)
     candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
     _model: OperationModel | None = None
-    _resumed: int = 0
-    _seeded: int = 0
 
     def run(self) -> OperationFamilyResult:
         """Measure, learn, measure what the model proposes, and learn again."""
-        self.options, self.database = self.schedule.options, self.schedule.database
+        self.options, database = self.schedule.options, self.schedule.database
         self._random = np.random.default_rng(self.options.seed)
-        count = self.options.trials or 2 * _PROBLEMS
+        resumed = 0
         interrupted = False
         losses: Losses | None = None
         with StopRequest() as self._stop:
             try:
-                problems = self._problems(count)
+                problems = self._problems(self.options.trials or 2 * _PROBLEMS)
                 self._resume(problems)
+                resumed = len(self.measured)
                 self._seed(problems)
                 first = max(_MIN_PROBLEMS, len(problems) // 2)
                 self._measure(problems[:first], _FIRST_SHARE)
@@ -218,7 +627,7 @@ class _Coverage:
                 if not interrupted:
                     losses = self._learn()
                     assert self._model is not None
-                    save_model(self.database, self.operation.name, self.dtype, self.device, self._model.to_json())
+                    save_model(database, self.operation.name, self.dtype, self.device, self._model.to_json())
             except KeyboardInterrupt:
                 interrupted = True
         return OperationFamilyResult(
@@ -232,9 +641,9 @@ class _Coverage:
             losses=losses,
             refused=len(self.sweep.banned),
             seconds=self.schedule.elapsed_s,
-            resumed=self._resumed,
+            resumed=resumed,
             interrupted=interrupted,
-            database=self.database.location,
+            database=database.location,
         )
 
     @property
@@ -245,9 +654,9 @@ class _Coverage:
         budget_s = self.options.budget_s
         return budget_s is None or self.schedule.elapsed_s < share * budget_s
 
-    def _problems(self, count: int) -> list[tuple[Problem, dict[str, dict[str, int]]]]:
+    def _problems(self, count: int) -> list[_PlannedSizes]:
         """Return problems in an order in which the first ones, however many, cover the family evenly."""
-        found = []
+        found: list[_PlannedSizes] = []
         for sizes in spread_members(self.family, _DRAWN * count):
             problem = self.operation.resolve(sizes, self.dtype)
             kernels = problem_of(self.operation, self.kernels, problem, self.device)
@@ -259,7 +668,7 @@ class _Coverage:
             raise InputError(f"no kernel of {self.operation.name} computes a problem of {self.family}")
         return found
 
-    def _is_affordable(self, kernels: Mapping[str, Mapping[str, int]]) -> bool:
+    def _is_affordable(self, kernels: KernelSizes) -> bool:
         name, sizes = next(iter(kernels.items()))
         spec, problem = self.kernels[name].spec, Problem(name, sizes, self.dtype)
         try:
@@ -269,29 +678,26 @@ class _Coverage:
         flops = Workrate.of(spec, problem).flops
         return flops is None or flops <= _MAX_FLOPS
 
-    def _resume(self, problems: Sequence[tuple[Problem, dict[str, dict[str, int]]]]) -> None:
+    def _resume(self, problems: Sequence[_PlannedSizes]) -> None:
         """Read what an earlier run has measured."""
+        database = self.schedule.database
         names = [*self.kernels, *(f"{self.operation.name}:{name}" for name in self.operation.libraries)]
-        studies = {one.key.digest: one.study_id for name in names for one in self.database.studies(name)}
-        if not studies:
-            return
-        for problem, kernels in problems:
+        studies = {one.key.digest: one.study_id for name in names for one in database.studies(name)}
+        for problem, kernels in problems if studies else ():
             stored = self.sweep.stored(problem, kernels, studies)
             if stored is not None:
                 self.measured.append(stored)
-                for (name, key), trial in stored.trials.items():
-                    self.candidates.setdefault((name, key), ModelCandidate(name, trial.config))
-        self._resumed = len(self.measured)
+                for (name, _), trial in stored.trials.items():
+                    self._add(name, trial.config)
 
-    def _seed(self, problems: Sequence[tuple[Problem, dict[str, dict[str, int]]]]) -> None:
+    def _seed(self, problems: Sequence[_PlannedSizes]) -> None:
         """Collect configurations: defaults, earlier winners, and those with the best estimates at some problems."""
         for name, kernel in self.kernels.items():
             self._add(name, kernel.spec.default)
-            winners = [best.trial.config for best in self.database.best(name, dtype=self.dtype)]
+            winners = [best.trial.config for best in self.schedule.database.best(name, dtype=self.dtype)]
             winners += [one.config for one in shipped_winners(name, self.dtype)]
-            distinct = list(
-                {config_key(config): config for config in winners if self._is_known(kernel, config)}.values()
-            )
+            known = {config_key(config): config for config in winners if is_declared(kernel.spec, config)}
+            distinct = list(known.values())
             for place in np.linspace(0, len(distinct) - 1, min(len(distinct), _MAX_WINNERS)).astype(int):
                 self._add(name, distinct[place])
         for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():
@@ -302,12 +708,6 @@ class _Coverage:
     def _add(self, name: str, config: Config) -> None:
         one = ModelCandidate(name, dict(config))
         self.candidates.setdefault(one.key, one)
-
-    @staticmethod
-    def _is_known(kernel: Kernel, config: Config) -> bool:
-        """Return whether a configuration, maybe of another version of the kernel, has the values of this one."""
-        values = {parameter.name: parameter.values for parameter in kernel.spec.parameters}
-        return config.keys() == values.keys() and all(config[name] in values[name] for name in values)
 
     def _estimated(self, name: str, sizes: Mapping[str, int]) -> list[Config]:
         """Return the configurations with the best estimated times at a problem."""
@@ -325,22 +725,19 @@ class _Coverage:
             rows = np.argsort(estimate.time_us)[:_SEEDS]
         return [space.config(int(row)) for row in rows]
 
-    def _measure(self, problems: Sequence[tuple[Problem, dict[str, dict[str, int]]]], share: float) -> None:
+    def _measure(self, problems: Sequence[_PlannedSizes], share: float) -> None:
         """Measure problems that were not, until a share of the budget is used; the next one compiles meanwhile."""
         known = {tuple(one.sizes.items()) for one in self.measured}
-        left = iter([one for one in problems if tuple(self._proper(one[0]).items()) not in known])
-        following = next(left, None)
-        job = self.sweep.prepare(*following, self._chosen(*following)) if following is not None else None
+        left = (one for one in problems if tuple(self.sweep.proper(one[0]).items()) not in known)
+        jobs = (self.sweep.prepare(*one, self._chosen(*one)) for one in left)
+        job = next(jobs, None)
         while job is not None and self._has_time(share) and not self._stop.requested:
-            current, following = job, next(left, None)
-            job = self.sweep.prepare(*following, self._chosen(*following)) if following is not None else None
-            self._run(current)
-
-    def _run(self, job: Any) -> None:
-        swept = self.sweep.run(job)
-        if swept is not None:
-            self.measured.append(swept)
-        self._report("measuring", job.problem)
+            following = next(jobs, None)
+            swept = self.sweep.run(job)
+            if swept is not None:
+                self.measured.append(swept)
+            self._report("measuring", job.problem)
+            job = following
 
     def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:
         self.schedule.observe(
@@ -359,43 +756,34 @@ class _Coverage:
             )
         )
 
-    def _proper(self, problem: Problem) -> dict[str, int]:
-        return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}
-
-    def _chosen(self, problem: Problem, kernels: Mapping[str, Mapping[str, int]]) -> list[ModelCandidate]:
+    def _chosen(self, problem: Problem, kernels: KernelSizes) -> list[ModelCandidate]:
         """Return the configurations to measure at a problem: those expected to be the fastest, then others."""
-        ordered = self._ranked(problem, kernels)
+        valid = self.sweep.valid(problem, kernels, self.candidates.values())
+        sizes = self.sweep.proper(problem)
+        losses = self._nearby_losses(sizes, [one.key for one in valid])
+        order = list(losses)
+        if self._model is not None:
+            specs = {name: kernel.spec for name, kernel in self.kernels.items()}
+            ranking = self._model.rank(sizes, kernels, specs, self.device)
+            expected = {ranking.candidates[number].key: place for place, number in enumerate(ranking.order)}
+            order = [expected.get(one.key, len(expected) + losses[place]) for place, one in enumerate(valid)]
+        ordered = [valid[number] for number in np.argsort(order, kind="stable")]
         best, others = ordered[:_TRIED], ordered[_TRIED:]
         rest = self._random.permutation(len(others))[:_RANDOM]
         return [*best, *(others[int(number)] for number in rest)]
-
-    def _ranked(self, problem: Problem, kernels: Mapping[str, Mapping[str, int]]) -> list[ModelCandidate]:
-        valid = [
-            one
-            for one in self.candidates.values()
-            if one.kernel in kernels
-            and one.key not in self.sweep.banned
-            and not check_config(
-                self.kernels[one.kernel].spec, one.config, kernels[one.kernel], self.device, self.dtype
-            )
-        ]
-        losses = self._nearby_losses(self._proper(problem), [one.key for one in valid])
-        if self._model is not None:
-            specs = {name: kernel.spec for name, kernel in self.kernels.items()}
-            ranking = self._model.rank(self._proper(problem), kernels, specs, self.device)
-            expected = {ranking.candidates[number].key: place for place, number in enumerate(ranking.order)}
-            order = [expected.get(one.key, len(expected) + losses[place]) for place, one in enumerate(valid)]
-        else:
-            order = list(losses)
-        return [valid[number] for number in np.argsort(order, kind="stable")]
 
     def _nearby_losses(self, sizes: Mapping[str, int], keys: Sequence[CandidateKey]) -> NDArray[np.float64]:
         """Return the expected loss of configurations: the mean of the losses nearby, weighted by distance."""
         total = np.full(len(keys), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
         weights = np.full(len(keys), _UNKNOWN_WEIGHT)
         numbers = {key: number for number, key in enumerate(keys)}
+        flags = self.operation.flags
         for one in self.measured:
-            weight = math.exp(-self._distance(sizes, one.sizes) / _NEAR_DOUBLINGS)
+            doublings = sum(
+                _FLAG_DOUBLINGS * (size != one.sizes[name]) if name in flags else abs(math.log2(size / one.sizes[name]))
+                for name, size in sizes.items()
+            )
+            weight = math.exp(-doublings / _NEAR_DOUBLINGS)
             timed = {key: trial.time_us for key, trial in one.trials.items() if trial.time_us is not None}
             best_us = min(timed.values(), default=math.nan)
             for key, time_us in timed.items():
@@ -404,55 +792,53 @@ class _Coverage:
                     weights[number] += weight
         return np.asarray(total / weights)
 
-    def _distance(self, a: Mapping[str, int], b: Mapping[str, int]) -> float:
-        flags = self.operation.flags
-        return sum(
-            _FLAG_DOUBLINGS * (a[name] != b[name]) if name in flags else abs(math.log2(a[name] / b[name])) for name in a
-        )
-
     def _learn(self) -> Losses:
         """Learn the model from everything that was measured, and return how well it chooses where it was held out."""
         self._report("learning")
-        usable = {
-            key: one
-            for key, one in self.candidates.items()
-            if key not in self.sweep.banned and key in self.sweep.resources
-        }
-        self._model, losses = learn_model(
-            self.operation,
-            self.dtype,
-            device=self.device,
-            kernels=self.kernels,
-            measured=self.measured,
-            usable=usable,
-            resources=self.sweep.resources,
-        )
-        return losses
+        resources = self.sweep.resources
+        verified = Counter(key for one in self.measured for key, t in one.trials.items() if t.outcome.has_time)
+        usable = [key for key in self.candidates if key not in self.sweep.banned and key in resources]
+        kept = [key for key in usable if verified[key] >= _MIN_VERIFIED]
+        numbers = {key: number for number, key in enumerate(kept)}
+        timed = dict.fromkeys(name for one in self.measured for name in one.libraries)
+        library_numbers = {name: len(kept) + place for place, name in enumerate(timed)}
+        candidates = [
+            *(ModelCandidate(key[0], self.candidates[key].config, resources[key]) for key in kept),
+            *(ModelCandidate(name, {}) for name in library_numbers),
+        ]
+        problems = []
+        for one in self.measured:
+            times_us = {numbers[key]: t.time_us for key, t in one.trials.items() if key in numbers and t.time_us}
+            times_us |= {library_numbers[name]: time_us for name, time_us in one.libraries.items()}
+            if times_us:
+                problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
+        specs = {name: kernel.spec for name, kernel in self.kernels.items()}
+        what = self.operation.name, self.dtype, self.device, specs
+        fitted = fit_model(*what, candidates=candidates, problems=problems, flags=self.operation.flags)
+        self._model = fitted.model
+        return _held_out_losses(fitted)
 
     def _try_variants(self) -> None:
         """Try variants of the best configuration in one parameter, where a library is faster."""
         losing = []
-        for one in self.measured:
+        for number, one in enumerate(self.measured):
             timed = [(t.time_us, key) for key, t in one.trials.items() if t.outcome is Outcome.OK and t.time_us]
-            if timed and one.libraries and min(one.libraries.values()) < 0.98 * min(timed)[0]:
-                losing.append((min(timed)[0] / min(one.libraries.values()), min(timed)[1], one))
+            if timed and one.libraries and min(one.libraries.values()) < _LOSING * min(timed)[0]:
+                losing.append((min(timed)[0] / min(one.libraries.values()), min(timed)[1], number))
         losing.sort(key=lambda item: -item[0])
-        for _, key, one in losing[:_MUTATED]:
+        for _, key, number in losing[:_MUTATED]:
             if not self._has_time(_MEASURING_SHARE) or self._stop.requested:
                 return
-            best = self.candidates[key]
-            variants = [
-                ModelCandidate(best.kernel, config) for config in self._variants(best, one.kernels[best.kernel])
-            ]
+            best, one = self.candidates[key], self.measured[number]
+            found = self._variants(best, one.kernels[best.kernel])
+            variants = [ModelCandidate(best.kernel, config) for config in found]
             for variant in variants:
                 self.candidates.setdefault(variant.key, variant)
             problem = self.operation.resolve(one.sizes, self.dtype)
             again = self.sweep.run(self.sweep.prepare(problem, one.kernels, [best, *variants]))
             if again is not None:
-                merged = replace(
-                    one, trials={**one.trials, **again.trials}, libraries={**one.libraries, **again.libraries}
-                )
-                self.measured[self.measured.index(one)] = merged
+                trials, libraries = {**one.trials, **again.trials}, {**one.libraries, **again.libraries}
+                self.measured[number] = one._replace(trials=trials, libraries=libraries)
             self._report("measuring", problem)
 
     def _variants(self, one: ModelCandidate, sizes: Mapping[str, int]) -> list[Config]:
@@ -468,74 +854,18 @@ class _Coverage:
         return [found[int(number)] for number in self._random.permutation(len(found))[:_MUTATIONS]]
 
 
-def learn_model(
-    operation: Operation,
-    dtype: str,
-    *,
-    device: DeviceProperties,
-    kernels: Mapping[str, Kernel],
-    measured: Sequence[SweptProblem],
-    usable: Mapping[CandidateKey, ModelCandidate],
-    resources: Mapping[CandidateKey, Resources],
-) -> tuple[OperationModel, Losses]:
-    """Learn the model of an operation; return it with its losses at problems that were held out.
-
-    Parameters
-    ----------
-    operation, dtype, device, kernels
-        What was measured, and where.
-    measured
-        Problems with their results.
-    usable
-        Configurations that failed at no problem.
-    resources
-        Resources of each of them.
-
-    Raises
-    ------
-    InputError
-        Too few problems were measured.
-    """
-    verified = Counter(key for one in measured for key, trial in one.trials.items() if trial.outcome.has_time)
-    kept = [key for key in usable if verified[key] >= _MIN_VERIFIED]
-    numbers = {key: number for number, key in enumerate(kept)}
-    timed = dict.fromkeys(name for one in measured for name in one.libraries)
-    library_numbers = {name: len(kept) + place for place, name in enumerate(timed)}
-    candidates = [
-        *(ModelCandidate(key[0], usable[key].config, resources[key]) for key in kept),
-        *(ModelCandidate(name, {}) for name in library_numbers),
-    ]
-    problems = []
-    for one in measured:
-        times_us = {
-            numbers[key]: trial.time_us
-            for key, trial in one.trials.items()
-            if key in numbers and trial.time_us is not None
-        }
-        times_us |= {library_numbers[name]: time_us for name, time_us in one.libraries.items()}
-        if times_us:
-            problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
-    specs = {name: kernel.spec for name, kernel in kernels.items()}
-    what = operation.name, dtype, device, specs
-    fitted = fit_model(*what, candidates=candidates, problems=problems, flags=operation.flags)
-    return fitted.model, _held_out_losses(fitted)
-
-
 def _held_out_losses(fitted: Fitted) -> Losses:
     """Return the losses of what the networks choose at problems that they were not fitted to."""
-    held_out, candidates = fitted.held_out, fitted.candidates
-    times_us = np.asarray(held_out.times_us)
-    chosen_by = np.where(np.isfinite(times_us), held_out.log2_us, np.inf)
+    times_us, log2_us, _ = fitted.held_out
+    chosen_by = np.where(np.isfinite(times_us), log2_us, np.inf)
     rows = np.flatnonzero(np.isfinite(chosen_by).any(axis=1))
-    chosen = np.argmin(chosen_by[rows], axis=1)
-    served_us = times_us[rows, chosen]
-    losses = served_us / np.nanmin(times_us[rows], axis=1) - 1.0
-    library = [number for number, one in enumerate(candidates) if one.is_library]
+    times_us = times_us[rows]
+    served_us = times_us[np.arange(len(rows)), np.argmin(chosen_by[rows], axis=1)]
+    losses = served_us / np.nanmin(times_us, axis=1) - 1.0
+    library = [number for number, one in enumerate(fitted.candidates) if one.is_library]
     over: tuple[float, float, float] | None = None
     if library:
-        library_us = np.nanmin(
-            np.where(np.isfinite(times_us[rows][:, library]), times_us[rows][:, library], np.inf), axis=1
-        )
+        library_us = np.where(np.isfinite(times_us[:, library]), times_us[:, library], np.inf).min(axis=1)
         ratios = (library_us / served_us)[np.isfinite(library_us)]
         if ratios.size:
             over = float(np.exp(np.log(ratios).mean())), float(np.percentile(ratios, 1)), float(ratios.min())

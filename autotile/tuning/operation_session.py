@@ -5,16 +5,26 @@ from __future__ import annotations
 import math
 import platform
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Trial
-from autotile.core.statistics import Interval, raced_ratio, ratio_of
-from autotile.core.text import plural
+from autotile.core.documents import to_document
+from autotile.core.model import Config, Outcome, Problem, Trial, config_text
+from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of
+from autotile.core.text import (
+    NOTHING,
+    RIGHT,
+    Part,
+    ResultTable,
+    interval_text,
+    percent_text,
+    plural,
+    time_text,
+)
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import CONTEST
 from autotile.database.keys import TuningKey, key_of, library_key
@@ -22,30 +32,213 @@ from autotile.errors import DatabaseError, DeviceError, EmptySpaceError, InputEr
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
+from autotile.report.notebook import PageContent, Reported
 from autotile.settings import Settings
 from autotile.tuning.backend import Backend, LiveBackend, expected_folder, workload_of
 from autotile.tuning.family_session import is_possible
 from autotile.tuning.finals import race_rounds, with_times
-from autotile.tuning.operation_result import ContenderState, OperationResult, TunedContender
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.progress_state import Observer, Place
-from autotile.tuning.result import TuneResult
-from autotile.tuning.schedule import Lane, Schedule, device_of
+from autotile.tuning.schedule import Lane, Schedule, ScheduleResult, device_of
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, LibraryCall, Race, Reading, Workload
+from autotile.workers.jobs import LIBRARY_VERSION, Entry, LibraryCall, Race, Reading
 
-if TYPE_CHECKING:
-    from autotile.tuning.cluster.gpus import RemoteGpu
+ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
 
 
-Proposal = tuple[str, Config]
-"""Name of a kernel, and a configuration."""
+@dataclass(frozen=True, slots=True)
+class TunedContender:
+    """A kernel or library of an operation, and how it came out.
+
+    Attributes
+    ----------
+    name
+        Name of the kernel or library.
+    is_library
+        Whether it is a library, which has nothing to tune.
+    trial
+        Its best verified trial, with the time of the last race where it took part; None if nothing ran.
+    trials
+        Number of configurations tried, those of earlier sessions included.
+    seconds
+        Wall time that it got, in seconds.
+    state
+        ``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; ``failed``; or
+        ``inapplicable`` if it cannot compute the problem on the device.
+    reason
+        Reason for ``dropped``, ``failed`` and ``inapplicable``.
+    ratio
+        Time over that of the winner; None if one of them has no time.
+    """
+
+    name: str
+    is_library: bool
+    trial: Trial | None
+    trials: int = 0
+    seconds: float = 0.0
+    state: ContenderState = "raced"
+    reason: str = ""
+    ratio: Interval | None = None
+
+    @property
+    def time_us(self) -> float | None:
+        """Time of the best trial, in microseconds."""
+        return self.trial.time_us if self.trial is not None else None
+
+    @property
+    def remark(self) -> str:
+        """Its state in words, with the reason."""
+        with_reason = {"dropped": "dropped", "failed": "failed", "inapplicable": "not applicable"}
+        if self.state in with_reason:
+            return f"{with_reason[self.state]}: {self.reason}"
+        if self.state == "won":
+            return "winner"
+        return "not told apart from the winner" if self.ratio is not None and is_tie(self.ratio) else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        measured = self.trial.measurement if self.trial is not None else None
+        return {
+            "name": self.name,
+            "library": self.is_library,
+            "state": self.state,
+            "reason": self.reason,
+            "config": dict(self.trial.config) if self.trial is not None else None,
+            "time_us": measured.time_us if measured is not None else None,
+            "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+            "ratio": to_document(self.ratio),
+            "trials": self.trials,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class OperationResult(ScheduleResult, Reported):
+    """Result of tuning an operation for a problem.
+
+    Attributes
+    ----------
+    problem
+        Problem of the operation, with its conditions.
+    contenders
+        Kernels and libraries, fastest first; those without a time are last.
+    unit, passes
+        Arithmetic unit of the winner, as for `autotile.kernel.problem.Workrate`.
+    flops, bytes
+        Operations and bytes moved of one run, where the winner's kernel states them.
+    """
+
+    problem: Problem
+    contenders: tuple[TunedContender, ...]
+    flops: int | None = None
+    unit: str | None = None
+    passes: int = 1
+    bytes: int | None = None
+
+    @property
+    def winner(self) -> TunedContender | None:
+        """The kernel or library to use; None where nothing ran, or the session was interrupted before the last race."""
+        return next((one for one in self.contenders if one.state == "won"), None)
+
+    @property
+    def best(self) -> TunedContender | None:
+        """The winner, or else the fastest so far."""
+        return self.winner or next((one for one in self.contenders if one.time_us is not None), None)
+
+    @property
+    def libraries(self) -> tuple[TunedContender, ...]:
+        """The libraries among the contenders."""
+        return tuple(one for one in self.contenders if one.is_library)
+
+    def page_content(self) -> PageContent:
+        """As for `Reported`."""
+        of = self.problem
+        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
+
+    def _asked(self) -> str:
+        return str(self.problem)
+
+    def _found(self) -> str:
+        if (winner := self.winner) is not None:
+            return f"{winner.name}, {time_text(winner.time_us)}"
+        return "interrupted before the last race" if self.interrupted else "nothing ran"
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield what each kernel and library reached, then facts about the session."""
+        figures = (f"{RIGHT}over the winner", f"{RIGHT}tried", f"{RIGHT}of the time")
+        headings = ("", f"{RIGHT}time", "95 % interval, us", *figures, "remark")
+        rows = [self.row(one) for one in self.contenders]
+        yield ResultTable(headings, rows, ("remark", "of the time", "95 % interval, us"))
+        yield [*self._facts()]
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        best = self.best
+        if self.interrupted:
+            yield "interrupted", "the last race was not held; the same command goes on from there"
+        if best is not None:
+            is_kernel = not best.is_library and best.trial is not None
+            config = f" {config_text(best.trial.config)}" if is_kernel and best.trial is not None else ""
+            yield ("winner" if best.state == "won" else "best so far"), best.name + config
+            yield "rate", self.rate_text()
+        for one in self.libraries:
+            if one is not best and one.ratio is None:
+                yield one.name, one.reason or "not timed"
+            elif one is not best and (ratio := one.ratio) is not None:
+                known = f"{ratio.value:.3f}x the winner's time, {ratio.low:.3f}x to {ratio.high:.3f}x"
+                yield one.name, f"{known}: not told apart" if is_tie(ratio) else known
+        yield from (("note", text) for text in self.notices)
+        yield "tried", self.tried_text()
+        yield from self._effort(is_served=self.winner is not None)
+
+    def row(self, one: TunedContender) -> tuple[str, ...]:
+        """Return the cells of a contender: name, time, interval, ratio, configurations, share of the time, remark."""
+        measured = one.trial.measurement if one.trial is not None else None
+        share = sum(other.seconds for other in self.contenders)
+        return (
+            one.name,
+            time_text(one.time_us) if measured is not None else NOTHING,
+            interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+            f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
+            NOTHING if one.is_library else f"{one.trials:,}",
+            percent_text(one.seconds / share) if share and not one.is_library else NOTHING,
+            one.remark,
+        )
+
+    def rate_text(self) -> str:
+        """Return the rate of the best contender, such as ``612.3 TFLOP/s``."""
+        best = self.best
+        if best is None or best.time_us is None:
+            return NOTHING
+        work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
+        return work.text(best.time_us, self.device)
+
+    def tried_text(self) -> str:
+        """Return the number of configurations that were tried, and of the kernels."""
+        kernels = [one for one in self.contenders if not one.is_library and one.state != "inapplicable"]
+        return f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that ``autotile tune --json`` prints."""
+        return {
+            "operation": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": self.device.identity,
+            "winner": to_document(self.winner),
+            "contenders": to_document(self.contenders),
+            **self._ending(),
+        }
+
+
 Served = Callable[[Kernel, Problem], Config | None]
 """Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
-Proposed = Callable[[Mapping[str, Kernel], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[Proposal]]
-"""Returns what a model expects to be fast, best first; given kernels, their sizes, and the device."""
+Proposed = Callable[
+    [Mapping[str, Kernel], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[tuple[str, Config]]
+]
+"""Returns the kernels and configurations that a model expects to be fast, best first; given kernels, their sizes, and
+the device."""
 
 _HOPELESS = 2.0
 """A kernel that is slower than the fastest by this factor after a round gets no more, whatever its rank."""
@@ -62,18 +255,19 @@ _CONTEST_S = 2.0
 """Time of the last race besides its launches: compiling from the cache, the checks."""
 _COMPARING_S = 2e-3
 """Time to verify a candidate, excluding its two launches: on an H200, the checks at 4096 cubed take 0.6 s."""
-_ROUNDS, _RACE_S, _CHECKS, _CHECKS_S = 60, 3.0, 75, 15.0
+_ROUNDS, _RACE_S, _FINALS_CHECKS, _CHECKS_S = 60, 3.0, 75, 15.0
 """Limits of the finals, as in `autotile.tuning.finals`: rounds and seconds of the race, runs and seconds of the
 checks."""
+_CHECKS = 4
+"""Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
 
 
 @dataclass(slots=True)
-class _Kernel:
+class _Entrant:
     """A kernel of the operation, and what it has reached."""
 
     kernel: Kernel
     problem: Problem
-    result: TuneResult | None = None
     best: Trial | None = None
     tried: int = 0
     target: int = 0
@@ -97,6 +291,22 @@ class _Kernel:
         """Time of the best configuration, in microseconds; infinite where none ran."""
         time_us = self.best.time_us if self.best is not None else None
         return math.inf if time_us is None else time_us
+
+    def contender(self) -> TunedContender:
+        """Return what it has reached without a race."""
+        state: ContenderState = "dropped" if self.dropped else "raced"
+        if self.best is None and (self.inapplicable or self.failed):
+            state = "inapplicable" if self.inapplicable else "failed"
+        reason = self.inapplicable or self.failed if self.best is None else self.dropped
+        return TunedContender(
+            self.name,
+            is_library=False,
+            trial=self.best,
+            trials=self.tried,
+            seconds=self.seconds,
+            state=state,
+            reason=reason,
+        )
 
 
 def tune_operation(
@@ -142,31 +352,7 @@ def tune_operation(
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
-    _check_options(options)
-    lane = lane or Lane(options.devices)
-    device = device_of(options, lane)
-    kernels = [
-        _Kernel(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
-        for member, sizes in operation.fitting(problem, device)
-    ]
-    if not kernels:
-        raise InputError(f"no kernel of {operation.name} computes {problem}")
-    for one in kernels:
-        if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
-            one.inapplicable = "no configuration is valid for the problem on this device"
-    if device is not None and options.transfer:
-        fit = {one.name: one for one in kernels if not one.inapplicable}
-        sizes = {name: one.problem.sizes for name, one in fit.items()}
-        for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
-            if len(fit[name].seeds) < _MAX_SEEDS:
-                fit[name].seeds.append(config)
-    with Schedule.open(settings, options, observe, lane) as schedule:
-        return _Halving(operation, problem, schedule, tuple(libraries), served, kernels).run()
-
-
-def _check_options(options: TuneOptions) -> None:
-    """Raise if an option is of one kernel's session."""
-    given = {
+    of_one_kernel = {
         "a recording by name": options.replay not in (None, "auto"),
         "fresh": options.fresh,
         "only": options.only is not None,
@@ -176,9 +362,28 @@ def _check_options(options: TuneOptions) -> None:
         "a captured call": options.captured is not None,
         "a timeline": options.trace is not None,
     }
-    for name, is_given in given.items():
+    for name, is_given in of_one_kernel.items():
         if is_given:
             raise InputError(f"{name}: an operation takes no such option; tune one of its kernels by name with it")
+    lane = lane or Lane(options.devices)
+    device = device_of(options, lane)
+    entrants = [
+        _Entrant(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
+        for member, sizes in operation.fitting(problem, device)
+    ]
+    if not entrants:
+        raise InputError(f"no kernel of {operation.name} computes {problem}")
+    for one in entrants:
+        if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
+            one.inapplicable = "no configuration is valid for the problem on this device"
+    if device is not None and options.transfer:
+        fit = {one.name: one for one in entrants if not one.inapplicable}
+        sizes = {name: one.problem.sizes for name, one in fit.items()}
+        for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
+            if len(fit[name].seeds) < _MAX_SEEDS:
+                fit[name].seeds.append(config)
+    with Schedule.open(settings, options, observe, lane) as schedule:
+        return _Halving(operation, problem, schedule, tuple(libraries), served, entrants).run()
 
 
 @dataclass
@@ -190,78 +395,87 @@ class _Halving:
     schedule: Schedule
     libraries: tuple[Library, ...]
     served: Served
-    kernels: list[_Kernel]
+    entrants: list[_Entrant]
     _device: DeviceProperties | None = None
-    _round: int = 0
     _sharing: threading.Lock = field(default_factory=threading.Lock)
     """Held while the sessions of several threads take their shares."""
 
     def run(self) -> OperationResult:
         """Share the budget, hold the last race, and store its times."""
-        self.options, self.lane = self.schedule.options, self.schedule.lane
-        possible = [one for one in self.kernels if not one.inapplicable]
+        schedule = self.schedule
+        self.options = options = schedule.options
+        possible = [one for one in self.entrants if not one.inapplicable]
         self._rounds = math.ceil(math.log2(len(possible))) + 1 if possible else 0
-        trials = self.options.trials
-        if trials is None and self.options.budget_s is None and self.options.until is None:
-            trials = DEFAULT_TRIALS
-        self._trials_left = trials
+        is_unlimited = options.trials is None and options.budget_s is None and options.until is None
+        self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
         contenders: list[TunedContender] = []
         try:
             self._share_out(possible)
-            if not self.schedule.interrupted:
+            if not schedule.interrupted:
                 contenders = self._contest()
         except KeyboardInterrupt:
-            self.schedule.interrupted = True
-        ran = [one for one in self.kernels if one.best is not None]
-        if not ran and not self.schedule.interrupted:
-            reasons = dict.fromkeys(one.failed or one.inapplicable for one in self.kernels)
+            schedule.interrupted = True
+        if not schedule.interrupted and all(one.best is None for one in self.entrants):
+            reasons = dict.fromkeys(one.failed or one.inapplicable for one in self.entrants)
             raise InputError(f"no kernel of {self.operation.name} ran for {self.problem}: {'; '.join(reasons)}")
-        return self._result(contenders or [self._unraced(one) for one in self.kernels])
+        if self._device is None:
+            raise KeyboardInterrupt  # nothing is known yet
+        contenders = contenders or [one.contender() for one in self.entrants]
+        winner = next((one for one in contenders if one.state == "won"), None)
+        own = next((one for one in self.entrants if winner is None or one.name == winner.name), self.entrants[0])
+        rate = Workrate.of(own.kernel.spec, own.problem, own.best.config if own.best is not None else None)
+        return OperationResult(
+            problem=self.problem,
+            device=self._device,
+            contenders=tuple(contenders),
+            seconds=schedule.elapsed_s,
+            interrupted=schedule.interrupted,
+            database=schedule.database.location,
+            flops=rate.flops,
+            bytes=rate.bytes,
+            unit=rate.unit,
+            passes=rate.passes,
+            notices=tuple(schedule.notices),
+        )
 
-    def _share_out(self, live: list[_Kernel]) -> None:
-        """Tune kernels in rounds; after each one the slower half is dropped."""
+    def _share_out(self, live: list[_Entrant]) -> None:
+        """Tune kernels in rounds; after each one the slower half is dropped, and remembers why."""
+        options, schedule = self.options, self.schedule
         for number in range(1, self._rounds + 1):
-            self._round = number
             is_last = number == self._rounds or len(live) == 1
-            self._begin_round(1 if is_last else self._rounds - number + 1, is_last=is_last)
-            for _ in self.schedule.run([partial(self._tune, one, len(live) - place) for place, one in enumerate(live)]):
+            left = 1 if is_last else self._rounds - number + 1
+            self._finals = options.finals if is_last else 0
+            if options.budget_s is not None:  # an equal part of what is left for each of the rounds left
+                if options.budget_s < _SHORT_S:
+                    self._finals = min(self._finals, _FINALISTS)
+                left_s = options.budget_s - schedule.elapsed_s
+                self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s(self._finals)) / left
+            if self._trials_left is not None:
+                self._round_trials = self._trials_left // left
+                self._trials_left -= self._round_trials
+            for _ in schedule.run(
+                [partial(self._tune, one, len(live) - place, number) for place, one in enumerate(live)]
+            ):
                 pass
-            if self.schedule.interrupted:
+            if schedule.interrupted:
                 return
-            live = sorted((one for one in live if one.best is not None), key=lambda one: one.time_us)
-            if is_last or not live:
+            ranked = sorted((one for one in live if one.best is not None), key=lambda one: one.time_us)
+            if is_last or not ranked:
                 return
-            live = self._survivors(live)
+            leader = ranked[0]
+            half = ranked[: math.ceil(len(ranked) / 2)]
+            live = [one for one in half if one.time_us <= _HOPELESS * leader.time_us]
+            for one in ranked[len(live) :]:
+                after = f"{leader.name} after {plural(one.tried, 'configuration')}"
+                one.dropped = f"{one.time_us / leader.time_us:.2f}x the time of {after}"
 
-    @staticmethod
-    def _survivors(ranked: Sequence[_Kernel]) -> list[_Kernel]:
-        """Return the faster half of the kernels; the others remember why they got no more."""
-        leader = ranked[0]
-        kept = [one for one in ranked[: math.ceil(len(ranked) / 2)] if one.time_us <= _HOPELESS * leader.time_us]
-        for one in ranked[len(kept) :]:
-            one.dropped = (
-                f"{one.time_us / leader.time_us:.2f}x the time of {leader.name} after "
-                f"{plural(one.tried, 'configuration')}"
-            )
-        return kept
-
-    def _begin_round(self, left: int, *, is_last: bool) -> None:
-        """Set aside an equal part of what is left of the budget for each of the rounds left; the last holds finals."""
-        self._finals = self.options.finals if is_last else 0
-        if self.options.budget_s is not None:
-            if self.options.budget_s < _SHORT_S:
-                self._finals = min(self._finals, _FINALISTS)
-            left_s = self.options.budget_s - self.schedule.elapsed_s
-            self._round_end_s = self.schedule.elapsed_s + (left_s - self._reserve_s(self._finals)) / left
-        if self._trials_left is not None:
-            self._round_trials = self._trials_left // left
-            self._trials_left -= self._round_trials
-
-    def _tune(self, one: _Kernel, left: int, lane: Lane) -> None:
-        """Hold a session of a kernel with its share of the round, in which so many kernels are left, with this one."""
-        started_s, place = self.schedule.elapsed_s, Place("round", self._round, self._rounds)
+    def _tune(self, one: _Entrant, left: int, number: int, lane: Lane) -> None:
+        """Hold a session of a kernel with its share of a round, in which so many kernels are left, with this one."""
+        schedule = self.schedule
+        started_s = schedule.elapsed_s
         try:
-            result = self.schedule.tune(one.kernel, one.problem, self._session_options(one, left), lane, place)
+            options, place = self._session_options(one, left), Place("round", number, self._rounds)
+            result = schedule.tune(one.kernel, one.problem, options, lane, place)
         except (DatabaseError, ToolchainError):
             raise
         except EmptySpaceError as error:
@@ -274,17 +488,16 @@ class _Halving:
             one.failed = str(error)
             return
         finally:
-            one.seconds += self.schedule.elapsed_s - started_s
+            one.seconds += schedule.elapsed_s - started_s
             one.sessions += 1
         self._device = result.device
-        one.result, one.tried = result, sum(result.outcomes.values())
-        one.best = result.winner
+        one.tried, one.best = sum(result.outcomes.values()), result.winner
         one.failed = "" if result.winner is not None else "no configuration ran"
 
-    def _session_options(self, one: _Kernel, left: int) -> TuneOptions:
+    def _session_options(self, one: _Entrant, left: int) -> TuneOptions:
         budget_s, trials = None, None
         if self.options.budget_s is not None:
-            turns = math.ceil(left / self.lane.count)
+            turns = math.ceil(left / self.schedule.lane.count)
             budget_s = max((self._round_end_s - self.schedule.elapsed_s) / turns, _MIN_SEARCH_S)
         if self._trials_left is not None:
             with self._sharing:
@@ -293,77 +506,65 @@ class _Halving:
             one.target += share
             trials = one.target
         chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
-        if chosen.served is None and one.sessions == 0 and chosen.transfer and chosen.replay is None:
+        if one.sessions:
+            return chosen
+        if chosen.served is None and chosen.transfer and chosen.replay is None:
             chosen = replace(chosen, served=self.served(one.kernel, one.problem))
-        return replace(chosen, tries=tuple(one.seeds)) if one.sessions == 0 else chosen
+        return replace(chosen, tries=tuple(one.seeds))
 
     def _reserve_s(self, finals: int) -> float:
         """Return the expected time of the last finals and of the last race."""
-        fastest_us = min((one.time_us for one in self.kernels), default=math.inf)
+        fastest_us = min((one.time_us for one in self.entrants), default=math.inf)
         if math.isinf(fastest_us):
             return 0.0
         launch_s = 1e-6 * fastest_us
         race_s = min(_ROUNDS * (finals + 2) * launch_s, _RACE_S)
-        checks_s = min(_CHECKS * (2 * launch_s + _COMPARING_S), _CHECKS_S)
+        checks_s = min(_FINALS_CHECKS * (2 * launch_s + _COMPARING_S), _CHECKS_S)
         contest_s = min(_ROUNDS * (_MAX_RACED + len(self.libraries)) * launch_s, _RACE_S)
         return race_s + checks_s + contest_s + _CONTEST_S
 
     def _contest(self) -> list[TunedContender]:
-        """Race the best of the kernels and the libraries; return all of them, fastest first."""
-        ran = sorted((one for one in self.kernels if one.best is not None), key=lambda one: one.time_us)
+        """Race the best of the kernels and the libraries, and store the times; return all of them, fastest first."""
+        ran = sorted((one for one in self.entrants if one.best is not None), key=lambda one: one.time_us)
         if not ran:
             return []
         near = [one for one in ran if not one.dropped or one.time_us <= _RACED_WITHIN * ran[0].time_us][:_MAX_RACED]
-        device = self._device
+        device, schedule = self._device, self.schedule
         assert device is not None
-        self._round = self._rounds + 1
         if _is_replayed(device):
             if self.libraries:
-                self.schedule.notices["launches are replayed: no library can be timed here"] = None
+                schedule.notices["launches are replayed: no library can be timed here"] = None
             return self._compared(near, {})
         finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
         try:
-            contest = hold_contest(
-                finalists,
-                self.libraries,
-                self.problem,
-                device=device,
-                schedule=self.schedule,
-            )
+            contest = hold_contest(finalists, self.libraries, self.problem, device=device, schedule=schedule)
         except (WorkerError, InputError, ToolchainError) as error:
             text = f"the last race could not be held, and the times of the kernels' own finals are compared: {error}"
-            self.schedule.notices[text] = None
+            schedule.notices[text] = None
             return self._compared(near, {})
-        names = [*(one.name for one in near), *(library.name for library in self.libraries)]
-        raced = dict(zip(names, contest, strict=True))
+        raced = dict(zip([*(one.name for one in near), *(one.name for one in self.libraries)], contest, strict=True))
+        nvrtc, l2 = nvrtc_version(), self.options.l2
         for one in near:
-            self._store_kernel(one, raced[one.name].trial)
-            one.best = raced[one.name].trial if raced[one.name].trial.outcome is Outcome.OK else None
-            one.failed = raced[one.name].trial.reason if one.best is None else ""
+            trial = raced[one.name].trial
+            self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+            one.best = trial if trial.outcome is Outcome.OK else None
+            one.failed = trial.reason if one.best is None else ""
         for library in self.libraries:
-            self._store_library(library, raced[library.name])
-        return self._compared(near, {name: entry.times_us for name, entry in raced.items()}, raced)
+            found = raced[library.name]
+            of = self.operation, self.problem, device, library.name, found.version or library.version
+            self._store(library_key(*of, nvrtc_version=nvrtc, l2_mode=l2), found.trial, device)
+        return self._compared(near, raced)
 
-    def _compared(
-        self,
-        near: Sequence[_Kernel],
-        times_us: Mapping[str, Sequence[float]],
-        raced: Mapping[str, RacedTrial] | None = None,
-    ) -> list[TunedContender]:
+    def _compared(self, near: Sequence[_Entrant], raced: Mapping[str, RacedTrial]) -> list[TunedContender]:
         """Return all contenders with their ratios to the fastest of those that were raced."""
-        contenders = [self._unraced(one) for one in self.kernels]
+        contenders = [one.contender() for one in self.entrants]
         for library in self.libraries:
             trial = raced[library.name].trial if raced else None
-            ok = trial is not None and trial.outcome is Outcome.OK
-            contenders.append(
-                TunedContender(
-                    library.name,
-                    is_library=True,
-                    trial=trial if ok else None,
-                    state="raced" if ok else "failed",
-                    reason="" if ok else (trial.reason if trial is not None else "it was not timed"),
-                )
-            )
+            one = TunedContender(library.name, is_library=True, trial=trial)
+            if trial is None or trial.outcome is not Outcome.OK:
+                reason = trial.reason if trial is not None else "it was not timed"
+                one = replace(one, trial=None, state="failed", reason=reason)
+            contenders.append(one)
         in_race = {*(one.name for one in near), *(library.name for library in self.libraries)}
         racing = [one for one in contenders if one.name in in_race and one.trial is not None]
         if not racing:
@@ -375,78 +576,30 @@ class _Halving:
                 return one
             if one.name == winner.name:
                 return replace(one, state="won", reason="", ratio=Interval(1.0, 1.0, 1.0))
-            ratio = _ratio(winner, one, times_us)
+            pair = [(one.name, one.trial.measurement if one.trial is not None else None) for one in (winner, one)]
+            rounds = [raced[name].times_us if name in raced else () for name, _ in pair]
+            ratio = None
+            if all(rounds):
+                ratio = raced_ratio(*rounds)
+            elif all(found is not None for _, found in pair):
+                ratio = ratio_of(*(Interval(m.time_us, m.low_us, m.high_us) for _, m in pair if m is not None))
             return replace(one, state="raced", reason="", ratio=ratio) if one in racing else replace(one, ratio=ratio)
 
         return sorted(map(judged, contenders), key=lambda one: (one.state != "won", one.time_us or math.inf))
 
-    def _unraced(self, one: _Kernel) -> TunedContender:
-        state: ContenderState = "dropped" if one.dropped else "raced"
-        if one.best is None and (one.inapplicable or one.failed):
-            state = "inapplicable" if one.inapplicable else "failed"
-        return TunedContender(
-            one.name,
-            is_library=False,
-            trial=one.best,
-            trials=one.tried,
-            seconds=one.seconds,
-            state=state,
-            reason=one.inapplicable or one.failed if one.best is None else one.dropped,
-        )
-
-    def _store_kernel(self, one: _Kernel, trial: Trial) -> None:
-        """Store a kernel's time in the last race, or the refusal of a configuration that failed in it."""
-        assert self._device is not None
-        key = key_of(one.kernel, one.problem, self._device, nvrtc_version=nvrtc_version(), l2_mode=self.options.l2)
-        self._store(key, trial)
-
-    def _store_library(self, library: Library, raced: RacedTrial) -> None:
-        assert self._device is not None
-        key = library_key(
-            self.operation,
-            self.problem,
-            self._device,
-            library.name,
-            raced.version or library.version,
-            nvrtc_version=nvrtc_version(),
-            l2_mode=self.options.l2,
-        )
-        self._store(key, raced.trial)
-
-    def _store(self, key: TuningKey, trial: Trial) -> None:
-        assert self._device is not None
+    def _store(self, key: TuningKey, trial: Trial, device: DeviceProperties) -> None:
+        """Store a time of the last race, or the refusal of a configuration that failed in it."""
         self.schedule.database.add_run(
             key,
             [trial],
             sampler=CONTEST,
-            device=self._device,
+            device=device,
             phase="final",
             is_ranked=trial.outcome is Outcome.OK,
             seed=self.options.seed,
-            driver=self._device.driver or "",
+            driver=device.driver or "",
             host=platform.node(),
             summary={"operation": self.operation.name},
-        )
-
-    def _result(self, contenders: Sequence[TunedContender]) -> OperationResult:
-        assert self._device is not None or self.schedule.interrupted
-        if self._device is None:
-            raise KeyboardInterrupt  # nothing is known yet
-        winner = next((one for one in contenders if one.state == "won"), None)
-        own = next((one for one in self.kernels if winner is None or one.name == winner.name), self.kernels[0])
-        workrate = Workrate.of(own.kernel.spec, own.problem, own.best.config if own.best is not None else None)
-        return OperationResult(
-            problem=self.problem,
-            device=self._device,
-            contenders=tuple(contenders),
-            seconds=self.schedule.elapsed_s,
-            interrupted=self.schedule.interrupted,
-            database=self.schedule.database.location,
-            flops=workrate.flops,
-            bytes=workrate.bytes,
-            unit=workrate.unit,
-            passes=workrate.passes,
-            notices=tuple(self.schedule.notices),
         )
 
 
@@ -454,28 +607,7 @@ def _is_replayed(device: DeviceProperties) -> bool:
     return device.source == "replayed"
 
 
-def _ratio(winner: TunedContender, other: TunedContender, times_us: Mapping[str, Sequence[float]]) -> Interval | None:
-    """Return the time of a contender over that of the winner: in pairs of a race, else from the intervals."""
-    a, b = times_us.get(winner.name), times_us.get(other.name)
-    if a and b:
-        return raced_ratio(a, b)
-    measured = [one.trial.measurement if one.trial is not None else None for one in (winner, other)]
-    if measured[0] is None or measured[1] is None:
-        return None
-    first, second = (Interval(m.time_us, m.low_us, m.high_us) for m in measured if m is not None)
-    return ratio_of(first, second)
-
-
-_CHECKS = 4
-"""Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
-
-
-Finalist = tuple[Kernel, Problem, Trial]
-"""A kernel with its problem and the trial of its best configuration."""
-
-
-@dataclass(frozen=True, slots=True)
-class RacedTrial:
+class RacedTrial(NamedTuple):
     """A trial with its time in the race, or its fault, and the times of the rounds in microseconds.
 
     ``version`` is that of a library on another machine, empty otherwise.
@@ -487,7 +619,7 @@ class RacedTrial:
 
 
 def hold_contest(
-    finalists: Sequence[Finalist],
+    finalists: Sequence[tuple[Kernel, Problem, Trial]],
     libraries: Sequence[Library],
     problem: Problem,
     *,
@@ -502,7 +634,7 @@ def hold_contest(
     Parameters
     ----------
     finalists
-        Kernels with their best configurations, one at least.
+        Kernels with their problems and the trials of their best configurations, one at least.
     libraries
         Libraries.
     problem
@@ -536,13 +668,22 @@ def hold_contest(
             workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
         backend: Backend
         if lane.cluster is not None:
-            backend = stack.enter_context(closing(_remote_gpu(lane, finalists[0], workloads[0], options)))
+            from autotile.tuning.cluster.client import RemoteWork  # imports Dask
+            from autotile.tuning.cluster.gpus import free_gpu
+
+            work = RemoteWork(finalists[0][0].name, workloads[0], options.run_deadline_s)
+            backend = stack.enter_context(closing(free_gpu(lane, work)))
         else:
             gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
             backend = LiveBackend(gpu, device)
         workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
+        candidates = []
         with closing(CompilePool(settings, workers, deadline_s, worker_pool=worker_pool)) as pool:
-            candidates = [_compiled(one, backend, pool) for one in finalists]
+            for kernel, own_problem, trial in finalists:  # whose cubins are in the cache unless they were trimmed
+                compiled = Pipeline(kernel, own_problem, backend, pool).recompile([trial])
+                if not compiled:
+                    raise InputError(f"{kernel.name}: the best configuration does not compile any more")
+                candidates.append(compiled[0][1])
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
         rounds = race_rounds(max(round_us, 1.0))
         expected_s = 1e-6 * rounds * round_us
@@ -555,35 +696,27 @@ def hold_contest(
             gpu.close()
             if idle := worker_pool.acquire_idle(GPU_WORKER, str(options.device_index)):
                 idle.close()  # frees its memory
-            raced = _race_here(job, own, options)
+            readings = _race_here(job, own, options)
         elif lane.cluster is None:
-            raced = gpu.race(job, expected_s=expected_s)
+            readings = gpu.race(job, expected_s=expected_s)
         else:
             found = backend.race(job, expected_s)
             if found is None or len(found) != len(job.entries):
                 raise WorkerError(f"the reply of {backend.uuid} holds no times")
-            raced = found
+            readings = found
+    raced = []
     known = [*(trial for _, _, trial in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
-    return [
-        _raced(trial, reading, options, is_elsewhere=lane.cluster is not None)
-        for trial, reading in zip(known, raced, strict=True)
-    ]
-
-
-def _remote_gpu(lane: Lane, first: Finalist, workload: Workload, options: TuneOptions) -> RemoteGpu:
-    from autotile.tuning.cluster.client import RemoteWork  # imports Dask
-    from autotile.tuning.cluster.gpus import free_gpu
-
-    return free_gpu(lane, RemoteWork(first[0].name, workload, options.run_deadline_s))
-
-
-def _compiled(one: Finalist, backend: Backend, pool: CompilePool) -> Candidate:
-    """Return the candidate of a finalist, whose cubin is in the cache unless it was trimmed."""
-    kernel, problem, trial = one
-    compiled = Pipeline(kernel, problem, backend, pool).recompile([trial])
-    if not compiled:
-        raise InputError(f"{kernel.name}: the best configuration does not compile any more")
-    return compiled[0][1]
+    for trial, reading in zip(known, readings, strict=True):
+        if reading.outcome is not Outcome.OK:
+            fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
+            raced.append(RacedTrial(fault, ()))
+            continue
+        timed = with_times(trial, reading.rounds_us)
+        assert timed.measurement is not None
+        timed = replace(timed, measurement=replace(timed.measurement, l2=options.l2))
+        version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if lane.cluster is not None else ""
+        raced.append(RacedTrial(timed, reading.rounds_us, version))
+    return raced
 
 
 def _race_here(job: Race, own: Mapping[str, Callable[..., Any]], options: TuneOptions) -> list[Reading]:
@@ -599,13 +732,3 @@ def _race_here(job: Race, own: Mapping[str, Callable[..., Any]], options: TuneOp
     except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
         raise WorkerError(f"the race failed: {error}") from None
     return readings
-
-
-def _raced(trial: Trial, reading: Reading, options: TuneOptions, *, is_elsewhere: bool) -> RacedTrial:
-    if reading.outcome is not Outcome.OK:
-        fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
-        return RacedTrial(fault, ())
-    timed = with_times(trial, reading.rounds_us)
-    assert timed.measurement is not None
-    version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if is_elsewhere else ""
-    return RacedTrial(replace(timed, measurement=replace(timed.measurement, l2=options.l2)), reading.rounds_us, version)

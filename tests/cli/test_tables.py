@@ -25,7 +25,7 @@ from autotile.database.keys import TuningKey
 from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import Contender
-from autotile.tuning.operation_result import OperationResult, TunedContender
+from autotile.tuning.operation_session import OperationResult, TunedContender
 from autotile.tuning.plan import PlannedProblem
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
@@ -103,7 +103,14 @@ def operation_result() -> OperationResult:
         TunedContender("gemm_other", False, None, state="failed", reason=WHY),
     )
     problem = Problem("matmul", SIZES, "bfloat16")
-    return OperationResult(problem, device_profile("h200"), contenders, 12.0, False, "/home/someone/tuning.db")
+    return OperationResult(
+        problem=problem,
+        device=device_profile("h200"),
+        contenders=contenders,
+        seconds=12.0,
+        interrupted=False,
+        database="/home/someone/tuning.db",
+    )
 
 
 def operation_explanation() -> OperationExplanation:

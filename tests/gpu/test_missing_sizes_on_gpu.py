@@ -9,7 +9,7 @@ import pytest
 
 import autotile
 from autotile.core.model import config_key
-from autotile.tuning.operation_result import OperationResult
+from autotile.tuning.operation_session import OperationResult
 
 pytestmark = pytest.mark.gpu
 

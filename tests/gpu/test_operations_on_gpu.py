@@ -11,7 +11,7 @@ import autotile
 from autotile.core.model import Outcome
 from autotile.database.database import Database
 from autotile.settings import read_settings
-from autotile.tuning.operation_result import OperationResult
+from autotile.tuning.operation_session import OperationResult
 from autotile.tuning.options import TuneOptions
 
 pytestmark = pytest.mark.gpu
@@ -134,7 +134,7 @@ def test_products_are_swept_beside_cublas() -> None:
     from autotile.families.operation_model import ModelCandidate
     from autotile.kernel.operation import load_operation
     from autotile.serving.operations import libraries_for
-    from autotile.tuning.operation_sweep import Sweep, problem_of
+    from autotile.tuning.operation_family import Sweep, problem_of
     from autotile.workers.child import WorkerPool
     from autotile.workers.compile_pool import CompilePool
     from autotile.workers.gpu import Gpu
@@ -191,7 +191,7 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path: Path, monke
     from autotile.cuda.driver import live_device
     from autotile.families.operation_model import ModelCandidate
     from autotile.kernel.operation import load_operation
-    from autotile.tuning.operation_sweep import Sweep
+    from autotile.tuning.operation_family import Sweep
     from autotile.workers import gpu as gpu_module
     from autotile.workers.child import WorkerPool
     from autotile.workers.compile_pool import CompilePool

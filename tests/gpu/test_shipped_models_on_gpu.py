@@ -11,7 +11,7 @@ from autotile.exchange.shipped import shipped_model
 from autotile.families.operation_model import ModelCandidate
 from autotile.kernel.operation import load_operation
 from autotile.settings import read_settings
-from autotile.tuning.operation_sweep import FAULTS, Sweep, grid_gpu, problem_of
+from autotile.tuning.operation_family import FAULTS, Sweep, grid_gpu, problem_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.schedule import Lane
 from autotile.workers.child import WorkerPool

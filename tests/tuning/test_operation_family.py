@@ -22,9 +22,8 @@ from autotile.errors import InputError, ProblemError, ToolchainError
 from autotile.families.operation_model import OperationModel, fit_model
 from autotile.kernel.operation import Library, Operation, load_operation
 from autotile.settings import read_settings
-from autotile.tuning import operation_family, operation_sweep, schedule
-from autotile.tuning.operation_family import tune_operation_family
-from autotile.tuning.operation_result import OperationFamilyResult
+from autotile.tuning import operation_family, schedule
+from autotile.tuning.operation_family import OperationFamilyResult, tune_operation_family
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.workers import gpu as gpu_module
@@ -57,7 +56,7 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setattr(schedule, "has_driver", lambda: True)
     monkeypatch.setattr(schedule, "device_count", lambda: 1)
     monkeypatch.setattr(schedule, "live_device", lambda index: device_profile("h200"))
-    monkeypatch.setattr(operation_sweep, "Gpu", partial(Gpu, module="fake_sweep_worker"))
+    monkeypatch.setattr(operation_family, "Gpu", partial(Gpu, module="fake_sweep_worker"))
     monkeypatch.setattr(operation_family, "fit_model", partial(fit_model, epochs=2))  # the times are simple
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
 
@@ -212,7 +211,7 @@ class TestRaggedSizes:
     ) -> None:
         location = str(read_settings().database)
         with monkeypatch.context() as earlier:
-            earlier.setattr(operation_sweep, "_SAMPLER", UNVERIFIED_SAMPLER)
+            earlier.setattr(operation_family, "_SAMPLER", UNVERIFIED_SAMPLER)
             pairs = run().pairs
         with Database.open(location) as database:
             assert len([t for study in database.studies() for t in database.trials(study.study_id)]) == pairs
@@ -264,4 +263,4 @@ def test_the_library_of_another_machine_must_be_the_same() -> None:
     library = Library("cublas", "12.8.4")
     reading = Reading(Outcome.OK, telemetry={LIBRARY_VERSION: "13.1.0"})
     with pytest.raises(ToolchainError, match=r"has cublas 13\.1\.0, and the session 12\.8\.4"):
-        operation_sweep.Sweep._check_version(library, reading)
+        operation_family.Sweep._check_version(library, reading)

@@ -17,8 +17,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
-from autotile.tuning.operation_result import OperationResult, tried_text
-from autotile.tuning.operation_session import RacedTrial, tune_operation
+from autotile.tuning.operation_session import OperationResult, RacedTrial, tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 
@@ -129,7 +128,7 @@ class TestHalving:
         assert third_one.reason.startswith("the rule 'small' leaves none of ")
         assert third_one.reason.endswith(": n <= 2000")
         assert result.row(third_one)[-1].startswith("not applicable: the rule 'small'")
-        assert tried_text(result.contenders).endswith(" of 2 kernels")
+        assert result.tried_text().endswith(" of 2 kernels")
 
     def test_where_none_runs_the_reasons_are_stated(self, run: Any) -> None:
         with pytest.raises(InputError, match=r"no kernel of scaling ran for scaling n=4096 float32: there is no"):
