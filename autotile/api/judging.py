@@ -17,8 +17,8 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, make_kernel
 from autotile.serving.dispatcher import find_best_result
 from autotile.settings import absolute_path, read_settings, user_path
-from autotile.tuning.candidate_check import CandidateCheck, judge
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.verifying import CandidateCheck, judge
 
 
 @checked

@@ -22,8 +22,8 @@ from autotile.report.survey import Survey, SurveyTable
 from autotile.settings import read_settings
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.options import check_whole
-from autotile.tuning.pipeline import gated_trial
-from autotile.tuning.stopping import StopRequest
+from autotile.tuning.progress_state import StopRequest
+from autotile.tuning.session import gated_trial
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 
 _AHEAD = 8

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from autotile.tuning.family_session import FamilyResult
     from autotile.tuning.operation_family import OperationFamilyResult
     from autotile.tuning.operation_session import OperationResult
-    from autotile.tuning.recorder import Recorded
+    from autotile.tuning.result import Recorded
 
 FamilySize = int | str | Sequence[int] | range
 """Sizes of a family: a number, several numbers, a range, or text such as ``"1..8192"``."""
@@ -352,9 +352,8 @@ def record_problem(
     """Record a problem of a kernel that is already loaded; errors as for `record`."""
     check_device_index(options.device_index)
     output = user_path(output, "a recording") if output is not None else None
-    from autotile.tuning import recorder
 
-    return recorder.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
+    return session.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
 
 
 def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:

@@ -24,11 +24,10 @@ from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_result, forget_served
-from autotile.tuning.candidate_check import CandidateCheck
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import assess_misses
 from autotile.tuning.result import TuneResult
-from autotile.tuning.retiming import MAX_RETIMED, check_served, retime, tuned_problems
+from autotile.tuning.verifying import MAX_RETIMED, CandidateCheck, check_served, retime, tuned_problems
 
 VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
 

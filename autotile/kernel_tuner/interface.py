@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import to_document
 from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Measurement, Outcome, Trial, non_dominated
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
@@ -495,7 +496,7 @@ class _Call:
                 "winner_time": winner.time_us / 1e3 if winner is not None and winner.time_us is not None else None,
                 "valid": result.valid,
                 "resumed": result.resumed,
-                "stopped": result.stopped.to_json() if result.stopped is not None else None,
+                "stopped": to_document(result.stopped),
                 "database": result.database,
                 "seconds": result.seconds,
             }

@@ -46,7 +46,7 @@ class _Entry(msgspec.Struct):
 
 
 class StopReason(msgspec.Struct, frozen=True):
-    """Why a search ended, and what its model expected of more trials; see `autotile.tuning.stopping.Stopped`."""
+    """Why a search ended, and what its model expected of more trials; see `autotile.tuning.progress_state.Stopped`."""
 
     rule: Name = ""
     expected_gain: Finite | None = None

@@ -24,7 +24,7 @@ from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.scoring import measures_energy, session_objective
+from autotile.tuning.start import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompileFarm, compile_in_worker
 from autotile.workers.gpu import Gpu

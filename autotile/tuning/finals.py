@@ -7,9 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from autotile.core.model import (
     GPU_SCALE,
@@ -26,7 +23,7 @@ from autotile.core.statistics import Interval, median_interval, raced_ratio, rat
 from autotile.core.text import plural
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.tuning.backend import Backend
-from autotile.tuning.scoring import Scorer
+from autotile.tuning.start import Scorer
 from autotile.workers.jobs import INPUTS_STAGE, SECOND_SEED, Candidate, Check, Entry, Race, Reading
 
 _RACE_S = 3.0
@@ -84,8 +81,6 @@ def choose_finalists(
 
     Parameters
     ----------
-    trials
-        All trials of the study.
     default, incumbent
         Configurations that take part regardless of their time; the incumbent is None where there is none.
     count
@@ -153,17 +148,19 @@ def run_finals(
     for i, result in (raced or {}).items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
-    race = _Race(finalists, raced, scorer)
+    race = _Race(finalists, raced or {}, scorer)
     while left:
         order, tied = race.rank(left, incumbent)
         failed = checks.first_that_fails(order, tied)
         if failed is None:
             ties = [i for i in tied if checks.is_verified_like(i, order[0])]
             checks.note_unverified(len(tied) - len(ties))
-            compared = race.compare(order, ties, default)
-            return replace(
-                compared,
-                ranked=tuple(checks.with_digest(i, trial) for i, trial in zip(order, compared.ranked, strict=True)),
+            baseline = next((i for i in order if race.is_of(i, default)), None)
+            return Finals(
+                ranked=tuple(checks.with_digest(i, race.trials[i]) for i in order),
+                default=race.trials[baseline] if baseline is not None else None,
+                speedup=race.ratio(baseline, order[0]) if baseline is not None else None,
+                ties=tuple(race.trials[i].config for i in ties),
                 refused=checks.refused(finalists),
                 notices=tuple(checks.notices),
             )
@@ -193,9 +190,9 @@ def hold_race(
     return None if raced is None else dict(zip(left, raced, strict=True))
 
 
-def race_rounds(round_us: float) -> int:
-    """Return the number of rounds of a race, given the time of one in microseconds."""
-    return int(np.clip(_RACE_S * 1e6 / round_us, _MIN_ROUNDS, _MAX_ROUNDS))
+def race_rounds(round_us: float, limit_s: float = _RACE_S, least: int = _MIN_ROUNDS, most: int = _MAX_ROUNDS) -> int:
+    """Return the number of rounds of a race that takes about a limited time, given the time of one in microseconds."""
+    return max(least, min(most, int(limit_s * 1e6 / max(round_us, 1.0))))
 
 
 _REPEATS = 75
@@ -221,8 +218,6 @@ class FinalistChecks:
 
     Parameters
     ----------
-    backend
-        Device that they run on.
     candidates
         Finalists, to which the methods refer by their indices.
     hurried
@@ -346,33 +341,26 @@ class FinalistChecks:
         """
         by_weight = list(dict.fromkeys([*order[:1], *tied, *order]))
         while unverified := [i for i in by_weight if i not in self._readings]:
-            suspicion = {i: self._suspicion(i) for i in unverified}
+            cleared, faulty = set[tuple[str, Value]](), Counter[tuple[str, Value]]()
+            for other, known in self._readings.items():
+                items = self._candidates[other].config.items()
+                (cleared if known.outcome is Outcome.OK else faulty).update(items)
+            suspicion = {  # what each has in common with faulty ones, in values that no correct one has
+                i: sum(faulty[item] for item in self._candidates[i].config.items() if item not in cleared)
+                for i in unverified
+            }
             is_over = self._lost_s > _FAULTS_S
             if not is_over and not any(suspicion.values()):
                 break
             chosen = (min if is_over else max)(unverified, key=lambda i: suspicion[i])
-            if self._gives_up and any(self._has_passed(i) for i in order):
+            right = {i for i, known in self._readings.items() if known.outcome is Outcome.OK}
+            if self._gives_up and right.intersection(order):
                 self._given_up.add(unverified[-1])
                 return unverified[-1]
             if not self.passes(chosen, wins=chosen == order[0]):
                 self._gives_up = is_over
                 return chosen
         return next((i for i in by_weight if not self.passes(i, wins=i == order[0], ties=i in tied)), None)
-
-    def _has_passed(self, index: int) -> bool:
-        known = self._readings.get(index)
-        return known is not None and known.outcome is Outcome.OK
-
-    def _suspicion(self, index: int) -> int:
-        """Return how much a finalist has in common with faulty ones, in values that no correct one has."""
-        cleared, faulty = set[tuple[str, Value]](), Counter[tuple[str, Value]]()
-        for other, known in self._readings.items():
-            items = self._candidates[other].config.items()
-            if known.outcome is Outcome.OK:
-                cleared.update(items)
-            else:
-                faulty.update(items)
-        return sum(faulty[item] for item in self._candidates[index].config.items() if item not in cleared)
 
     def is_verified_like(self, index: int, winner: int) -> bool:
         """Return whether a finalist passed as many repeats as the winner, or all."""
@@ -437,54 +425,42 @@ def _repeats(reading: Reading) -> float:
 class _Race:
     """Finalists with their interleaved times, or with the times of the search where no race was possible."""
 
-    def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, Reading] | None, scorer: Scorer | None) -> None:
-        self._raced = raced or {}
+    def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, Reading], scorer: Scorer | None) -> None:
+        self._raced = raced
         self._scorer = scorer
-        self._trials = [
-            self._timed(trial, self._raced[i].rounds_us) if i in self._raced else trial
-            for i, trial in enumerate(finalists)
-        ]
-
-    def _timed(self, trial: Trial, times_us: Sequence[float]) -> Trial:
-        timed = with_times(trial, times_us)
-        return timed if self._scorer is None else self._scorer.scored(timed)
-
-    def _costs(self, index: int, times_us: Sequence[float]) -> list[float]:
-        if self._scorer is None:
-            return list(times_us)
-        return [self._scorer.cost(self._trials[index], time_us) for time_us in times_us]
+        self.trials = list(finalists)
+        for i, reading in raced.items():
+            timed = with_times(finalists[i], reading.rounds_us)
+            self.trials[i] = timed if scorer is None else scorer.scored(timed)
 
     def rank(self, participants: Sequence[int], incumbent: Config | None) -> tuple[list[int], list[int]]:
         """Return the finalists that still take part, winner first, and those that tie with it."""
-        order = sorted(participants, key=lambda i: _cost(self._trials[i]))
-        tied = [i for i in order if i == order[0] or self._ratio(i, order[0]).low <= 1.0]
-        winner = next((i for i in tied if self._is(i, incumbent)), order[0])
+        order = sorted(participants, key=lambda i: _cost(self.trials[i]))
+        tied = [i for i in order if i == order[0] or self.ratio(i, order[0]).low <= 1.0]
+        winner = next((i for i in tied if self.is_of(i, incumbent)), order[0])
         return [winner, *(i for i in order if i != winner)], [i for i in tied if i != winner]
 
-    def compare(self, order: Sequence[int], ties: Sequence[int], default: Config) -> Finals:
-        """Compare the first finalist of an order with the others."""
-        baseline = next((i for i in order if self._is(i, default)), None)
-        return Finals(
-            ranked=tuple(self._trials[i] for i in order),
-            default=self._trials[baseline] if baseline is not None else None,
-            speedup=self._ratio(baseline, order[0]) if baseline is not None else None,
-            ties=tuple(self._trials[i].config for i in ties),
-        )
-
-    def _ratio(self, slower: int, faster: int) -> Interval:
+    def ratio(self, slower: int, faster: int) -> Interval:
+        """Return the ratio of the costs of two finalists."""
         if not self._raced:
             return ratio_of(self._interval(faster), self._interval(slower))
         if slower == faster:
             return Interval(1.0, 1.0, 1.0)
         return raced_ratio(*(self._costs(one, self._raced[one].rounds_us) for one in (faster, slower)))
 
+    def is_of(self, index: int, config: Config | None) -> bool:
+        """Return whether a finalist has a configuration."""
+        return config is not None and config_key(self.trials[index].config) == config_key(config)
+
+    def _costs(self, index: int, times_us: Sequence[float]) -> list[float]:
+        if self._scorer is None:
+            return list(times_us)
+        return [self._scorer.cost(self.trials[index], time_us) for time_us in times_us]
+
     def _interval(self, index: int) -> Interval:
-        times = interval_of(self._trials[index])
+        times = interval_of(self.trials[index])
         value, *bounds = self._costs(index, [times.value, times.low, times.high])
         return Interval(value, min(bounds), max(bounds))
-
-    def _is(self, index: int, config: Config | None) -> bool:
-        return config is not None and _same(self._trials[index].config, config)
 
 
 def with_times(trial: Trial, times_us: Sequence[float]) -> Trial:
@@ -506,11 +482,7 @@ def _cost(trial: Trial) -> float:
     return trial.cost if trial.cost is not None else interval_of(trial).value
 
 
-def _same(a: Config, b: Config) -> bool:
-    return config_key(a) == config_key(b)
-
-
-_CONFIRMING_ROUNDS, _CONFIRMING_MIN_ROUNDS = 30, 9
+_CONFIRMING_ROUNDS = 30
 """Rounds of the race on the second GPU, at most; those of its two or three participants take a second."""
 _CONFIRMING_RACE_S = 1.0
 _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S = 20, 1.0
@@ -538,17 +510,6 @@ class Confirmation:
     time_us: float
     spread: float
     speedup: Interval | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        ratio = self.speedup
-        return {
-            "gpu": self.gpu,
-            "home": self.home,
-            "time_us": self.time_us,
-            "spread": round(self.spread, 5),
-            "speedup": ratio.to_json() if ratio is not None else None,
-        }
 
 
 def confirm_finals(
@@ -584,24 +545,22 @@ def confirm_finals(
             scorer=scorer,
             observe=observe,
         )
-        spare = backend.spare() if finals.winner is not None and not hurried else None
-        if spare is None or finals.winner is None:
-            break
+        finals = replace(finals, refused=(*refused, *finals.refused))
+        winner = finals.winner
+        spare = backend.spare() if winner is not None and not hurried else None
+        if spare is None or winner is None:
+            return finals, None
         candidates = {config_key(trial.config): candidate for trial, candidate in left}
         try:
             fault = _fault_on(spare, finals, candidates)
             if fault is None:
-                confirmation = _confirmation(spare, finals, candidates, seed, backend.uuid)
-                return replace(finals, refused=(*refused, *finals.refused)), confirmation
+                return finals, _confirmation(spare, finals, candidates, seed, backend.uuid)
         except AutotileError as error:
             notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
-            return replace(finals, refused=(*refused, *finals.refused), notices=(*finals.notices, notice)), None
-        key = config_key(finals.winner.config)
-        refused.append(
-            replace(finals.winner, outcome=fault.outcome, reason=fault.reason, stage="finals", measurement=None)
-        )
+            return replace(finals, notices=(*finals.notices, notice)), None
+        refused.append(replace(winner, outcome=fault.outcome, reason=fault.reason, stage="finals", measurement=None))
+        key = config_key(winner.config)
         left = [(trial, candidate) for trial, candidate in left if config_key(trial.config) != key]
-    return replace(finals, refused=(*refused, *finals.refused)), None
 
 
 def _fault_on(spare: Backend, finals: Finals, candidates: Mapping[str, Candidate]) -> Reading | None:
@@ -636,7 +595,7 @@ def _confirmation(
     if default is not None and config_key(default.config) != config_key(winner.config):
         racing.append(default)
     round_us = sum(trial.time_us or 0.0 for trial in racing)
-    rounds = max(_CONFIRMING_MIN_ROUNDS, min(_CONFIRMING_ROUNDS, int(_CONFIRMING_RACE_S * 1e6 / max(round_us, 1.0))))
+    rounds = race_rounds(round_us, _CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS)
     entries = tuple(Entry(candidates[config_key(trial.config)]) for trial in racing)
     raced = spare.race(Race(entries, rounds, seed), 1e-6 * rounds * round_us)
     if raced is None or not winner.time_us:
@@ -645,10 +604,8 @@ def _confirmation(
     if fault is not None:
         raise AutotileError(f"{config_text(winner.config)} or the default failed in the race: {fault.reason}")
     time_us = median_interval(raced[0].rounds_us).value
-    speedup = None
-    if len(raced) > 1:
-        speedup = raced_ratio(raced[0].rounds_us, raced[1].rounds_us)
-    return Confirmation(spare.uuid, home, time_us, time_us / winner.time_us - 1.0, speedup)
+    speedup = raced_ratio(raced[0].rounds_us, raced[1].rounds_us) if len(raced) > 1 else None
+    return Confirmation(spare.uuid, home, time_us, round(time_us / winner.time_us - 1.0, 5), speedup)
 
 
 def measured_on(gpu: str, trial: Trial) -> Trial:

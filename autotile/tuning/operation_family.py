@@ -51,10 +51,9 @@ from autotile.space.time_estimate import estimate_times
 from autotile.tuning.backend import workload_of
 from autotile.tuning.family_session import FAULTS
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import Compiling, compiled_sizes
-from autotile.tuning.progress_state import Observer, Progress
+from autotile.tuning.progress_state import Observer, Progress, StopRequest
 from autotile.tuning.schedule import Lane, Schedule, ScheduleResult, device_of
-from autotile.tuning.stopping import StopRequest
+from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Gpu

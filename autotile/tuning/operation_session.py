@@ -38,9 +38,9 @@ from autotile.tuning.backend import Backend, LiveBackend, expected_folder, workl
 from autotile.tuning.family_session import is_possible
 from autotile.tuning.finals import race_rounds, with_times
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
-from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.schedule import Lane, Schedule, ScheduleResult, device_of
+from autotile.tuning.session import Pipeline
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Entry, LibraryCall, Race, Reading

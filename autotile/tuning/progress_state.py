@@ -1,18 +1,340 @@
-"""The progress of tuning: the state of a session, its place in a schedule of sessions, and the time that is left."""
+"""The progress of a session: its trials, the rules that end it, the time that is left, and what observers are told."""
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from bisect import insort
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome, Problem, Trial
+from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import MIN_PACE_STEPS, STEADY_STEPS, Pace
+from autotile.errors import InputError
 from autotile.kernel.problem import Workrate
+from autotile.search.samplers import RANKED_AHEAD, gain_predicting_samplers
+from autotile.space.search_space import SearchSpace
 from autotile.tuning.finals import race_rounds
 from autotile.tuning.options import TuneOptions
+
+if TYPE_CHECKING:
+    from autotile.search.search import Shortlist
+    from autotile.workers.compile_pool import CompilePool
+
+
+class Clock:
+    """Wall time of a session and of its phases, from construction on.
+
+    Attributes
+    ----------
+    phases_s
+        Seconds of each phase that was reached, including one that an exception ended.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self.phases_s: dict[str, float] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since construction."""
+        return time.monotonic() - self._start
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the time of the ``with`` block."""
+        start = self.elapsed_s
+        try:
+            yield
+        finally:
+            self.phases_s[name] = round(self.elapsed_s - start, 3)
+
+
+class StopRequest:
+    """Context in which the first SIGINT only sets `requested`, and the next one raises `KeyboardInterrupt`.
+
+    Outside the main thread, where Python delivers no signals, the context has no effect. Sessions in several threads
+    share one, which the main thread has entered.
+
+    Attributes
+    ----------
+    requested
+        Whether the user has asked for the end of the session.
+    aborted
+        Whether the sessions of other threads are to end at once.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.aborted = False
+        self._previous: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
+
+_SETTLED_GAIN = 1e-3
+"""Expected gain of the last 256 proposals together below which a search ends before its limits: 0.1 %, a fifth of what
+the interval of a measurement resolves."""
+_SETTLED_TRIALS = 50
+"""Minimum number of trials before that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The reason for the end of a search.
+
+    Attributes
+    ----------
+    rule
+        ``interrupt``, ``trials``, ``budget``, ``until``, ``settled`` where nothing more was expected, or ``space``
+        where every configuration was tried.
+    expected_gain
+        Expected relative gain in speed from `more_trials` further trials, 0.01 for 1 %; None for a sampler that does
+        not estimate it.
+    more_trials
+        Number of further trials that `expected_gain` is of; None if it is not known.
+    """
+
+    rule: Rule
+    expected_gain: float | None = None
+    more_trials: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Set ``more_trials``."""
+        if self.expected_gain is not None:
+            object.__setattr__(self, "more_trials", RANKED_AHEAD)
+
+
+class StoppingRules:
+    """The limits on trials and budget, the minimum expected gain, and the user's interrupt.
+
+    Attributes
+    ----------
+    running
+        Number of trials that have begun and have not ended.
+    expected_gain
+        Expected gain of the search, see `autotile.search.search.Search`; it ends a search only if ``until`` is set.
+        Where such searches end is in ``benchmarks/results/until.json``.
+    settled_gain
+        Expected gain over many trials, see `autotile.search.search.Search`; it ends a search before its limits unless
+        ``until`` or ``spend`` is set. Replayed over eleven recorded spaces, four seeds, up to 300 trials, 19 of 44
+        searches ended earlier, after 161 trials at the earliest, and none of them found anything in the trials that it
+        was spared (docs/search.md).
+    ends_after
+        Number of trials after which one of these two is expected to end the search; None if that is not foreseen.
+    """
+
+    def __init__(self, options: TuneOptions, log: TrialLog, clock: Clock, stop: StopRequest) -> None:
+        self._options = options
+        self._log = log
+        self._clock = clock
+        self.stop = stop
+        self.expected_gain: float | None = None
+        self.settled_gain: float | None = None
+        self.ends_after: float | None = None
+        self.running = 0
+
+    def observe(self, search: Shortlist) -> None:
+        """Take over what a search expects of further trials."""
+        self.expected_gain, self.settled_gain = search.expected_gain, search.settled_gain
+        if self._options.until is not None:
+            self.ends_after = search.trials_until(self._options.until, settled=False)
+        elif not self._options.spend:
+            settled = search.trials_until(_SETTLED_GAIN, settled=True)
+            self.ends_after = None if settled is None else max(settled, _SETTLED_TRIALS - len(self._log))
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """The first rule that holds; None while another trial may begin."""
+        target, budget_s, until = self._options.trial_target, self._options.budget_s, self._options.until
+        gain = self.expected_gain
+        reached: dict[Rule, bool] = {
+            "interrupt": self.stop.requested,
+            "trials": target is not None and len(self._log) + self.running >= target,
+            # one trial, of the default, begins with any budget but 0: even the shortest session then has a result
+            "budget": self.is_out_of_time and (budget_s == 0.0 or len(self._log) + self.running > 0),
+            "until": until is not None and gain is not None and gain < until,
+            "settled": not self._options.spend
+            and until is None
+            and self.settled_gain is not None
+            and self.settled_gain < _SETTLED_GAIN
+            and len(self._log) >= _SETTLED_TRIALS,
+        }
+        return next((Stopped(rule, gain) for rule, holds in reached.items() if holds), None)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether the budget is used up."""
+        return self._options.budget_s is not None and self._clock.elapsed_s >= self._options.budget_s
+
+    @property
+    def room(self) -> int | None:
+        """Number of trials that may still begin; None for no limit."""
+        if self.stopped is not None:
+            return 0
+        target = self._options.trial_target
+        return None if target is None else target - len(self._log) - self.running
+
+
+def check_until(options: TuneOptions) -> None:
+    """Raise if the option ``until`` cannot be applied.
+
+    A sampler without a model could only be stopped after many trials without an improvement, which says little about
+    the configurations that are left. With several objectives there is no single best to improve on.
+
+    Raises
+    ------
+    InputError
+        The gain is not between 0 and 1, the sampler has no model, or there are several objectives.
+    """
+    if options.until is None:
+        return
+    if not 0 < options.until < 1:
+        raise InputError(f"the gain to stop at is {options.until}, expected more than 0 and less than 1: 0.01 for 1 %")
+    if len(options.objectives) > 1:
+        raise InputError(
+            "--until goes by the best time, and there are several objectives: stop by --trials or --budget"
+        )
+    able = gain_predicting_samplers()
+    if options.sampler not in able:
+        raise InputError(
+            f"--until needs a sampler that says what another measurement is expected to gain, and {options.sampler!r} "
+            f"does not: choose {' or '.join(able)}, or stop by --trials or --budget"
+        )
+
+
+class TrialLog:
+    """The newest trial of each configuration, including those of earlier sessions.
+
+    Counts are updated with each trial: they are read after every one of tens of thousands of trials.
+
+    Parameters
+    ----------
+    earlier
+        Stored trials of earlier sessions, oldest first. Those whose configurations are no longer in the space are
+        left out: a value or a rule may have changed since, and an invalid configuration must not win.
+
+    Attributes
+    ----------
+    best
+        The best trial that was measured to the end.
+    resumed
+        Number of trials taken over from earlier sessions.
+    """
+
+    def __init__(self, space: SearchSpace, earlier: Iterable[Trial]) -> None:
+        self._space = space
+        self._trials: dict[str, Trial] = {}
+        self._outcomes: Counter[Outcome] = Counter()
+        self._stages: Counter[str] = Counter()
+        self.best: Trial | None = None
+        newest = {config_key(trial.config): trial for trial in earlier}
+        for trial in newest.values():
+            if space.row_of(trial.config) is not None:
+                self.add(trial)
+        self.resumed = len(self._trials)
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials."""
+        return list(self._trials.values())
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """Number of trials by outcome."""
+        return self._outcomes.copy()
+
+    @property
+    def gates(self) -> Mapping[str, int]:
+        """Configurations left after the rules and the limits, and candidates rejected or passed at the later gates."""
+        rules = self._space.rules
+        return {
+            "combinations": self._space.combinations,
+            "rules": rules[-1].remaining if rules else self._space.combinations,
+            "limits": len(self._space),
+            "compile_rejected": self._stages["compile"],
+            "resources_rejected": self._stages["resources"],
+            "same_code": self._stages[SAME_CODE],
+            "launched": len(self) - sum(self._stages[stage] for stage in ("compile", "resources", SAME_CODE)),
+        }
+
+    def add(self, trial: Trial) -> None:
+        """Add the trial of a configuration that has none yet."""
+        self._trials[config_key(trial.config)] = trial
+        self._outcomes[trial.outcome] += 1
+        self._stages[trial.stage] += 1
+        best = float("inf") if self.best is None or self.best.cost is None else self.best.cost
+        if trial.outcome is Outcome.OK and trial.cost is not None and trial.cost < best:
+            self.best = trial
+
+    def find(self, config: Config) -> Trial | None:
+        """Return the trial of a configuration."""
+        return self._trials.get(config_key(config))
+
+
+_MIN_FAILURES = 8
+"""Candidates, the default among them, that must fail with the same outcome before the kernel itself is blamed."""
+
+_KERNEL_FAILURES = {
+    Outcome.COMPILE_FAILED: "no candidate compiles; the compiler says of",
+    Outcome.WRONG_RESULT: "no candidate agrees with the reference; correct one of the two. This is wrong with",
+}
+
+
+def check_kernel_failure(
+    source: str, outcomes: Mapping[Outcome, int], last: Trial, default: Trial | None, max_trials: int
+) -> None:
+    """Raise if the kernel itself is at fault, instead of failing every candidate for the same reason.
+
+    Parameters
+    ----------
+    source
+        File of the kernel.
+    outcomes
+        Number of trials by outcome.
+    last
+        The newest trial.
+    default
+        Trial of the default configuration, if there is one. The default is expected to run: without its trial,
+        nothing is concluded until all candidates have failed.
+    max_trials
+        Number of candidates that the study will try.
+
+    Raises
+    ------
+    InputError
+        Every candidate failed with the same outcome.
+    """
+    required = max_trials if default is None else min(_MIN_FAILURES, max_trials)
+    if len(outcomes) == 1 and sum(outcomes.values()) >= required and last.outcome in _KERNEL_FAILURES:
+        example = default or last
+        failure = f"{_KERNEL_FAILURES[example.outcome]} {config_text(example.config)}: {example.reason}"
+        raise InputError(f"{source}: {failure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +459,11 @@ class TimeLeft:
     def remember(self, trials: Iterable[Trial]) -> None:
         """Register trials of earlier sessions, which may be in the finals."""
         for trial in trials:
-            self._remember(trial)
-
-    def _remember(self, trial: Trial) -> None:
-        if trial.source == "replayed" or trial.outcome is not Outcome.OK or trial.time_us is None:
-            return  # finals in replay compare stored times
-        insort(self._times_us, trial.time_us)
-        del self._times_us[self._options.finals :]
-        self._gpu_s.append(trial.seconds.get("load", 0.0) + trial.seconds.get("verify", 0.0))
+            if trial.source == "replayed" or trial.outcome is not Outcome.OK or trial.time_us is None:
+                continue  # finals in replay compare stored times
+            insort(self._times_us, trial.time_us)
+            del self._times_us[self._options.finals :]
+            self._gpu_s.append(trial.seconds.get("load", 0.0) + trial.seconds.get("verify", 0.0))
 
     def search_s(self, tried: int, elapsed_s: float, settles_after: float | None = None) -> float | None:
         """Return the estimated time until the search ends, in seconds; None before there is a basis for an estimate.
@@ -158,13 +477,17 @@ class TimeLeft:
         settles_after
             Number of trials after which a rule on the expected gain is expected to end the search; None if unknown.
         """
-        budget_s = self._options.budget_s
-        by_budget_s = max(0.0, budget_s - elapsed_s) if budget_s is not None else None
-        left = self._trials_left(tried, settles_after)
+        target, budget_s = self._options.trial_target, self._options.budget_s
+        trials = [] if settles_after is None else [settles_after]
+        if target is not None:
+            trials.append(max(0.0, min(target, self._valid) - tried))
+        elif self._options.until is None:  # long before the space ends, a gain ends a search without another limit
+            trials.append(max(0.0, self._valid - tried))
+        limits_s = [] if budget_s is None else [max(0.0, budget_s - elapsed_s)]
         pace_s = self._pace.mean_s if len(self._pace) >= MIN_PACE_STEPS - 1 else None
-        if left is None or pace_s is None:
-            return by_budget_s
-        return pace_s * left if by_budget_s is None else min(pace_s * left, by_budget_s)
+        if trials and pace_s is not None:
+            limits_s.append(pace_s * min(trials))
+        return min(limits_s, default=None)
 
     @property
     def finals_s(self) -> float:
@@ -176,15 +499,61 @@ class TimeLeft:
         check_s = sum(self._gpu_s) / len(self._gpu_s)
         return _FINALS_S + 1e-6 * _RACE_SHARE * race_rounds(round_us) * round_us + count * check_s
 
-    def _trials_left(self, tried: int, settles_after: float | None) -> float | None:
-        """Return the number of trials until the first rule ends the search; None if that is not known.
 
-        The space ends a search only where nothing else does: long before, a gain ends one that has no other limit.
-        """
-        target, until = self._options.trial_target, self._options.until
-        limits = [] if target is None else [max(0.0, min(target, self._valid) - tried)]
-        if target is None and until is None:
-            limits.append(max(0.0, self._valid - tried))
-        if settles_after is not None:
-            limits.append(settles_after)
-        return min(limits, default=None)
+_GPU_STAGES = ("load", "verify", "measure")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Utilization during the search, from the first trial to the start of the last compilation.
+
+    Where all compilations began before the first trial, as in a small space, it is that up to the last trial.
+
+    Attributes
+    ----------
+    gpu_busy
+        Share of the wall time in which the GPU workers load, verify or measure, 0 to 1; of several, the mean.
+    compilers_busy
+        Mean share of the compile workers that are compiling, 0 to 1.
+    binds
+        The bottleneck of the search.
+    """
+
+    gpu_busy: float
+    compilers_busy: float
+    binds: Literal["gpu", "compilers"]
+
+
+class LoadMeter:
+    """Measures the load of a search with a number of compile workers and of GPUs."""
+
+    def __init__(self, compile_pool: CompilePool, workers: int, gpu_count: int = 1) -> None:
+        self._compile_pool = compile_pool
+        self._workers = workers
+        self._gpu_count = gpu_count
+        self._first: tuple[float, float, float] | None = None
+        """Seconds by the clock, of compiling and on the GPUs, as the first trial ended."""
+        self._last: tuple[float, float, float] | None = None
+        self._newest: tuple[float, float, float] | None = None
+        self._gpu_s = 0.0
+
+    def add(self, trial: Trial) -> None:
+        """Register a trial that has just ended."""
+        now = time.perf_counter()
+        if self._first is not None:
+            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _GPU_STAGES)
+        reading = now, self._compile_pool.busy_s, self._gpu_s
+        self._newest = reading
+        if self._first is None:
+            self._first = reading
+        if self._last is None or self._last[0] < self._compile_pool.begun_at:
+            self._last = reading
+
+    def read(self) -> Load | None:
+        """Return the load; None before two trials have ended."""
+        first, last = self._first, self._newest if self._last is self._first else self._last
+        if first is None or last is None or first is last:
+            return None
+        wall_s, compiled_s = last[0] - first[0], last[1] - first[1]
+        gpu, compilers = last[2] / wall_s / self._gpu_count, compiled_s / wall_s / self._workers
+        return Load(round(gpu, 3), round(compilers, 3), "gpu" if gpu >= compilers else "compilers")

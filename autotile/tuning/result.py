@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import encode_json
+from autotile.core.documents import to_document
 from autotile.core.model import (
     OBJECTIVES,
     Config,
@@ -38,21 +38,20 @@ from autotile.core.text import (
     plural,
     time_text,
 )
-from autotile.core.timeline import Timeline
-from autotile.database.paths import atomic_write
-from autotile.errors import InputError
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
 from autotile.tuning.backend import GpuUse
 from autotile.tuning.finals import Confirmation, Finals
-from autotile.tuning.pipeline import Load
-from autotile.tuning.stopping import Stopped, TrialLog
+from autotile.tuning.progress_state import Load, Stopped
 
 if TYPE_CHECKING:
+    from autotile.exchange.recording import RecordingHeader
     from autotile.report.study_data import StudyData
     from autotile.search.importance import ParameterEffects
     from autotile.search.transfer import MisleadingSource  # imports Optuna
 
+_PARTS = ("learnt_from", "not_learnt_from", "load", "gpus", "confirmation", "drift", "stopped")
+"""Fields of a result whose JSON is that of their values."""
 _EFFECT_KEYS = ("importance", "thresholds", "insight")
 """Keys of `ParameterEffects.to_json`, stated for an aborted session too."""
 
@@ -63,25 +62,14 @@ class Drift:
 
     Attributes
     ----------
-    first_us, least_us, greatest_us
-        First, minimum and maximum time of the reference kernel, in microseconds.
+    reference_us
+        The ``first``, the ``least`` and the ``greatest`` time of the reference kernel, in microseconds.
+    spread
+        Relative excess of the greatest over the least, 0.02 for 2 %.
     """
 
-    first_us: float
-    least_us: float
-    greatest_us: float
-
-    @property
-    def spread(self) -> float:
-        """Relative excess of the maximum over the minimum, 0.02 for 2 %."""
-        return self.greatest_us / self.least_us - 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return {
-            "reference_us": {"first": self.first_us, "least": self.least_us, "greatest": self.greatest_us},
-            "spread": round(self.spread, 5),
-        }
+    reference_us: Mapping[str, float]
+    spread: float
 
 
 def measure_drift(trials: Iterable[Trial]) -> Drift | None:
@@ -93,8 +81,11 @@ def measure_drift(trials: Iterable[Trial]) -> Drift | None:
     for trial in trials:
         if trial.telemetry.get("reference_us"):
             times.setdefault(trial.gpu, []).append(float(trial.telemetry["reference_us"]))
-    drifts = (Drift(own[0], min(own), max(own)) for own in times.values())
-    return max(drifts, key=lambda drift: drift.spread, default=None)
+    if not times:
+        return None
+    most = max(times.values(), key=lambda own: max(own) / min(own))
+    reference_us = {"first": most[0], "least": min(most), "greatest": max(most)}
+    return Drift(reference_us, round(max(most) / min(most) - 1.0, 5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +112,9 @@ class Front:
     def table(self, winner: Config) -> ResultTable:
         """Return at most ten configurations, from the fastest to the slowest."""
         rows = []
-        for trial in (self.trials[index] for index in _evenly_spaced(len(self.trials), _MAX_FRONT_SHOWN)):
+        count, shown = len(self.trials), min(len(self.trials), _MAX_FRONT_SHOWN)  # evenly spaced, with both ends
+        indices = sorted({round(number * (count - 1) / max(1, shown - 1)) for number in range(shown)})
+        for trial in (self.trials[index] for index in indices):
             values = zip(self.objectives, self.values(trial), strict=True)
             figures = (_OBJECTIVE_TEXTS[name](value) for name, value in values)
             label = "winner" if config_key(winner) == config_key(trial.config) else ""
@@ -160,17 +153,17 @@ def pareto_front(trials: Iterable[Trial], finals: Finals | None, objectives: Seq
 
 def trial_entry(trial: Trial) -> dict[str, Any]:
     """Return configuration, outcome and time of a trial as JSON values."""
-    measured = trial.measurement
+    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
     return {
         "config": dict(trial.config),
         "outcome": str(trial.outcome),
         "reason": trial.reason,
         "time_us": measured.time_us if measured is not None else None,
         "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
-        "registers": trial.resources.registers if trial.resources is not None else None,
-        "spill_bytes": trial.resources.spill_bytes if trial.resources is not None else None,
-        "occupancy": trial.occupancy.occupancy if trial.occupancy is not None else None,
-        "limited_by": list(trial.occupancy.limited_by) if trial.occupancy is not None else [],
+        "registers": resources.registers if resources is not None else None,
+        "spill_bytes": resources.spill_bytes if resources is not None else None,
+        "occupancy": occupancy.occupancy if occupancy is not None else None,
+        "limited_by": list(occupancy.limited_by) if occupancy is not None else [],
     }
 
 
@@ -322,17 +315,34 @@ class TuneResult(Result, Reported, StudyPlots):
         return ResultTable(headings, rows, is_wrapped=True)
 
     def _facts(self) -> Facts:
-        winner, stopped = self.winner, self.stopped
-        is_stated = stopped is not None and stopped.rule in ("until", "settled")
-        resumed = f", {plural(self.resumed, 'trial')} resumed" if self.resumed else ""
-        facts: Facts = [
-            ("interrupted", _interruption(self) if self.interrupted else ""),
+        winner, default, load, drift = self.winner, self.default, self.load, self.drift
+        facts: Facts = []
+        if self.interrupted:
+            tried = plural(sum(self.outcomes.values()), "configuration")
+            compared = "" if self.speedup is not None else ", before the best were timed side by side"
+            again = "the same command goes on from there"
+            facts.append(("interrupted", f"the search was cut short after {tried}{compared}; {again}"))
+        facts += [
             (self._winner_label, config_text(winner.config) if winner is not None else "none: no configuration ran"),
             ("occupancy", occupancy_text(self.device, winner.occupancy) if winner and winner.occupancy else ""),
-            ("default", config_text(self.default.config) if self.default is not None else ""),
-            ("speed-up", _speedup(self, self.speedup) if self.speedup is not None else ""),
-            ("ties", _ties(self.ties) if self.ties else ""),
-            ("tried", _tried(self.tried)),
+            ("default", config_text(default.config) if default is not None else ""),
+        ]
+        if self.speedup is not None:
+            ratio = self.speedup
+            text = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
+            if winner is not None and default is not None and config_key(winner.config) == config_key(default.config):
+                text = "none: the default configuration is the winner"
+            elif is_tie(ratio):
+                text += ": not told apart from the default"
+            facts.append(("speed-up", text))
+        if self.ties:
+            more = len(self.ties) - _MAX_TIES_SHOWN
+            shown = [f"  {config_text(config)}" for config in self.ties[:_MAX_TIES_SHOWN]]
+            shown += [f"  and {more} more, listed by --json"] if more > 0 else []
+            told = f"{plural(len(self.ties), 'configuration')} cannot be told apart from the winner:"
+            facts.append(("ties", [told, *shown]))
+        facts += [
+            ("tried", [f"{config_text(one.config)}: {_ending(one)}" for one in self.tried]),
             (
                 "refused",
                 [
@@ -341,18 +351,46 @@ class TuneResult(Result, Reported, StudyPlots):
                 ],
             ),
             ("matters", self.insight.sentence if self.insight is not None and winner is not None else ""),
-            ("drift", _drift(self.drift) if self.drift is not None and self.drift.spread > _MIN_DRIFT_SHOWN else ""),
+        ]
+        if drift is not None and drift.spread > _MIN_DRIFT_SHOWN:
+            times = f"{drift.reference_us['least']:.4g} to {drift.reference_us['greatest']:.4g} us ({drift.spread:.1%})"
+            cause = " through the search; the finals are free of that"
+            if drift.spread > _MIN_FOREIGN_LOAD_DRIFT:
+                cause = ": something else ran on the GPU; tune again where the winner matters"
+            facts.append(("drift", f"a reference kernel took {times}{cause}"))
+        facts += [
             ("learnt", f"from {'; '.join(self.learnt_from)}" if self.learnt_from else ""),
             ("not learnt", f"from {'; '.join(map(str, self.not_learnt_from))}" if self.not_learnt_from else ""),
-            ("busy", _load(self.load) if self.load is not None else ""),
-            ("GPUs", _gpus(self) if self.gpus else ""),
+        ]
+        if load is not None:
+            shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
+            facts.append(
+                ("busy", f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}")
+            )
+        resumed = f", {plural(self.resumed, 'trial')} resumed" if self.resumed else ""
+        facts += [
+            ("GPUs", self._gpu_lines() if self.gpus else ""),
             ("gates", funnel_text(self.gates, self.outcomes)),
-            ("stopped", _stopped(stopped) if stopped is not None and is_stated else ""),
+            ("stopped", _stopped(self.stopped) if self.stopped is not None else ""),
             ("took", duration_text(self.seconds) + resumed),
             ("saved in", self.database),
             ("serve it", self.call if winner is not None else ""),
         ]
         return [(label, text) for label, text in facts if text]
+
+    def _gpu_lines(self) -> list[str]:
+        """Return a line for each GPU that took part, and one for the winner on a second one."""
+        rows = [
+            f"{use.uuid}: {plural(use.trials, 'trial')}"
+            + (f", times x {use.scale:.4f}" if use.scale is not None else "")
+            + (f", given up: {use.lost}" if use.lost else "")
+            for use in self.gpus
+        ]
+        found = self.confirmation
+        if found is not None:
+            ratio = f", {found.speedup.value:.3f}x over the default" if found.speedup is not None else ""
+            rows.append(f"the winner on {found.gpu}: {time_text(found.time_us)}, {100 * found.spread:+.1f} %{ratio}")
+        return rows
 
     def study_data(self) -> StudyData:
         """Return the study with all its runs and trials, read from the database.
@@ -387,19 +425,13 @@ class TuneResult(Result, Reported, StudyPlots):
             "outcomes": {str(outcome): self.outcomes.get(outcome, 0) for outcome in Outcome},
             "winner": self._entry(self.winner),
             "default": self._entry(self.default),
-            "speedup": self.speedup.to_json() if self.speedup is not None else None,
-            "ties": [dict(config) for config in self.ties],
+            "speedup": to_document(self.speedup),
+            "ties": to_document(self.ties),
             "refused": [
                 {"config": dict(t.config), "outcome": str(t.outcome), "reason": t.reason} for t in self.refused
             ],
             "tried": [trial_entry(trial) for trial in self.tried],
-            "learnt_from": list(self.learnt_from),
-            "not_learnt_from": [source.to_json() for source in self.not_learnt_from],
-            "load": self.load.to_json() if self.load is not None else None,
-            "gpus": [gpu.to_json() for gpu in self.gpus],
-            "confirmation": self.confirmation.to_json() if self.confirmation is not None else None,
-            "drift": self.drift.to_json() if self.drift is not None else None,
-            "stopped": self.stopped.to_json() if self.stopped is not None else None,
+            **to_document({name: getattr(self, name) for name in _PARTS}),
             **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),
             **(self.front.to_json() if self.front is not None else {}),
             "flops": self.flops,
@@ -442,68 +474,19 @@ _MIN_FOREIGN_LOAD_DRIFT = 0.1
 230 %."""
 
 
-def _gpus(result: TuneResult) -> list[str]:
-    """Return a line for each GPU that took part, and one for the winner on a second one."""
-    rows = [
-        f"{use.uuid}: {plural(use.trials, 'trial')}"
-        + (f", times x {use.scale:.4f}" if use.scale is not None else "")
-        + (f", given up: {use.lost}" if use.lost else "")
-        for use in result.gpus
-    ]
-    found = result.confirmation
-    if found is not None:
-        ratio = f", {found.speedup.value:.3f}x over the default" if found.speedup is not None else ""
-        rows.append(f"the winner on {found.gpu}: {time_text(found.time_us)}, {100 * found.spread:+.1f} %{ratio}")
-    return rows
-
-
-def _interruption(result: TuneResult) -> str:
-    tried = plural(sum(result.outcomes.values()), "configuration")
-    compared = "" if result.speedup is not None else ", before the best were timed side by side"
-    return f"the search was cut short after {tried}{compared}; the same command goes on from there"
-
-
-def _speedup(result: TuneResult, ratio: Interval) -> str:
-    winner, default = result.winner, result.default
-    if winner is not None and default is not None and config_key(winner.config) == config_key(default.config):
-        return "none: the default configuration is the winner"
-    known = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
-    return f"{known}: not told apart from the default" if is_tie(ratio) else known
-
-
-def _tried(tried: Sequence[Trial]) -> list[str]:
-    """Return a line for each configuration that the user named."""
-    outcomes = [
-        time_text(trial.time_us) if trial.outcome is Outcome.OK else f"{trial.outcome}, {trial.reason}"
-        for trial in tried
-    ]
-    return [f"{config_text(trial.config)}: {text}" for trial, text in zip(tried, outcomes, strict=True)]
+def _ending(trial: Trial) -> str:
+    return time_text(trial.time_us) if trial.outcome is Outcome.OK else f"{trial.outcome}, {trial.reason}"
 
 
 def _stopped(stopped: Stopped) -> str:
+    """Return why a search ended for what it expected; nothing for another reason."""
     gain = 100 * (stopped.expected_gain or 0.0)
     if stopped.rule == "settled":
         more = f"{gain:.1g} %" if gain >= _MIN_GAIN_SHOWN else f"less than {_MIN_GAIN_SHOWN:g} %"
         return f"nothing more is expected: {more} from {stopped.more_trials} more trials; --spend uses the budget up"
-    return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
-
-
-def _drift(drift: Drift) -> str:
-    times = f"a reference kernel took {drift.least_us:.4g} to {drift.greatest_us:.4g} us ({drift.spread:.1%})"
-    if drift.spread > _MIN_FOREIGN_LOAD_DRIFT:
-        return f"{times}: something else ran on the GPU; tune again where the winner matters"
-    return f"{times} through the search; the finals are free of that"
-
-
-def _load(load: Load) -> str:
-    shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
-    return f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}"
-
-
-def _ties(ties: Sequence[Config]) -> list[str]:
-    shown = [f"  {config_text(config)}" for config in ties[:_MAX_TIES_SHOWN]]
-    left = [f"  and {len(ties) - _MAX_TIES_SHOWN} more, listed by --json"] if len(ties) > _MAX_TIES_SHOWN else []
-    return [f"{plural(len(ties), 'configuration')} cannot be told apart from the winner:", *shown, *left]
+    if stopped.rule == "until":
+        return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
+    return ""
 
 
 _OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
@@ -517,25 +500,28 @@ _OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
 """Text of a value of each of `autotile.core.model`."""
 
 
-def _evenly_spaced(count: int, max_shown: int) -> list[int]:
-    """Return at most so many indices below ``count``, the first and the last among them."""
-    shown = min(count, max_shown)
-    step = (count - 1) / max(1, shown - 1)
-    return sorted({round(number * step) for number in range(shown)})
+@dataclass(frozen=True, slots=True, repr=False)
+class Recorded(Result):
+    """Result of a recording session.
 
+    Attributes
+    ----------
+    path
+        File that was written; None where the user interrupted, and the same command resumes from the database.
+    header
+        Description of the recording.
+    configurations
+        Number of measured configurations.
+    seconds
+        Wall time of the session, in seconds.
+    """
 
-def write_trace(timeline: Timeline, path: Path) -> tuple[str, ...]:
-    """Write the timeline of a session; return a notice if that fails, as the results do not depend on it."""
-    try:
-        with atomic_write(path) as stream:
-            stream.write(encode_json(timeline.to_json()).encode())
-    except (OSError, InputError) as error:
-        return (f"the timeline could not be written to {path}: {error}",)
-    return ()
+    path: Path | None
+    header: RecordingHeader
+    configurations: int
+    seconds: float
 
-
-def newest_trials(configs: Iterable[Config], log: TrialLog, finals: Finals | None) -> tuple[Trial, ...]:
-    """Return the newest trial of each configuration, those of the finals included; none of one without a trial."""
-    raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
-    found = [raced.get(config_key(config)) or log.find(config) for config in configs]
-    return tuple(trial for trial in found if trial is not None)
+    def _headline(self) -> str:
+        file = str(self.path) if self.path is not None else "interrupted before a file was written"
+        measured = plural(self.configurations, "configuration")
+        return f"{self.header.problem} on {self.header.key.gpu_name}: {measured}, {file}"

@@ -22,10 +22,9 @@ from autotile.errors import WorkerError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Observer, Place, Progress
+from autotile.tuning.progress_state import Observer, Place, Progress, StopRequest
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
-from autotile.tuning.stopping import StopRequest
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import worker_count
 

@@ -4,70 +4,86 @@
 `Session.evaluate`, `Session.ask` and `Session.tell` serve a search of the caller's own, between `Session.begin` and
 `Session.finish`. Sessions of several processes may share a study: each claims what it tries, takes over the trials of
 the others, and puts its times on the scale of the study.
+
+A `Pipeline` takes each candidate from a row of the space to a trial, compiled ahead of the GPU.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import decode_json
+from autotile.core.documents import decode_json, encode_json
 from autotile.core.forks import fork_guard
-from autotile.core.model import Config, Measurement, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.model import (
+    SAME_CODE,
+    Config,
+    Measurement,
+    Outcome,
+    Problem,
+    Trial,
+    config_key,
+    config_text,
+)
 from autotile.core.text import time_text
-from autotile.core.timeline import Timeline
+from autotile.core.timeline import NO_TIMELINE, Timeline
+from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
+from autotile.database.paths import atomic_write
 from autotile.errors import ConfigError, InputError
+from autotile.kernel.computed import computed_values
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
-from autotile.search.samplers import check_sampler
+from autotile.kernel.spec import KernelSpec
+from autotile.search.samplers import BRUTE_FORCE, check_sampler
 from autotile.settings import Settings, user_path
-from autotile.space.limits import check_config
+from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.backend import Backend, choose_backend, gpu_notices
+from autotile.tuning.backend import Backend, choose_backend, gpu_notices, scaled
 from autotile.tuning.finals import Confirmation, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import (
-    CompiledCandidate,
-    GivenCandidates,
-    LoadMeter,
-    Pipeline,
-    Proposer,
-)
-from autotile.tuning.progress_state import Observer, Progress, TimeLeft
-from autotile.tuning.result import TuneResult, measure_drift, newest_trials, pareto_front, write_trace
-from autotile.tuning.scoring import Scorer, session_objective
-from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
-from autotile.tuning.stopping import (
+from autotile.tuning.progress_state import (
     Clock,
+    LoadMeter,
+    Observer,
+    Progress,
     Stopped,
     StoppingRules,
     StopRequest,
+    TimeLeft,
     TrialLog,
     check_kernel_failure,
     check_until,
 )
+from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
+from autotile.tuning.start import Scorer, SearchPlan, extend_space, read_prior_results, session_objective
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
+from autotile.workers.jobs import Candidate, SizedCubin
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.database.runs import Claimed
     from autotile.search.importance import ParameterEffects
     from autotile.search.search import Search, Shortlist
-    from autotile.tuning.independent_steps import StepTimes
     from autotile.tuning.schedule import Lane
+    from autotile.tuning.start import StepTimes
 
+
+Proposer: TypeAlias = "Shortlist | GivenCandidates"
+"""Source of candidates."""
 
 _WAIT_S = 0.1
 """Interval at which a session looks for the results of others that it waits for, in seconds."""
@@ -81,6 +97,11 @@ _SCALINGS = 3
 """Measurements of the default that put a session on the scale of its study, of which the median counts."""
 _TOLD = "told"
 """Stage of a result that was measured elsewhere."""
+_LOOK_S = 0.01
+"""Interval at which a wait for the compilers looks for results of several GPUs, in seconds."""
+_SAMPLE_LIMIT_S = 0.02
+"""GPU time of the samples of one configuration of a recording, in seconds: a recording holds thousands of
+configurations, so that more than nine samples are taken only of short kernels."""
 
 
 def tune(
@@ -109,6 +130,60 @@ def tune(
     """
     with open_session(kernel, problem, settings, options, observe, worker_pool=worker_pool, lane=lane) as session:
         return session.run()
+
+
+def record(
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    *,
+    sample: int | None = None,
+    output: Path | None = None,
+    observe: Observer = lambda _: None,
+) -> Recorded:
+    """Measure configurations on the GPU, without pruning, and write them as a recording.
+
+    Every trial is stored in the database as in tuning, so that an interrupted recording resumes.
+
+    Parameters
+    ----------
+    kernel, problem, settings, options, observe
+        As for `open_session`; the sampler and the number of trials are set here.
+    sample
+        Number of configurations of a random sample; None for all configurations.
+    output
+        File or folder to write to; None for the current folder. In a folder the file is named after its contents.
+
+    Raises
+    ------
+    InputError
+        There is no GPU: a recording cannot be made from a replay.
+    """
+    from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
+
+    sampler = BRUTE_FORCE if sample is None else "random"
+    options = replace(options, sampler=sampler, trials=sample, discard=False, finals=0, sample_limit_s=_SAMPLE_LIMIT_S)
+    with open_session(kernel, problem, settings, options, observe) as session:
+        if session.device.source == "replayed":
+            raise InputError("a recording is measured on a CUDA device, not made from a replay; see `autotile doctor`")
+        result, trials = session.run(), session.trials
+        header = RecordingHeader(
+            key=session.key,
+            parameters=kernel.spec.parameters,
+            device=session.device,
+            driver=session.device.driver,
+            settings={"sample_limit_s": options.sample_limit_s, "seed": options.seed, "host": platform.node()},
+            valid_configs=result.valid,
+            chosen="all" if len(trials) >= result.valid else f"{len(trials)} at random",
+        )
+        path: Path | None = None
+        if not result.interrupted:
+            path = output if output is not None else Path()
+            is_folder = path.is_dir()
+            path = path / recording_name(header) if is_folder else path
+            write_recording(path, header, trials, follow_link=not is_folder)
+        return Recorded(path, header, len(trials), result.seconds)
 
 
 @contextmanager
@@ -226,7 +301,7 @@ class Session:
         self._rate = Workrate.of(kernel.spec, problem)
         self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
         prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
-        prior = prior._replace(trials=[self._scorer.scored(trial) for trial in prior.trials])
+        prior.trials = [self._scorer.scored(trial) for trial in prior.trials]
         self.space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
@@ -263,7 +338,7 @@ class Session:
             verify_sizes=options.verify_sizes,
         )
         self._pipeline.remember(self._log.trials)
-        self._chosen: list[CompiledCandidate] = []
+        self._chosen: list[Compiling] = []
         """Candidates that are about to be claimed and submitted to the device."""
         self._others = 0
         """Number of configurations that other sessions are trying, by the last look."""
@@ -324,9 +399,7 @@ class Session:
                         self._align_scale()
                     with self._phase("search"):
                         self._search()
-                    with self._phase("finals"):
-                        finals = self._hold_finals()
-                    self._effects = self._find_effects()
+                    finals = self._hold_finals()
                 except KeyboardInterrupt:
                     aborted = True
                 finally:
@@ -415,9 +488,7 @@ class Session:
         try:
             for _ in self.evaluate([self._plan.default]):  # the winner is compared with it
                 pass
-            with self._phase("finals"):
-                finals = self._hold_finals()
-            self._effects = self._find_effects()
+            finals = self._hold_finals()
             result = self._result(finals, interrupted=False)
             self._record.end(result.to_json())
         finally:
@@ -438,7 +509,12 @@ class Session:
         self._compile_pool.close()
         self._backend.close()
         if self._options.trace is not None:
-            self._notices += write_trace(self._timeline, Path(self._options.trace))
+            path = Path(self._options.trace)
+            try:  # the results do not depend on it
+                with atomic_write(path) as stream:
+                    stream.write(encode_json(self._timeline.to_json()).encode())
+            except (OSError, InputError) as error:
+                self._notices += (f"the timeline could not be written to {path}: {error}",)
 
     def _start_run(self) -> None:
         others = self._record.start(
@@ -482,7 +558,7 @@ class Session:
         """Try every setting of steps that share no parameters in common trials; return whether that was all."""
         if self._backend.source != "cuda" or len(self._kernel.spec.steps) < 2:
             return False
-        from autotile.tuning.independent_steps import StepTimes, independent_groups
+        from autotile.tuning.start import StepTimes, independent_groups
 
         groups = independent_groups(self._kernel)
         if not groups:
@@ -513,6 +589,7 @@ class Session:
         is_limited
             Whether the stopping rules apply.
         """
+        target = self._options.trial_target
         while (stopped := self._rules.stopped if is_limited else None) is None or self._chosen:
             if is_limited and not self._chosen and (inherited := self._inherited()):
                 while self._pipeline.running:
@@ -521,8 +598,12 @@ class Session:
             candidate = self._pipeline.next_candidate(proposer) if stopped is None else None  # -> cubin
             if candidate is not None:
                 self._chosen.append(candidate)
-            if self._chosen and (candidate is None or self._begins_at_once(candidate)):
-                ended = self._begin_chosen(proposer, self._room if is_limited else None)  # -> load, verify, measure
+            # one GPU waits for the first, and a failure is a result
+            at_once = candidate is None or self._backend.gpu_count == 1 or len(self._chosen) >= _CLAIMED_AT_ONCE
+            if self._chosen and (at_once or self._chosen[-1].trial().outcome is not Outcome.OK):
+                # what may begin, but for what other sessions are trying
+                room = target - len(self._log) - self._pipeline.running if is_limited and target is not None else None
+                ended = self._begin_chosen(proposer, room)  # -> load, verify, measure
             elif candidate is None and self._pipeline.running:
                 ended = self._end_running()
             elif candidate is None:
@@ -547,23 +628,14 @@ class Session:
         self._pipeline.compile_ahead(self._shortlist, self._rules.room)
         self._rules.observe(self._shortlist)
 
-    def _begins_at_once(self, last: CompiledCandidate) -> bool:
-        """Return whether the chosen ones are claimed now: one GPU waits for the first, and a failure is a result."""
-        several = self._backend.gpu_count > 1 and len(self._chosen) < _CLAIMED_AT_ONCE
-        return not several or last.trial.outcome is not Outcome.OK
-
-    @property
-    def _room(self) -> int | None:
-        """Number of trials that may begin, but for what other sessions are trying; None for any number."""
-        target = self._options.trial_target
-        return None if target is None else target - len(self._log) - self._pipeline.running
-
-    def _begin_chosen(self, proposer: Proposer, room: int | None) -> list[tuple[CompiledCandidate, Trial]]:
+    def _begin_chosen(self, proposer: Proposer, room: int | None) -> list[tuple[Compiling, Trial]]:
         """Claim candidates and submit them to the device; return those that need not be measured, with their trials."""
-        ended: list[tuple[CompiledCandidate, Trial]] = []
-        ours = self._claim([candidate.trial.config for candidate in self._chosen], room)
+        ended: list[tuple[Compiling, Trial]] = []
+        ours = self._claim([candidate.config for candidate in self._chosen], room)
         for candidate, is_ours in zip(self._chosen, ours, strict=True):
-            limit_us = self._scorer.time_limit_us(candidate.trial, self._log.best) if self._options.drops_slow else None
+            limit_us = None
+            if self._options.drops_slow:
+                limit_us = self._scorer.time_limit_us(candidate.trial(), self._log.best)
             if not is_ours:
                 proposer.leave(candidate.row)
             elif (trial := self._pipeline.begin(candidate, limit_us)) is not None:
@@ -571,7 +643,7 @@ class Session:
         self._chosen.clear()
         return ended
 
-    def _end_running(self) -> list[tuple[CompiledCandidate, Trial]]:
+    def _end_running(self) -> list[tuple[Compiling, Trial]]:
         """Wait for a trial that runs; of several GPUs, take all that have ended."""
         ended = [self._pipeline.end_next()]
         while self._backend.gpu_count > 1 and self._backend.has_result:
@@ -579,7 +651,7 @@ class Session:
         self._count_running()
         return ended
 
-    def _store(self, ended: Sequence[tuple[CompiledCandidate, Trial]], proposer: Proposer | None) -> Iterator[Trial]:
+    def _store(self, ended: Sequence[tuple[Compiling, Trial]], proposer: Proposer | None) -> Iterator[Trial]:
         """Commit trials, pass each on to the log, its proposer and the observer, and yield it."""
         if not ended:
             return
@@ -596,8 +668,8 @@ class Session:
                     proposer.tell(candidate.row, trial)
             self._report("searching", trial)
             if proposer is not None and proposer is self._shortlist:
-                source, plan = self._kernel.spec.source, self._plan
-                check_kernel_failure(source, self._log, trial, plan.default, plan.max_trials)
+                default, source = self._log.find(self._plan.default), self._kernel.spec.source
+                check_kernel_failure(source, self._log.outcomes, trial, default, self._plan.max_trials)
             yield trial
 
     def _try(self, configs: Iterable[Config]) -> Iterator[Trial]:
@@ -671,10 +743,7 @@ class Session:
     def _inherited(self, *, now: bool = False) -> list[Config]:
         """Return the configurations that sessions that died were trying, which are now this session's.
 
-        Parameters
-        ----------
-        now
-            Whether to look even if it is not long since the last time.
+        Unless ``now``, there are none if it is not long since the last look.
         """
         if not now and time.monotonic() - self._looked_at < _INHERIT_S:
             return []
@@ -742,12 +811,21 @@ class Session:
             )
 
     def _hold_finals(self) -> Finals | None:
-        """Race the finalists and store their trials; None where finals are disabled or no candidate can race."""
-        plan, hurried = self._plan, self._stop.requested
-        if not self._options.finals:
-            return None
+        """Race the finalists and store their trials, then find the effects of the parameters.
+
+        There are no finals where they are disabled or no candidate can race.
+        """
+        with self._phase("finals"):
+            finals = self._finals_of_best() if self._options.finals else None
+        from autotile.search.importance import find_parameter_effects  # imports SciPy
+
+        self._effects = find_parameter_effects(self.space, self.trials)
+        return finals
+
+    def _finals_of_best(self) -> Finals | None:
+        plan, options, hurried = self._plan, self._options, self._stop.requested
         finalists = choose_finalists(
-            self.trials, plan.default, plan.incumbent, self._options.finals, tries=self._options.tries, hurried=hurried
+            self.trials, plan.default, plan.incumbent, options.finals, tries=options.tries, hurried=hurried
         )
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
@@ -760,7 +838,7 @@ class Session:
             self._backend,
             default=plan.default,
             incumbent=plan.incumbent,
-            seed=self._options.seed,
+            seed=options.seed,
             hurried=hurried,
             scorer=self._scorer,
             observe=self._report_finals,
@@ -772,11 +850,6 @@ class Session:
             self._record.add(trial, phase="final")
         return finals
 
-    def _find_effects(self) -> ParameterEffects:
-        from autotile.search.importance import find_parameter_effects  # imports SciPy
-
-        return find_parameter_effects(self.space, self.trials)
-
     def _report_finals(self, left_s: float) -> None:
         """Report the finals, at first and wherever what is left of them is not what was reported."""
         end_s = self._clock.elapsed_s + left_s
@@ -785,9 +858,11 @@ class Session:
             self._report("finals")
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
-        log = self._log
+        log, tries = self._log, self._options.tries
         winner = finals.winner if finals is not None else log.best
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
+        raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
+        tried = [raced.get(config_key(config)) or log.find(config) for config in tries]
         return TuneResult(
             problem=self._problem,
             device=self._backend.device,
@@ -806,7 +881,7 @@ class Session:
             stopped=self._stopped,
             insight=self._effects,
             seconds=self._clock.elapsed_s,
-            phases=self._clock.phases_s,
+            phases=dict(self._clock.phases_s),
             resumed=log.resumed,
             interrupted=interrupted,
             database=self._database.location,
@@ -815,7 +890,7 @@ class Session:
             unit=workrate.unit,
             passes=workrate.passes,
             notices=self.notices,
-            tried=newest_trials(self._options.tries, log, finals),
+            tried=tuple(trial for trial in tried if trial is not None),
             learnt_from=self._plan.learnt_from,
             not_learnt_from=self._plan.misleading_sources,
             gpus=self._backend.uses,
@@ -856,3 +931,411 @@ class Session:
                 waiting=self._waiting,
             )
         )
+
+
+class GivenCandidates:
+    """Proposes given configurations; they are measured in the order in which they have compiled.
+
+    It has the methods of `autotile.search.search.Shortlist` that a session calls. Its row numbers are negative, so that
+    they differ from those of a search that shares the pipeline.
+
+    Parameters
+    ----------
+    configs
+        Valid configurations; of equal ones, the first counts.
+    queued
+        Candidates that the device is given beside one that it runs.
+
+    Attributes
+    ----------
+    left
+        Configurations that are left to another session.
+    """
+
+    def __init__(self, configs: Iterable[Config], queued: int) -> None:
+        self._queued = queued
+        distinct = {config_key(config): dict(config) for config in configs}
+        self._unproposed: dict[int, Config] = {-1 - number: one for number, one in enumerate(distinct.values())}
+        self._waiting: dict[int, Config] = {}
+        self._running: dict[int, Config] = {}
+        self.left: list[Config] = []
+
+    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
+        """Return the next configuration to compile; None after the last."""
+        if not self._unproposed:
+            return None
+        row = next(iter(self._unproposed))
+        self._waiting[row] = self._unproposed.pop(row)
+        return row, self._waiting[row]
+
+    def ready(self) -> list[int]:
+        """Return the oldest candidate that waits; none while the device has enough."""
+        return [] if len(self._running) > self._queued else list(self._waiting)[:1]
+
+    def waiting(self) -> list[int]:
+        """Return all candidates that wait."""
+        return list(self._waiting)
+
+    def choose(self, compiled: Mapping[int, Trial]) -> int:
+        """Return the oldest of the compiled candidates."""
+        row = next(row for row in self._waiting if row in compiled)
+        self._running[row] = self._waiting.pop(row)
+        return row
+
+    def tell(self, row: int, trial: Trial) -> None:
+        """Take note that the trial of a candidate has ended, or was rejected before it could run."""
+        self._waiting.pop(row, None)
+        self._running.pop(row, None)
+
+    def leave(self, row: int) -> None:
+        """Leave a candidate that was chosen, or was ready and rejected, to another session."""
+        self.left += [found for queue in (self._waiting, self._running) if (found := queue.pop(row, None)) is not None]
+
+
+@dataclass(eq=False, slots=True)
+class Compiling:
+    """A configuration that is being compiled: for its problem, and for the others of its verification.
+
+    Attributes
+    ----------
+    main
+        The compilation for the problem.
+    others
+        The further problems of the verification for which it is compiled apart, with their compilations.
+    source
+        Origin of its result, as for `Trial`.
+    row
+        Row of the proposer.
+    """
+
+    kernel: Kernel
+    problem: Problem
+    config: Config
+    device: DeviceProperties
+    main: Future[Compiled]
+    others: Sequence[tuple[Mapping[str, int], Future[Compiled]]]
+    source: Literal["cuda", "replayed"] = "cuda"
+    row: int = 0
+    _trial: Trial | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        kernel: Kernel,
+        problem: Problem,
+        config: Config,
+        device: DeviceProperties,
+        *,
+        submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
+        other_sizes: Sequence[Mapping[str, int]] = (),
+        source: Literal["cuda", "replayed"] = "cuda",
+    ) -> Compiling:
+        """Start to compile a configuration.
+
+        Parameters
+        ----------
+        submit
+            Starts a job, such as `autotile.workers.compile_pool.CompilePool.submit`.
+        other_sizes
+            From `compiled_sizes`; those for which the configuration is not valid are left out.
+        """
+
+        def at(sizes: Mapping[str, int]) -> Future[Compiled]:
+            return submit(lambda: compile_job(kernel, config, problem.dtype, device.architecture, sizes))
+
+        main = at(problem.sizes)
+        valid = [one for one in other_sizes if not check_config(kernel.spec, config, one, device, problem.dtype)]
+        return cls(kernel, problem, config, device, main, [(sizes, at(sizes)) for sizes in valid], source)
+
+    def trial(self) -> Trial:
+        """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
+
+        Any outcome but ``ok`` is final, and the candidate is not launched.
+
+        Raises
+        ------
+        ToolchainError
+            Nothing can be compiled at all.
+        SpecError
+            A function takes other parameters than the declared arguments.
+        """
+        if self._trial is None:
+            compiled = self.main.result()
+            for sizes, other in self.others:
+                if compiled.cubin is not None and (found := other.result()).cubin is None:
+                    reason = f"at {config_text(sizes)}: {found.reason}"
+                    compiled = replace(found, reason=reason, seconds=compiled.seconds)
+            plan = LaunchPlan.of(self.kernel.spec, self.config, self.problem.sizes, self.device)
+            trial = gated_trial(self.kernel, self.problem, self.config, compiled, plan=plan, device=self.device)
+            self._trial = replace(trial, source=self.source)
+        return self._trial
+
+    def candidate(self) -> Candidate | None:
+        """Wait, and return the compiled configuration as a GPU takes it; None if it does not compile."""
+        cubin = self.main.result().cubin
+        if cubin is None:
+            return None
+        others = tuple(
+            SizedCubin(sizes, str(other.path), other.symbols)
+            for sizes, compilation in self.others
+            if (other := compilation.result().cubin) is not None
+        )
+        computed = computed_values(self.kernel.spec.computed, self.config)
+        return Candidate(self.config, str(cubin.path), cubin.symbols, computed, others)
+
+
+class Pipeline:
+    """Compilation of candidates in parallel, and their evaluation on the device, one after the other.
+
+    The device is given the next candidate while it runs one, so that it does not wait for the search.
+
+    In replay, the order of the trials does not depend on which compilation ends first: every candidate among which the
+    next one is chosen is waited for, so that a search is repeatable. On a GPU, whose times vary anyway, as many
+    candidates are waited for, but any of those that wait: a slow compilation does not hold up the others.
+
+    Parameters
+    ----------
+    backend
+        Device that candidates are compiled for and run on.
+    timeline
+        Records the waits for compilations, and what the device does.
+    verify_sizes
+        Further problems on which candidates are verified. Where sizes are compiled in, each candidate is compiled for
+        each of them.
+    score
+        Function that adds the objective and metrics to a trial that was measured.
+
+    Attributes
+    ----------
+    scale
+        Factor of the device's times to those of the study; None for none.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        backend: Backend,
+        compile_pool: CompilePool,
+        timeline: Timeline = NO_TIMELINE,
+        *,
+        verify_sizes: Sequence[Mapping[str, int]] = (),
+        score: Callable[[Trial], Trial] = lambda trial: trial,
+    ) -> None:
+        self.scale: float | None = None
+        self._score = score
+        self._kernel = kernel
+        self._problem = problem
+        self._backend = backend
+        self._device = backend.device
+        self._compile_pool = compile_pool
+        self._timeline = timeline
+        self._queue: dict[int, Compiling] = {}
+        self._prefetched: dict[str, Compiling] = {}
+        self._measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = {}
+        self._other_sizes = compiled_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
+        self._running: dict[int, tuple[Candidate, Compiling]] = {}
+        """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
+
+    @property
+    def running(self) -> int:
+        """Number of candidates that the device was given and that have not ended."""
+        return len(self._running)
+
+    def compile(self, config: Config) -> Compiling:
+        """Start the compilation of a configuration outside of a search."""
+        of = self._kernel, self._problem, config, self._device
+        submit, source = self._compile_pool.submit, self._backend.source
+        return Compiling.begin(*of, submit=submit, other_sizes=self._other_sizes, source=source)
+
+    def run(self, candidate: Compiling) -> Trial:
+        """Wait for a candidate's compilation, and run it while nothing else runs."""
+        trial = self.begin(candidate, None)
+        return self.end_next()[1] if trial is None else trial
+
+    def remember(self, trials: Iterable[Trial]) -> None:
+        """Register earlier trials, so that identical code is not measured again; a replay looks all of it up anyway."""
+        for trial in trials if self._backend.source == "cuda" else ():
+            if trial.outcome.has_time and trial.cubin_hash and trial.geometry is not None and trial.stage == "measure":
+                self._measured[self._launch_of(trial)] = trial
+
+    def prefetch(self, config: Config) -> None:
+        """Start the compilation of a configuration that is certain to be proposed."""
+        self._prefetched[config_key(config)] = self.compile(config)
+
+    def compile_ahead(self, proposer: Proposer, room: int | None = None) -> None:
+        """Start the compilation of all candidates that are proposed while ``room`` trials may still begin."""
+        while True:
+            with self._timeline.span("session", "propose"):
+                proposed = proposer.propose(room)
+            if proposed is None:
+                break
+            row, config = proposed
+            prefetched = self._prefetched.pop(config_key(config), None) if self._prefetched else None
+            self._queue[row] = candidate = prefetched or self.compile(config)
+            candidate.row = row
+        if self._timeline.is_recording:
+            compiling = sum(not queued.main.done() for queued in self._queue.values())
+            self._timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
+
+    def next_candidate(self, proposer: Proposer) -> Compiling | None:
+        """Wait for the candidates that are ready, and return one of them; None where none is, or a result comes first.
+
+        A candidate that does not compile or does not fit on the device comes first, as it takes no time on the GPU.
+
+        Raises
+        ------
+        ToolchainError, SpecError
+            As for `Compiling.trial`.
+        """
+        with self._timeline.span("session", "wait for the compilers"):
+            queued = {row: self._queue[row] for row in self._compiled_rows(proposer)}
+            compiled = {row: one.trial() for row, one in queued.items()}
+        if not compiled:
+            return None
+        failed = (row for row, trial in compiled.items() if trial.outcome is not Outcome.OK)
+        row = next(failed, None)
+        if row is None:
+            with self._timeline.span("session", "choose", among=len(compiled)):
+                row = proposer.choose(compiled)
+        return self._queue.pop(row)
+
+    def _compiled_rows(self, proposer: Proposer) -> list[int]:
+        """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""
+        ready = proposer.ready()
+        if not ready or self._backend.source == "replayed":
+            return ready
+        rows = {self._queue[row].main: row for row in proposer.waiting()}
+        compiled = {future for future in rows if future.done()}
+        limit_s = _LOOK_S if self._backend.gpu_count > 1 else None
+        while len(compiled) < len(ready):
+            if limit_s is not None and self._backend.has_result:
+                return []  # a result, which another GPU waits for, comes first
+            compiled |= wait(rows.keys() - compiled, limit_s, return_when=FIRST_COMPLETED).done
+        return [row for future, row in rows.items() if future in compiled]
+
+    def begin(self, candidate: Compiling, best_us: float | None) -> Trial | None:
+        """Submit a candidate to the device, and return None; return its trial if there is nothing to measure.
+
+        That is so if it failed before, or if its code and launch equal those of a measured one, whose result it takes
+        over. ``best_us`` is that of `autotile.tuning.backend.Backend.submit`.
+        """
+        trial = candidate.trial()
+        if trial.outcome is not Outcome.OK:
+            return trial
+        twin = self._measured.get(self._launch_of(trial)) if self._backend.source == "cuda" else None
+        if twin is not None:
+            reason = f"the same code as {config_text(twin.config)}, which was measured"
+            taken_over = {name: getattr(twin, name) for name in ("outcome", "measurement", "telemetry", "gpu")}
+            return self._score(replace(trial, reason=reason, stage=SAME_CODE, **taken_over))
+        given = candidate.candidate()
+        assert given is not None
+        if not Path(given.cubin_path).exists():  # trimmed from the cache while the candidate waited
+            given = self.compile(trial.config).candidate() or given
+        self._running[id(given)] = given, candidate
+        self._backend.submit(given, best_us / self.scale if best_us is not None and self.scale else best_us)
+        return None
+
+    def end_next(self) -> tuple[Compiling, Trial]:
+        """Wait for a running candidate, of one GPU the oldest; return it with its trial.
+
+        Raises
+        ------
+        WorkerError
+            The GPU workers die repeatedly.
+        """
+        with self._timeline.span("session", "wait for the GPU"):
+            finished = self._backend.result()
+        _, candidate = self._running.pop(id(finished.candidate))
+        reading = scaled(finished.reading, self.scale)
+        start_s = finished.reading.began_at
+        if start_s and self._timeline.is_recording:  # its stages follow one another without a pause
+            track = f"GPU worker {finished.gpu}" if self._backend.gpu_count > 1 else "GPU worker"
+            for stage, seconds in finished.reading.seconds.items():
+                self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
+                start_s += seconds
+        compiled = candidate.trial()
+        trial = replace(
+            compiled,
+            outcome=reading.outcome,
+            reason=reading.reason,
+            stage=reading.stage,
+            measurement=reading.measurement,
+            seconds={**compiled.seconds, **reading.seconds},
+            telemetry=reading.telemetry,
+            gpu=finished.gpu,
+        )
+        if reading.captured:  # its outputs, for a check by a function of the user's
+            assert self._kernel.inspection is not None
+            with self._timeline.span("session", "inspect"):
+                wrong, telemetry = self._kernel.inspection.inspect(trial.config, Path(reading.captured))
+            trial = replace(trial, telemetry={**trial.telemetry, **telemetry})
+            if wrong:
+                trial = replace(trial, outcome=Outcome.WRONG_RESULT, reason=wrong, stage="verify", measurement=None)
+        trial = self._score(trial)
+        self.remember([trial])
+        return candidate, trial
+
+    def measure_again(self, trial: Trial, count: int) -> list[float]:
+        """Measure the configuration of a finished trial while nothing runs; return times in us, none if it fails."""
+        given = self.compile(trial.config).candidate()
+        times_us: list[float] = []
+        for _ in range(count if given is not None else 0):
+            assert given is not None
+            self._backend.submit(given, None)
+            measured = self._backend.result().reading.measurement
+            times_us += [measured.time_us] if measured is not None else []
+        return times_us
+
+    def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
+        """Return finished trials with their compiled candidates; trials that no longer compile are left out.
+
+        Candidates that still wait are discarded: no further trial can begin.
+        """
+        for queued in self._queue.values():
+            queued.main.cancel()
+        self._queue.clear()
+        compilations = [self.compile(trial.config) for trial in trials]
+        candidates = [compilation.candidate() for compilation in compilations]
+        return [(trial, one) for trial, one in zip(trials, candidates, strict=True) if one is not None]
+
+    def _launch_of(self, trial: Trial) -> tuple[str, LaunchPlan, LaunchData]:
+        """Return all that distinguishes the launch of one configuration from that of another."""
+        spec, problem = self._kernel.spec, self._problem
+        plan = LaunchPlan.of(spec, trial.config, problem.sizes, self._device)
+        names = known_names(spec, trial.config, problem.sizes, self._device)
+        return trial.cubin_hash, plan, LaunchData.of(spec, problem.dtype, names)
+
+
+def gated_trial(
+    kernel: Kernel, problem: Problem, config: Config, compiled: Compiled, *, plan: LaunchPlan, device: DeviceProperties
+) -> Trial:
+    """Return the trial of a configuration up to the second gate: its compiled resources fit on the device.
+
+    Raises
+    ------
+    SpecError
+        A function takes other parameters than the declared arguments.
+    """
+    seconds = {"compile": round(compiled.seconds, 6)}
+    trial = Trial(config, compiled.outcome, compiled.reason, "compile", plan.main.geometry, seconds=seconds)
+    cubin = compiled.cubin
+    if cubin is None:
+        return trial
+    check_signatures(kernel, problem.dtype, cubin)
+    resources = {entry: function.resources for entry, function in cubin.functions.items()}
+    steps = compiled_steps(kernel.spec, plan, resources, device)
+    main = steps[0]
+    trial = replace(trial, resources=main.resources, occupancy=main.occupancy, cubin_hash=cubin.cubin_hash)
+    fault = next((step.fault for step in steps if step.fault), "")
+    return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
+
+
+def compiled_sizes(
+    spec: KernelSpec, problem: Problem, verify_sizes: Sequence[Mapping[str, int]]
+) -> list[Mapping[str, int]]:
+    """Return the further problems of a verification whose cubins differ from that of the problem."""
+    compiled = spec.compiled_names
+    tuned = {name: problem.sizes[name] for name in compiled}
+    others = [spec.ragged_sizes(problem.sizes), *verify_sizes]
+    return [sizes for sizes in others if {name: sizes[name] for name in compiled} != tuned]

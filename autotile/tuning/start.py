@@ -1,34 +1,205 @@
-"""The start of a session: earlier trials, results of other studies, candidate rows, and the search over them."""
+"""The start of a session: what it minimises, what is known before its first trial, and what it searches.
+
+Steps of a kernel that share no parameters are tuned apart, with the times of the steps in common trials: a trial gives
+the time of each step, and that of a step depends on its own parameters only. So a trial can try another value for every
+step at once, and the best of each step make up a configuration that is then verified and raced whole. Steps are taken
+to be independent only if the search-space file and the source show it: a parameter that occurs outside of the functions
+of the steps, or in what several of them use, ties all of these together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product, zip_longest
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import TIME, Config, Outcome, Problem, Trial, config_key, objective_values
+from autotile.core.model import (
+    COST,
+    METRIC,
+    OBJECTIVE,
+    STEP_TIME,
+    TIME,
+    Config,
+    Outcome,
+    Problem,
+    Trial,
+    Value,
+    config_key,
+    config_text,
+    objective_values,
+)
 from autotile.database.keys import TuningKey
 from autotile.database.winners import UNVERIFIED_SAMPLER
+from autotile.errors import InputError
+from autotile.kernel.expressions import Location
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
+from autotile.kernel.sources import strip_comments
+from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_score
 from autotile.search.samplers import lookahead_of, resolve_sampler
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.space.time_estimate import estimate_times
-from autotile.tuning.backend import Backend
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.scoring import session_objective
-from autotile.tuning.stopping import TrialLog
 
 if TYPE_CHECKING:
-    from autotile.database.database import Database, StudySummary
+    from autotile.database.database import Database
     from autotile.search.search import Search, Shortlist
     from autotile.search.transfer import MisleadingSource, Source
+    from autotile.tuning.backend import Backend
+    from autotile.tuning.progress_state import TrialLog
+
+_LOWEST_US, _HIGHEST_US = 1e-3, 1e12
+_HALVINGS = 60
+
+
+def session_objective(spec: KernelSpec, options: TuneOptions) -> Objective | None:
+    """Return the objective of a session: the expression that the user gives, else that of the search-space file.
+
+    Raises
+    ------
+    SpecError
+        The expression is malformed or uses an unknown name.
+    """
+    if options.objective is None:
+        return spec.objective
+    names = [metric.name for metric in spec.metrics]
+    expression = parse_score(options.objective, names, spec.score_kinds, Location("--objective"))
+    return Objective(expression, options.maximize)
+
+
+def measures_energy(spec: KernelSpec, objective: Objective | None) -> bool:
+    """Return whether the objective or a metric needs the energy of a run."""
+    expressions = [metric.expression for metric in spec.metrics]
+    if objective is not None:
+        expressions.append(objective.expression)
+    return any("energy_mj" in expression.names for expression in expressions)
+
+
+class Scorer:
+    """Computes the objective and the metrics of trials.
+
+    The cost is what a search minimises: the time, or the value of the objective, or its reciprocal if it is maximised;
+    so costs are positive, and their ratios say how much better a configuration is.
+
+    Parameters
+    ----------
+    objective
+        What to minimise or maximise; None for the time.
+    """
+
+    def __init__(self, spec: KernelSpec, problem: Problem, objective: Objective | None) -> None:
+        self._metrics = spec.metrics
+        self._names = spec.score_kinds.keys()
+        self._sizes = problem.sizes
+        self._objective = objective
+        used = set(objective.expression.names) if objective is not None else set()
+        for metric in reversed(spec.metrics):
+            if metric.name in used:
+                used |= metric.expression.names
+        self._needs_run = bool(used & {*RUN_VALUES} - {"time_us"})
+
+    def scored(self, trial: Trial) -> Trial:
+        """Return a trial with its metrics, and its objective and cost if the session has one.
+
+        Raises
+        ------
+        InputError
+            The objective has no value, or not a positive one.
+        """
+        telemetry = {
+            name: value
+            for name, value in trial.telemetry.items()
+            if name not in (COST, OBJECTIVE) and not name.startswith(METRIC)
+        }
+        if trial.time_us is not None:
+            names = self._environment(trial, trial.time_us)
+            for metric in self._metrics:
+                if metric.name in names:
+                    telemetry[f"{METRIC}{metric.name}"] = names[metric.name]
+            if self._objective is not None:
+                telemetry[OBJECTIVE] = value = self._value(trial.config, names)
+                telemetry[COST] = 1 / value if self._objective.maximize else value
+        return replace(trial, telemetry=telemetry) if telemetry != trial.telemetry else trial
+
+    def cost(self, trial: Trial, time_us: float) -> float:
+        """Return the cost of a measured trial if it took another time."""
+        if self._objective is None:
+            return time_us
+        value = self._value(trial.config, self._environment(trial, time_us))
+        return 1 / value if self._objective.maximize else value
+
+    def time_limit_us(self, trial: Trial, best: Trial | None) -> float | None:
+        """Return the time at which a compiled candidate would cost as much as the best; None if that is not known."""
+        if best is None or best.cost is None or self._objective is None:
+            return best.time_us if best is not None else None
+        if self._needs_run:
+            return None
+        low, high = _LOWEST_US, _HIGHEST_US
+        try:
+            if not self.cost(trial, low) < best.cost < self.cost(trial, high):
+                return None
+            for _ in range(_HALVINGS):
+                middle = math.sqrt(low * high)
+                low, high = (middle, high) if self.cost(trial, middle) < best.cost else (low, middle)
+        except InputError:
+            return None
+        return math.sqrt(low * high)
+
+    def weight(self, trial: Trial) -> float:
+        """Return the ratio of a measured trial's cost to its time."""
+        if trial.time_us is None or trial.cost is None:
+            return 1.0
+        return trial.cost / trial.time_us
+
+    def _value(self, config: Config, names: Mapping[str, Any]) -> float:
+        assert self._objective is not None
+        expression = self._objective.expression
+        missing = sorted(expression.names - names.keys())
+        if missing:
+            raise InputError(f"the objective {expression.text!r} needs {missing[0]}, which has no value here")
+        value = _number(expression.evaluate(names))
+        if value is None or value <= 0:
+            raise InputError(
+                f"the objective {expression.text!r} is {value if value is not None else 'not finite'} with "
+                f"{config_text(config)}; expected a positive number"
+            )
+        return value
+
+    def _environment(self, trial: Trial, time_us: float) -> dict[str, Any]:
+        """Return the value of every name that is known of a trial."""
+        names: dict[str, Any] = {**self._sizes, "time_us": time_us}
+        names |= {name: int(value) for name, value in trial.config.items() if name in self._names}
+        if trial.resources is not None:
+            of_resources = ("registers", "spill_bytes", "static_smem_bytes")
+            names |= {name: getattr(trial.resources, name) for name in of_resources}
+        if trial.geometry is not None:
+            names |= {name: getattr(trial.geometry, name) for name in ("dynamic_smem_bytes", "threads", "blocks")}
+        if trial.occupancy is not None:
+            names["occupancy"] = trial.occupancy.occupancy
+        names |= {name: trial.telemetry[name] for name in ("energy_mj", "max_error") if name in trial.telemetry}
+        for metric in self._metrics:
+            if metric.expression.names <= names.keys():
+                value = _number(metric.expression.evaluate(names))
+                if value is not None:
+                    names[metric.name] = value
+        return names
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number; None if the value is not one."""
+    array = np.asarray(value)
+    if array.size != 1 or np.iscomplexobj(array) or not np.isfinite(array).all():
+        return None
+    return float(array.reshape(()))
 
 
 _MAX_SOURCES = 4
@@ -46,6 +217,11 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     imported one with size names of its own, cannot be compared. Configurations of these trials may be invalid here: a
     model fitted to them predicts the rows of this space, and only these are proposed.
     """
+
+    def distance(other: TuningKey) -> tuple[int, int, float]:
+        foreign = (other.gpu_name != key.gpu_name) + (other.compute_capability != key.compute_capability)
+        return foreign, *size_distance(other.sizes, key.sizes)
+
     others = [
         study
         for study in database.studies(key.kernel)
@@ -54,45 +230,26 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         and study.key.sizes.keys() & key.sizes.keys()
         and study.trials >= _MIN_TIMED_TRIALS
     ]
-    others.sort(key=lambda study: _distance(study.key, key))
-    sources = [_source(database, study, key) for study in others[:_MAX_SOURCES]]
+    if not others:
+        return []
+    from autotile.search.transfer import Source  # imports SciPy
+
+    sources = []
+    for study in sorted(others, key=lambda study: distance(study.key))[:_MAX_SOURCES]:
+        other = study.key
+        name = " ".join(f"{name}={value}" for name, value in other.sizes.items())
+        name += f" on {other.gpu_name}" if other.gpu_name != key.gpu_name else ""
+        if (other.template_hash, other.space_hash) != (key.template_hash, key.space_hash):
+            name += " of another version"
+        searched = database.trials(study.study_id, phase="search")
+        newest = {config_key(t.config): t for t in searched if t.outcome.has_time and t.time_us is not None}
+        times = [trial.cost for trial in newest.values() if trial.cost is not None]
+        sources.append(Source(name, [trial.config for trial in newest.values()], times))
     return [source for source in sources if len(source.configs) >= _MIN_TIMED_TRIALS]
 
 
-def best_configs(sources: Iterable[Source]) -> list[Config]:
-    """Return the fastest few configurations of each study: they may be fast here, too."""
-    ordered = (sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0)) for source in sources)
-    return [config for trials in ordered for _, config in trials[:_BEST_OF_EACH]]
-
-
-def _source(database: Database, study: StudySummary, key: TuningKey) -> Source:
-    from autotile.search.transfer import Source  # imports SciPy
-
-    newest = {
-        config_key(trial.config): trial
-        for trial in database.trials(study.study_id, phase="search")
-        if trial.outcome.has_time and trial.time_us is not None
-    }
-    times = [trial.cost for trial in newest.values() if trial.cost is not None]
-    return Source(_name(study.key, key), [trial.config for trial in newest.values()], times)
-
-
-def _name(other: TuningKey, key: TuningKey) -> str:
-    sizes = " ".join(f"{name}={value}" for name, value in other.sizes.items())
-    where = f" on {other.gpu_name}" if other.gpu_name != key.gpu_name else ""
-    same_code = (other.template_hash, other.space_hash) == (key.template_hash, key.space_hash)
-    return sizes + where + ("" if same_code else " of another version")
-
-
-def _distance(other: TuningKey, key: TuningKey) -> tuple[int, int, float]:
-    foreign = (other.gpu_name != key.gpu_name) + (other.compute_capability != key.compute_capability)
-    return foreign, *size_distance(other.sizes, key.sizes)
-
-
-Mask = NDArray[np.bool_]
-
-
-class PriorResults(NamedTuple):
+@dataclass(slots=True)
+class PriorResults:
     """Results that are stored before a session begins.
 
     Attributes
@@ -123,9 +280,12 @@ def read_prior_results(
     trials, incumbent = earlier_trials(database, study_id, options), find_incumbent(database, study_id)
     served = find_served(database, study_id, options)
     sources = find_sources(database, key) if options.transfer else []
-    seeded = [config for config in (incumbent, served) if config is not None]
-    named = [*(options.only or ()), *options.tries, *(trial.config for trial in trials), *seeded]
-    return PriorResults(trials, incumbent, served, sources, [dict(default), *named, *best_configs(sources)])
+    configs = [dict(default), *(options.only or ()), *options.tries, *(trial.config for trial in trials)]
+    configs += [config for config in (incumbent, served) if config is not None]
+    for source in sources:  # the fastest few configurations of another study may be fast here, too
+        fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
+        configs += [config for _, config in fastest[:_BEST_OF_EACH]]
+    return PriorResults(trials, incumbent, served, sources, configs)
 
 
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
@@ -185,25 +345,12 @@ def extend_space(
     )
 
 
-def first_configs(default: Config, served: Config | None, incumbent: Config | None, log: TrialLog) -> list[Config]:
-    """Return the first proposals of a search: the default, what was served, and the incumbent if it has no trial here.
-
-    The first two are always among them, so that a resumed search repeats the proposals of its first session.
-    """
-    is_new = incumbent is not None and log.find(incumbent) is None
-    seeded = [default, served, incumbent if is_new else None]
-    return list({config_key(config): config for config in seeded if config is not None}.values())
-
-
 def candidate_rows(
     kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend, options: TuneOptions
-) -> Mask | None:
+) -> NDArray[np.bool_] | None:
     """Return a mask over the rows that the backend can run, the user allows, and all problems to verify permit.
 
-    Returns
-    -------
-    numpy.ndarray or None
-        bool, shape (rows,); None for all.
+    None stands for all.
 
     Raises
     ------
@@ -223,15 +370,6 @@ def candidate_rows(
 
 class SearchPlan:
     """The decisions about a search that precede its first candidate.
-
-    Parameters
-    ----------
-    kernel, problem, space, options, backend
-        As in the session.
-    prior
-        Results of earlier sessions and of other studies.
-    workers
-        Number of compile workers.
 
     Attributes
     ----------
@@ -293,25 +431,205 @@ class SearchPlan:
         """Return the search, which has not learned from trials yet."""
         from autotile.search.search import Search
 
+        # the first two are always among them, so that a resumed search repeats the proposals of its first session
+        new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
+        seeded = [config for config in (self.default, self._served, new) if config is not None]
+        by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
         self._search = Search(
             self._space,
             self._sampler,
             self.seed,
-            first=first_configs(self.default, self._served, self.incumbent, log),
+            first={config_key(config): config for config in seeded}.values(),
             available=self._available,
             trials=self._options.trial_target,
             ahead=self._lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
-            estimate=self._estimated_us if self._minimises_time else None,
+            estimate=self._estimated_us if by_time else None,
         )
         return self._search
-
-    @property
-    def _minimises_time(self) -> bool:
-        return self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
 
     def _estimated_us(self, space: SearchSpace) -> NDArray[np.float64] | None:
         """Estimate the time of each row in microseconds, shape (rows,); None if the file does not say enough."""
         found = estimate_times(self._spec, self._problem.sizes, self._device, space, self._problem.dtype)
         return found.time_us if found is not None else None
+
+
+_WORD = re.compile(r"\w+")
+_OWN_INCLUDE = re.compile(r'#\s*include\s*"')
+_TOGETHER = 16
+"""Trials between two looks at the stopping rules, which keeps the compilers busy."""
+_KEPT = 2
+"""Best settings of each group that are combined, as the time of a step is less certain than that of a call."""
+
+
+class StepGroup(NamedTuple):
+    """Steps that share parameters with each other, and with no other step."""
+
+    steps: tuple[int, ...]
+    """Indices of the steps."""
+    parameters: tuple[str, ...]
+
+
+def independent_groups(kernel: Kernel) -> list[StepGroup]:
+    """Return groups of steps that share no parameters, at least two; an empty list if there are none."""
+    spec = kernel.spec
+    tied = spec.build.names | {*spec.shaping}
+    if len(spec.steps) < 2 or spec.computed or spec.objective is not None or _OWN_INCLUDE.search(kernel.source):
+        return []
+    bodies, outside = _split_source(strip_comments(kernel.source), spec.entries)
+    if bodies is None:
+        return []
+    parameters = {parameter.name for parameter in spec.parameters}
+    used = []  # the names that each step depends on: those of its launch, and of its code
+    for step in spec.steps:
+        launch = step.launch
+        optional = (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers, step.when, step.times)
+        expressions = [*launch.block, *launch.grid, *launch.cluster, *(each for each in optional if each is not None)]
+        for name in step.arguments:
+            argument = spec.argument(name)
+            expressions += argument.expressions
+            if argument.described_buffer:
+                expressions += spec.argument(argument.described_buffer).expressions
+        names = {name for expression in expressions for name in expression.names}
+        used.append(names | set(_WORD.findall(step.entry)) | bodies[step.entry])
+    ties = [parameters & names for names in ({*tied} | outside, *(rule.expression.names for rule in spec.rules))]
+    ties += [parameters & rule.expression.names for rule in spec.heuristics]
+    pending = [({index}, parameters & names) for index, names in enumerate(used)]
+    pending += [(set[int](), names) for names in ties if names]
+    groups: list[tuple[set[int], set[str]]] = []
+    for steps, names in pending:  # unite what shares a parameter
+        touching = [group for group in groups if group[1] & names]
+        groups = [group for group in groups if not group[1] & names]
+        groups.append((steps.union(*(group[0] for group in touching)), names.union(*(group[1] for group in touching))))
+    free = sorted(StepGroup(tuple(sorted(steps)), tuple(sorted(names))) for steps, names in groups if names)
+    return free if len(free) > 1 and all(group.steps for group in free) else []
+
+
+def _split_source(source: str, entries: Iterable[str]) -> tuple[dict[str, set[str]] | None, set[str]]:
+    """Return the words of each function and those of everything else; no functions if one is not found."""
+    spans: dict[str, tuple[int, int]] = {}
+    for entry in entries:
+        name = entry.partition("<")[0].rpartition("::")[2].strip()
+        found = [match.start() for match in re.finditer(rf"\b{re.escape(name)}\s*\(", source)]
+        spanned = [span for start in found if (span := _definition(source, start)) is not None]
+        if len(spanned) != 1:
+            return None, set()
+        spans[entry] = spanned[0]
+    words = {entry: set(_WORD.findall(source[start:end])) for entry, (start, end) in spans.items()}
+    rest, at = [], 0
+    for start, end in sorted(spans.values()):
+        rest.append(source[at:start])
+        at = max(at, end)
+    return words, set(_WORD.findall(" ".join([*rest, source[at:]])))
+
+
+def _definition(source: str, name_at: int) -> tuple[int, int] | None:
+    """Return the extent of the ``__global__`` function whose name begins here, to its last brace; None if none does."""
+    start = source.rfind("__global__", 0, name_at)
+    if start < 0 or any(mark in source[start:name_at] for mark in ";{}"):
+        return None
+    body = source.find("{", name_at)
+    if body < 0 or ";" in source[name_at:body]:
+        return None
+    depth = 0
+    for match in re.finditer(r"[{}]", source[body:]):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return start, body + match.end()
+    return None
+
+
+class StepTimes:
+    """The settings of each group and the times of its steps.
+
+    The settings of a group are tried in an order by the seed, the default first.
+    """
+
+    def __init__(self, groups: Sequence[StepGroup], space: SearchSpace, default: Config, seed: int) -> None:
+        self._groups = groups
+        self._space = space
+        self._default = default
+        self._settings: list[list[tuple[Value, ...]]] = []
+        generator = np.random.default_rng(seed)
+        column_of = {parameter.name: column for column, parameter in enumerate(space.parameters)}
+        for group in groups:
+            columns = [column_of[name] for name in group.parameters]
+            settings = [
+                tuple(space.parameters[column].values[int(code)] for column, code in zip(columns, row, strict=True))
+                for row in generator.permutation(np.unique(space.codes[:, columns], axis=0))
+            ]
+            first = tuple(default[name] for name in group.parameters)
+            self._settings.append([first, *(setting for setting in settings if setting != first)])
+
+    @property
+    def count(self) -> int:
+        """Trials in which every setting of every group is tried."""
+        return max(len(settings) for settings in self._settings)
+
+    def first_configs(self) -> Iterator[Config]:
+        """Yield configurations that together have every setting of every group; shorter groups repeat their default."""
+        for row in zip_longest(*self._settings):
+            config = dict(self._default)
+            for group, values in zip(self._groups, row, strict=True):
+                if values is not None:
+                    config |= dict(zip(group.parameters, values, strict=True))
+            if self._space.row_of(config) is not None:
+                yield config
+
+    def chunks(self, trials: Callable[[], Iterable[Trial]]) -> Iterator[list[Config]]:
+        """Yield the configurations that time every setting, some at a time; ``trials`` returns all trials so far."""
+        for configs in (self.first_configs, lambda: self.untimed_configs(trials())):
+            waiting = list(configs())
+            for start in range(0, len(waiting), _TOGETHER):
+                yield waiting[start : start + _TOGETHER]
+
+    def untimed_configs(self, trials: Iterable[Trial]) -> list[Config]:
+        """Return the default with each setting that has no time because another group's setting failed."""
+        times = self._times(trials)
+        alone = (
+            {**self._default, **dict(zip(group.parameters, values, strict=True))}
+            for group, settings, known in zip(self._groups, self._settings, times, strict=True)
+            for values in settings
+            if values not in known
+        )
+        return [config for config in alone if self._space.row_of(config) is not None]
+
+    def best_configs(self, trials: Iterable[Trial]) -> list[Config]:
+        """Return combinations of the best few settings of each group, best first."""
+        times = self._times(trials)
+        if not all(times):
+            return []
+        best = [sorted(known.items(), key=lambda item: item[1])[:_KEPT] for known in times]
+        found: list[tuple[float, Config]] = []
+        for chosen in product(*best):
+            config = dict(self._default)
+            for group, (values, _) in zip(self._groups, chosen, strict=True):
+                config |= dict(zip(group.parameters, values, strict=True))
+            if self._space.row_of(config) is not None:
+                found.append((sum(time_us for _, time_us in chosen), config))
+        return [config for _, config in sorted(found, key=lambda pair: pair[0])]
+
+    def _times(self, trials: Iterable[Trial]) -> list[dict[tuple[Value, ...], float]]:
+        """Return the shortest time of each setting of each group."""
+        times: list[dict[tuple[Value, ...], float]] = [{} for _ in self._groups]
+        for trial in trials:
+            for group, known in zip(self._groups, times, strict=True):
+                measured = {name: value for name, value in trial.telemetry.items() if name.startswith(STEP_TIME)}
+                if measured:  # a step that was not launched took no time
+                    steps = tuple(f"{STEP_TIME}{step}." for step in group.steps)
+                    time_us = sum(float(value) for name, value in measured.items() if name.startswith(steps))
+                    setting = tuple(trial.config[name] for name in group.parameters)
+                    known[setting] = min(time_us, known.get(setting, time_us))
+        return times
+
+    def notice(self, spec: KernelSpec, trials: int) -> str:
+        """Return one line for the user."""
+        parts = (
+            f"{' and '.join(spec.steps[step].entry for step in group.steps)} ({', '.join(group.parameters)})"
+            for group in self._groups
+        )
+        return (
+            f"steps that share no parameters were tuned apart in {trials} trials, by their own times: "
+            f"{'; '.join(parts)}; the best of each were combined"
+        )

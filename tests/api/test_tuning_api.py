@@ -18,7 +18,7 @@ from autotile.exchange.recording import read_recording_header
 from autotile.families.family import FamilyRule
 from autotile.settings import read_settings
 from autotile.tuning.family_session import FamilyResult
-from autotile.tuning.recorder import Recorded
+from autotile.tuning.result import Recorded
 
 N = 1048576
 
@@ -173,7 +173,7 @@ class TestRecord:
             return Recorded(named["output"], header, 7, 1.0)
 
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-        monkeypatch.setattr("autotile.tuning.recorder.record", record)
+        monkeypatch.setattr("autotile.tuning.session.record", record)
         recorded = autotile.record(scale_toml, n=N, sample=7, output=str(tmp_path / "x.npz"))
         assert (given["sample"], given["output"]) == (7, tmp_path / "x.npz")
         assert isinstance(recorded, Result)

@@ -8,7 +8,7 @@ import autotile
 from autotile.api import judging
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import Interval
-from autotile.tuning.candidate_check import CandidateCheck
+from autotile.tuning.verifying import CandidateCheck
 
 CONFIG = {"THREADS": 128, "WORK": 1}
 TIME = Measurement(5.0, 4.9, 5.1)

@@ -17,8 +17,7 @@ from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording_header
 from autotile.settings import read_settings
 from autotile.tuning.progress_state import Progress
-from autotile.tuning.recorder import Recorded
-from autotile.tuning.result import TuneResult
+from autotile.tuning.result import Recorded, TuneResult
 
 SIZES = "n=1048576"
 
@@ -226,7 +225,7 @@ class TestRefusals:
     def test_an_interrupted_recording_is_130_and_one_document(self, run, scale_toml, recording, monkeypatch):
         header = read_recording_header(recording)
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
-        monkeypatch.setattr("autotile.tuning.recorder.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
+        monkeypatch.setattr("autotile.tuning.session.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
         answer = run("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
         assert answer.code == 130
         assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
@@ -334,7 +333,7 @@ class TestDevice:
 
         monkeypatch.setattr(tuning, "served_so_far", lambda *_: None)
         monkeypatch.setattr(tuning.session, "tune", session)
-        monkeypatch.setattr("autotile.tuning.recorder.record", session)
+        monkeypatch.setattr("autotile.tuning.session.record", session)
         return indices
 
     @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from autotile.core.statistics import Interval
 from autotile.kernel.problem import Workrate
 from autotile.search.importance import Effect, ParameterEffects, Threshold
 from autotile.search.transfer import MisleadingSource
+from autotile.tuning.progress_state import Stopped
 from autotile.tuning.result import TuneResult
-from autotile.tuning.stopping import Stopped
 
 H200 = device_profile("h200")
 PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")

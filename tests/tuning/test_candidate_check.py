@@ -16,8 +16,8 @@ from autotile.errors import InputError
 from autotile.kernel.library import load_kernel, make_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.tuning.backend import Finished
-from autotile.tuning.candidate_check import Judge
-from autotile.tuning.pipeline import Pipeline
+from autotile.tuning.session import Pipeline
+from autotile.tuning.verifying import confirm_agreement, judge_on
 from autotile.workers.compile_pool import Compiled
 from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
@@ -108,11 +108,10 @@ def judged(scale_toml, tmp_path, device):
         rewritten = make_kernel(kernel.spec, path)
         problem = resolve_problem(kernel.spec, {"n": 4096})
         backend = Device(device, **candidate)
-        pipelines = [Pipeline(each, problem, backend, Pool(tmp_path)) for each in (rewritten, kernel)]
-        judge = Judge(backend, problem, pipelines, 0)
+        ours, theirs = (Pipeline(each, problem, backend, Pool(tmp_path)) for each in (rewritten, kernel))
         if confirming:
-            judge.confirm(confirming)
-        return judge.judge((CONFIG, CONFIG)), backend.log
+            confirm_agreement(theirs, backend, confirming)
+        return judge_on(backend, problem, (ours, theirs), (CONFIG, CONFIG), 0), backend.log
 
     return judge
 

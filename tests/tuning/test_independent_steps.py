@@ -11,7 +11,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.space.search_space import feasible_space
-from autotile.tuning.independent_steps import StepGroup, StepTimes, independent_groups
+from autotile.tuning.start import StepGroup, StepTimes, independent_groups
 
 H200 = device_profile("h200")
 

@@ -11,8 +11,8 @@ import pytest
 
 from autotile.errors import InputError
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import StopRequest
 from autotile.tuning.schedule import Lane, run_jobs
-from autotile.tuning.stopping import StopRequest
 
 Seen = list[tuple[int, tuple[int, ...]]]
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from autotile.core.model import Outcome, Trial
-from autotile.tuning.pipeline import Load, LoadMeter
+from autotile.tuning.progress_state import Load, LoadMeter
 
 
 @pytest.fixture
 def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock under control of the test."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("autotile.tuning.pipeline.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("autotile.tuning.progress_state.time.perf_counter", lambda: clock.now)
     return clock
 
 
@@ -37,8 +37,7 @@ def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(momen
         moment.now, pool.busy_s, pool.begun_at = now, compiled_s, begun_at
         meter.add(ended(gpu_s))
     load = meter.read()
-    assert load == Load(gpu_busy=0.25, compilers_busy=0.75)
-    assert load.binds == "compilers"
+    assert load == Load(gpu_busy=0.25, compilers_busy=0.75, binds="compilers")
 
 
 def test_one_trial_has_no_load(moment: SimpleNamespace) -> None:
@@ -46,7 +45,3 @@ def test_one_trial_has_no_load(moment: SimpleNamespace) -> None:
     meter = LoadMeter(pool, workers=2)
     meter.add(ended(1.0))
     assert meter.read() is None
-
-
-def test_the_gpu_may_bind() -> None:
-    assert Load(0.9, 0.2).to_json() == {"gpu_busy": 0.9, "compilers_busy": 0.2, "binds": "gpu"}

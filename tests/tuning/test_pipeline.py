@@ -17,7 +17,7 @@ from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.errors import ToolchainError
 from autotile.kernel.parser import parse_spec
 from autotile.tuning.backend import Finished
-from autotile.tuning.pipeline import Pipeline
+from autotile.tuning.session import Pipeline
 from autotile.workers.compile_pool import Compiled
 from autotile.workers.jobs import Candidate, Reading, SizedCubin
 
@@ -381,7 +381,7 @@ def test_other_problems_are_compiled_where_sizes_are(bench: Any, device: Device,
     pool.finish()
     compiled = pipeline.next_candidate(proposals)
     assert compiled is not None
-    candidate = compiled.compilation.candidate()
+    candidate = compiled.candidate()
     assert candidate is not None
     assert [dict(other.sizes) for other in candidate.others] == [{"n": size} for size in expected[1:]]
     assert [Path(other.cubin_path).name.endswith(f"SIZE={other.sizes['n']}") for other in candidate.others] == [

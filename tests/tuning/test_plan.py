@@ -256,7 +256,9 @@ class TestRuns:
         main = threading.current_thread()
         stops: list[Any] = []
         monkeypatch.setattr(
-            "autotile.tuning.stopping.StopRequest.__enter__", lambda self: stops.append(self) or self, raising=True
+            "autotile.tuning.progress_state.StopRequest.__enter__",
+            lambda self: stops.append(self) or self,
+            raising=True,
         )
 
         def observe(step: Progress) -> None:

@@ -15,8 +15,9 @@ from autotile.space.search_space import SearchSpace
 from autotile.tuning import session
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
-from autotile.tuning.recorder import Recorded, record
 from autotile.tuning.replay import ReplayBackend
+from autotile.tuning.result import Recorded
+from autotile.tuning.session import record
 
 
 class FakeGpu(ReplayBackend):

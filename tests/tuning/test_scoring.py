@@ -13,7 +13,7 @@ from autotile.errors import InputError, SpecError
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.scoring import Scorer, measures_energy, session_objective
+from autotile.tuning.start import Scorer, measures_energy, session_objective
 
 METRICS = '[metrics]\nrate = "4 * n / time_us"\nshare = "rate / 1000"\n[arguments]'
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from interrupts import heeded_interrupts
 
-from autotile.tuning.progress_state import Progress
-from autotile.tuning.stopping import StopRequest
+from autotile.tuning.progress_state import Progress, StopRequest
 
 
 def ctrl_c() -> None:

@@ -12,7 +12,7 @@ from autotile.errors import InputError
 from autotile.search import search
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.stopping import Clock, StoppingRules, StopRequest, TrialLog, check_until
+from autotile.tuning.progress_state import Clock, StoppingRules, StopRequest, TrialLog, check_until
 
 MANY = {
     "THREADS = [32, 64, 128, 256]": f"THREADS = {list(range(32, 1025, 32))}",
@@ -76,7 +76,7 @@ class TestSession:
 
     def test_other_ends_have_their_names(self, bench: Any) -> None:
         recording = bench.record()
-        assert bench.tune(recording, trials=5).stopped.to_json() == {
+        assert bench.tune(recording, trials=5).to_json()["stopped"] == {
             "rule": "trials",
             "expected_gain": None,
             "more_trials": None,

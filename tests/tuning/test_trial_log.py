@@ -1,13 +1,15 @@
 """The trial log, and the detection of a kernel that fails throughout."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from autotile.core.model import Outcome, Trial
+from autotile.errors import InputError
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.stopping import TrialLog, kernel_failure
+from autotile.tuning.progress_state import TrialLog, check_kernel_failure
 
 BAD, WRONG, DEAD = Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.CRASHED
 
@@ -89,7 +91,6 @@ def test_a_failure_of_the_kernel_itself(
     outcome = next(iter(outcomes))
     last = Trial({"TILE": 2}, outcome, "the last reason")
     default = Trial({"TILE": 1}, outcome, "the default's reason") if default_tried else None
-    failure = kernel_failure(outcomes, last, default, max_trials)
-    assert bool(failure) is at_fault
-    if at_fault:
-        assert ("TILE=1: the default's reason" if default_tried else "TILE=2: the last reason") in failure
+    named = "TILE=1: the default's reason" if default_tried else "TILE=2: the last reason"
+    with pytest.raises(InputError, match=f"^scale.toml: no candidate .* {named}$") if at_fault else nullcontext():
+        check_kernel_failure("scale.toml", outcomes, last, default, max_trials)

@@ -30,8 +30,7 @@ from autotile.space.limits import compiled_occupancy
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
-from autotile.tuning.recorder import record
-from autotile.tuning.session import tune
+from autotile.tuning.session import record, tune
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Workload
 

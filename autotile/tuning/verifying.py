@@ -1,0 +1,501 @@
+"""Verification outside of a search: candidates that a user names, stored results, and what is served.
+
+Each passes what a finalist of a session passes; see `autotile.tuning.finals.FinalistChecks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import to_document
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.statistics import Interval, raced_ratio, ratio_of
+from autotile.core.text import Facts, Part, Result, device_text, interval_text, time_text
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database, StoredBest, database_location
+from autotile.database.keys import key_of, space_hash
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import check_memory, resolve_problem
+from autotile.search.samplers import BRUTE_FORCE
+from autotile.settings import Settings, read_settings
+from autotile.space.limits import check_config
+from autotile.space.search_space import feasible_space
+from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.finals import FinalistChecks, hold_race, interval_of, with_times
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.result import TuneResult, trial_entry
+from autotile.tuning.session import Pipeline, tune
+from autotile.workers.compile_pool import CompilePool
+from autotile.workers.jobs import Reading
+
+CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
+
+_WORKERS = 2
+"""The candidate and the winner compile at the same time."""
+_CONFIRMING = 6
+"""Configurations that are run, besides winner and default, to find two that agree where there is no reference."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CandidateCheck(Result):
+    """Judgement of a candidate.
+
+    Attributes
+    ----------
+    problem, device
+        Problem and device that it was verified and timed at.
+    candidate, winner
+        Trials of both, with configuration, resources and time; one that failed has its outcome and the reason.
+    speedup
+        Time of the winner over time of the candidate, with a 95 % interval; None where they were not timed.
+    repeats
+        Number of times that the candidate was verified, with two launches each.
+    notices
+        Checks that could not be made, one line each.
+    sanitized
+        Tools of compute-sanitizer that ran the candidate and found nothing.
+    source
+        Path of the candidate's source; empty where the kernel's own is checked.
+    tier
+        How the winner's configuration was found, as for `autotile.best`: ``exact`` if it was tuned for the problem.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    candidate: Trial
+    winner: Trial
+    speedup: Interval | None
+    repeats: int
+    notices: tuple[str, ...] = ()
+    sanitized: tuple[str, ...] = ()
+    source: str = ""
+    tier: str = ""
+
+    @property
+    def verdict(self) -> CandidateVerdict:
+        """``wrong``; ``slower``, ``equal`` or ``faster`` than the winner, by the interval; ``right`` without a race."""
+        if not self.is_right:
+            return "wrong"
+        if self.speedup is None:
+            return "right"
+        return "equal" if self.speedup.contains(1.0) else "faster" if self.speedup.value > 1.0 else "slower"
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the candidate passed every check."""
+        return self.candidate.outcome is Outcome.OK
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that ``autotile verify --json`` prints."""
+        return {
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": self.device.identity,
+            "source": self.source,
+            "verdict": self.verdict,
+            "right": self.is_right,
+            "candidate": {**trial_entry(self.candidate), "stage": self.candidate.stage},
+            "winner": {**trial_entry(self.winner), "tier": self.tier},
+            "speedup": to_document(self.speedup),
+            "repeats": self.repeats,
+            "sanitized": list(self.sanitized),
+            "notices": list(self.notices),
+        }
+
+    def _headline(self) -> str:
+        return f"{self.source} for {self.problem} on {device_text(self.device)}: {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """Verdict with the ratio, or with what is wrong."""
+        if not self.is_right:
+            return f"wrong, {self.candidate.outcome}: {self.candidate.reason}"
+        if self.speedup is None:
+            return f"right, {time_text(self.candidate.time_us)}"
+        ratio = f"{self.speedup.value:.3f}x, 95 % interval {self.speedup.low:.3f}x to {self.speedup.high:.3f}x"
+        return f"right and {_WORDS[self.verdict]} the winner: {ratio}"
+
+    def _heading(self) -> str:
+        return f"{self.source} for {self.problem} on {device_text(self.device)}"
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield the verdict, and both kernels."""
+        facts: Facts = [
+            ("verdict", self.summary),
+            ("candidate", _timed(self.candidate)),
+            ("winner", _timed(self.winner)),
+            ("winner is", "tuned for this problem" if self.tier == "exact" else f"of tier {self.tier}"),
+        ]
+        if self.repeats:
+            facts.append(("verified", f"{self.repeats} times, two launches each"))
+        if self.sanitized:
+            facts.append(("sanitized", f"{', '.join(self.sanitized)} found nothing"))
+        yield facts
+
+
+def _timed(trial: Trial) -> str:
+    measured = trial.measurement
+    if measured is None:
+        reason = f", {trial.reason}" if trial.outcome is not Outcome.OK else ""
+        return f"{trial.outcome}{reason}: {config_text(trial.config)}"
+    interval = interval_text(measured.low_us, measured.high_us)
+    return f"{time_text(measured.time_us)} ({interval} us): {config_text(trial.config)}"
+
+
+_WORDS = {"faster": "faster than", "equal": "as fast as", "slower": "slower than"}
+
+
+def judge(
+    kernel: Kernel,
+    candidate: Kernel,
+    problem: Problem,
+    *,
+    configs: tuple[Config, Config],
+    settings: Settings,
+    options: TuneOptions,
+    may_replay: bool = False,
+) -> CandidateCheck:
+    """Verify a candidate, and race it against the winner.
+
+    Parameters
+    ----------
+    kernel, candidate
+        The kernel, and the same with the candidate's source.
+    problem
+        Problem to verify and time them at.
+    configs
+        Configurations of the candidate and of the winner.
+    settings, options
+        Settings of the installation; of the options, ``verify_sizes``, ``sanitize``, ``l2``, the timeouts and the
+        device apply.
+    may_replay
+        Whether results of a recording do where there is no GPU.
+
+    Raises
+    ------
+    InputError
+        There is no GPU, the candidate's configuration is not valid, or the kernel has no reference and no two of its
+        configurations agree.
+    ToolchainError, WorkerError
+        As for `autotile.tuning.session.tune`.
+    """
+    with ExitStack() as stack:
+        backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
+        if backend.source != "cuda" and not may_replay:
+            raise InputError("a candidate must run on a GPU, and launches are replayed here")
+        check_memory(kernel.spec, problem, backend.device)
+        for config, what in zip(configs, ("the candidate", "the winner"), strict=True):
+            if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
+                raise InputError(f"{what} cannot be launched: {reason}")
+        compile_pool = stack.enter_context(closing(CompilePool(settings, _WORKERS, options.compile_deadline_s)))
+        ours, theirs = (
+            Pipeline(each, problem, backend, compile_pool, verify_sizes=options.verify_sizes)
+            for each in (candidate, kernel)
+        )
+        if kernel.spec.reference.is_agreement:
+            confirm_agreement(theirs, backend, _spread_configs(kernel, problem, backend.device, configs[1]))
+        return judge_on(backend, problem, (ours, theirs), configs, options.seed)
+
+
+def _spread_configs(kernel: Kernel, problem: Problem, device: DeviceProperties, winner: Config) -> list[Config]:
+    """Return the winner, the default, and configurations from all parts of the space."""
+    space = feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
+    rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
+    spread = [space.config(row) for row in rows]
+    default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
+    return list({config_key(config): config for config in [winner, *default, *spread]}.values())
+
+
+def confirm_agreement(pipeline: Pipeline, backend: Backend, configs: Sequence[Config]) -> None:
+    """Run a kernel without a reference until two of its configurations agree on the outputs.
+
+    Raises
+    ------
+    InputError
+        No two of them agree.
+    """
+    compilations = [pipeline.compile(config) for config in configs]
+    backend.wait()
+    working = [one for each in compilations if pipeline.run(each).outcome is Outcome.OK and (one := each.candidate())]
+    checks = FinalistChecks(backend, working, hurried=False)
+    if not any(checks.passes(index, ties=False) for index in range(len(working))):
+        raise InputError(
+            "the kernel has no reference, and no two of its configurations agree, so there is nothing to verify a "
+            "candidate against; add a reference"
+        )
+
+
+def judge_on(
+    backend: Backend, problem: Problem, pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config], seed: int
+) -> CandidateCheck:
+    """Compile, verify and measure a candidate and the winner; race them, and verify the candidate as a winner is.
+
+    Parameters
+    ----------
+    pipelines, configs
+        Pipelines and configurations of the candidate and of the winner.
+    seed
+        Seed of the order within the rounds of the race.
+    """
+    compilations = [pipeline.compile(config) for pipeline, config in zip(pipelines, configs, strict=True)]
+    backend.wait()
+    candidate, winner = (pipeline.run(one) for pipeline, one in zip(pipelines, compilations, strict=True))
+    ours, theirs = (one.candidate() for one in compilations)
+    if candidate.outcome is not Outcome.OK or ours is None:
+        return CandidateCheck(problem, backend.device, candidate, winner, None, 0)
+    checks = FinalistChecks(backend, [ours], hurried=False)
+    checks.sanitize()
+    raced: Mapping[int, Reading] = {}
+    notices: list[str] = []
+    if winner.outcome is Outcome.OK and theirs is not None:
+        racing = [(candidate, ours), (winner, theirs)]
+        raced = hold_race(backend, racing, [0, 1], seed, hurried=False) or {}
+        if not raced and backend.source == "cuda":
+            notices.append("the race broke: a launch failed or overwrote the data of the other")
+    else:
+        notices.append(f"the winner does not run now, so there is no ratio: {winner.outcome}: {winner.reason}")
+    if raced and raced[0].outcome is not Outcome.OK:
+        checks.refuse(0, raced[0].outcome, raced[0].reason, "finals")
+    checks.passes(0, wins=True)
+    refused = checks.refused([candidate])
+    speedup = None
+    if not refused and raced:
+        speedup = raced_ratio(raced[0].rounds_us, raced[1].rounds_us)
+    elif not refused and backend.source != "cuda" and winner.outcome is Outcome.OK:
+        speedup = ratio_of(interval_of(candidate), interval_of(winner))
+    if raced:
+        candidate, winner = (with_times(one, raced[i].rounds_us) for i, one in enumerate((candidate, winner)))
+    return CandidateCheck(
+        problem,
+        backend.device,
+        candidate=refused[0] if refused else candidate,
+        winner=winner,
+        speedup=speedup,
+        repeats=checks.repeats(0),
+        notices=(*notices, *checks.notices),
+        sanitized=checks.sanitized.get(0, ()),
+    )
+
+
+MAX_RETIMED = 3
+"""Maximum number of configurations that are measured again, besides the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunedProblem:
+    """A tuned problem with the best result of each of its studies, newest first; the studies differ in the compiler."""
+
+    problem: Problem
+    bests: Sequence[StoredBest]
+
+
+def tuned_problems(
+    kernel: Kernel,
+    database: str | Path,
+    *,
+    problem: Problem | None = None,
+    dtype: str | None = None,
+    gpu_name: str | None = None,
+    source: str = "cuda",
+) -> list[TunedProblem]:
+    """Return the problems that are tuned for the current version of a kernel, the newest first.
+
+    Parameters
+    ----------
+    kernel
+        Kernel in its current version.
+    database
+        Path or URL.
+    problem
+        The only problem to return; None for all.
+    dtype
+        Element type of the problems to return; None for all.
+    gpu_name
+        Name of the GPU that they are tuned on; None for any.
+    source
+        ``cuda`` for measured results, ``replayed`` for those from a recording.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such problem.
+    """
+    version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
+    opened = Database.open_readonly(database)
+    bests: list[StoredBest] = []
+    if opened is not None:
+        with opened:
+            bests = opened.best(kernel.name, dtype=problem.dtype if problem is not None else dtype, gpu_name=gpu_name)
+    found: dict[str, TunedProblem] = {}
+    for best in bests:
+        key = best.key
+        if (key.template_hash, key.space_hash, key.options) != version or (key.source, key.l2_mode) != (source, "cold"):
+            continue
+        tuned = resolve_problem(kernel.spec, key.sizes, key.dtype)
+        if problem in (None, tuned):
+            earlier = found.get(str(tuned))
+            found[str(tuned)] = TunedProblem(tuned, [*(earlier.bests if earlier else ()), best])
+    if not found:
+        where = f" on {gpu_name}" if gpu_name else ""
+        raise InputError(
+            f"{problem or kernel.name} is not tuned{where}, so there is nothing to verify; run `autotile tune`"
+        )
+    return list(found.values())
+
+
+def retime(
+    kernel: Kernel, tuned: TunedProblem, served: Config, options: TuneOptions
+) -> tuple[TuneResult | None, str, Mapping[str, str]]:
+    """Check and time the best configurations of a problem and the default in one session.
+
+    The session's winner becomes the best result of its study. Configurations that fail are refused in every study of
+    the problem, whatever compiler the study used.
+
+    Parameters
+    ----------
+    kernel, tuned
+        Kernel in its current version, and the problem.
+    served
+        Configuration that is served for the problem.
+    options
+        Options of the session, its database included; those that select configurations are fixed here.
+
+    Returns
+    -------
+    result
+        Result of the session; None if every configuration failed for the same reason.
+    fault
+        That reason; empty otherwise.
+    refused
+        Configurations that failed, by `config_key`, with outcome and reason. They are no longer served.
+
+    Raises
+    ------
+    DatabaseError
+        The database cannot be written.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    """
+    database = database_location(options.database)
+    candidates = _candidates(tuned, served, database)
+    chosen = replace(
+        options,
+        fresh=True,
+        sampler=BRUTE_FORCE,
+        trials=None,
+        budget_s=None,
+        until=None,
+        transfer=False,
+        only=(*candidates, dict(kernel.spec.default)),
+        finals=len(candidates) + 1,
+        discard=False,
+    )
+    result, fault = None, ""
+    try:
+        result = tune(kernel, tuned.problem, read_settings(), chosen)
+    except InputError as error:  # every configuration fails for the same reason
+        fault = str(error)
+    return result, fault, _refuse_failed(tuned, candidates, database)
+
+
+def _candidates(tuned: TunedProblem, served: Config, database: str | Path) -> list[Config]:
+    """Return the served configuration, then the fastest ones of each study, `MAX_RETIMED` in all."""
+    found = {config_key(served): served}
+    opened = Database.open_readonly(database)
+    if opened is None:
+        return [served]
+    with opened:
+        for best in tuned.bests:
+            stored = [opened.trials(best.study_id, phase=phase) for phase in ("final", "search")]
+            ran = [[one for one in each if one.outcome is Outcome.OK and one.time_us is not None] for each in stored]
+            for trial in [best.trial, *(one for each in ran for one in sorted(each, key=lambda one: one.cost or 0.0))]:
+                found.setdefault(config_key(trial.config), trial.config)
+    return list(found.values())[:MAX_RETIMED]
+
+
+def _refuse_failed(tuned: TunedProblem, candidates: Sequence[Config], database: str | Path) -> dict[str, str]:
+    """Record the configurations that failed last as refused in every study of the problem; return why, by key."""
+    with Database.open(database, set_damage_aside=False) as opened:
+        first = tuned.bests[0].key
+        stored = [
+            one
+            for study in opened.studies(first.kernel)
+            if dict(study.key.sizes) == dict(first.sizes)
+            and (study.key.dtype, study.key.gpu_name, study.key.source) == (first.dtype, first.gpu_name, first.source)
+            for one in opened.stored_trials(study.study_id)
+        ]
+        newest = {config_key(one.trial.config): one.trial for one in sorted(stored, key=lambda one: one.trial_id)}
+        failed = {
+            key: newest[key]
+            for key in map(config_key, candidates)
+            if key in newest and not newest[key].outcome.has_time
+        }
+        problem, gpu_name = tuned.problem, tuned.bests[0].key.gpu_name
+        for best in opened.best(problem.kernel, dtype=problem.dtype, sizes=problem.sizes, gpu_name=gpu_name):
+            left = [best]  # until the best configuration of the study is none of the failed ones
+            while left and (trial := failed.get(config_key(left[0].trial.config))) is not None:
+                driver = left[0].run.driver
+                opened.add_run(best.study_id, [trial], sampler="verify", driver=driver, phase="final")
+                left = opened.best(study_id=best.study_id)
+    return {key: f"{trial.outcome}: {trial.reason}" for key, trial in failed.items()}
+
+
+_UNCHECKED = (Outcome.NOT_AVAILABLE, Outcome.INFEASIBLE, Outcome.NOT_COMPILED)
+"""Outcomes of configurations that did not run, and that serving excludes by itself."""
+
+
+def check_served(
+    kernel: Kernel, problem: Problem, config: Config, options: TuneOptions
+) -> tuple[CandidateCheck | None, str]:
+    """Verify a configuration as finals do, at the sizes of a problem, beside the default, and store the verdict.
+
+    The verdict is stored without a time, so that the problem still counts as not tuned. A configuration that failed is
+    not served for this problem again, unless a tuning measures it.
+
+    Parameters
+    ----------
+    kernel, problem
+        Kernel in its current version, and the problem.
+    config
+        Configuration that is served for the problem.
+    options
+        Options of the session, its database included.
+
+    Returns
+    -------
+    check
+        Judgement of the configuration; None if it could not be run.
+    fault
+        Reason why it failed or could not be run; empty if it is correct.
+
+    Raises
+    ------
+    DatabaseError
+        The database cannot be written.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    """
+    configs = config, dict(kernel.spec.default)
+    try:
+        check = judge(
+            kernel, kernel, problem, configs=configs, settings=read_settings(), options=options, may_replay=True
+        )
+    except InputError as error:
+        return None, str(error)
+    trial, device = check.candidate, check.device
+    if trial.outcome in _UNCHECKED:
+        return None, trial.reason
+    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode=options.l2)
+    verdict = replace(trial, measurement=None, stage="verify")
+    with Database.open(database_location(options.database), set_damage_aside=False) as database:
+        database.add_run(key, [verdict], sampler="verify", device=device, driver=device.driver or "", phase="final")
+    return check, "" if trial.outcome.has_time else f"{trial.outcome}: {trial.reason}"
