@@ -302,4 +302,5 @@ def sync_choices(group: Any = None, *, strict: bool = False) -> None:
     PinError
         A rank cannot serve the choices; then nothing is changed in any, and all ranks raise it.
     """
-    default_dispatcher.pins.synchronize(_Group(group), strict=strict)
+    ranks = _Group(group)
+    default_dispatcher.pins.synchronize(ranks.broadcast, ranks.all_agree, is_first=ranks.is_first, strict=strict)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gemm_product import Product
 from gemm_race import race
 from gemm_row import Row, headings, summary
 from gemm_seeds import Seed, read_seeds
@@ -30,7 +31,6 @@ from autotile.database.database import Database
 from autotile.exchange.shipped import write_winners
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.operations import Product
 from autotile.settings import read_settings
 from autotile.workers.child import WorkerPool
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotile.serving.operations import Product, emulating_kernels
+from gemm_product import Product, emulating_kernels
 
 _SUPERSEDED_BY = {"gemm_mma": "gemm_wgmma"}
 """Kernels that lose to another one that fits, unless the product is small or narrow."""

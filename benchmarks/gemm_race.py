@@ -8,6 +8,7 @@ from typing import Any
 import cupy
 import numpy as np
 import torch
+from gemm_product import Product
 from gemm_row import CuBlas, Row, Runner
 from gemm_tuning import Tuned
 
@@ -16,7 +17,6 @@ from autotile.core.statistics import Interval, median_interval, paired_ratio
 from autotile.cuda.driver import live_device
 from autotile.cuda.timing import BATCH_BELOW_US, Timer
 from autotile.serving.bound import BoundKernel
-from autotile.serving.operations import Product
 
 _TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _RUNS_COMPARED = 5

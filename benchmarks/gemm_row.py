@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gemm_product import Product, emulating_kernels
 from gemm_tuning import Tuned
 
 from autotile.core.model import config_text
 from autotile.core.statistics import Interval
 from autotile.serving.bound import BoundKernel
-from autotile.serving.operations import Product, emulating_kernels
 
 _TENSOR_FMAS_PER_SM = {"8.0": 1024, "9.0": 2048}
 """Dense 16-bit multiply-adds per cycle and SM (NVIDIA A100 and H100 white papers: 312 TFLOP/s on 108 SMs at

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemm_plan import Found, share_out, worth_tuning
+from gemm_product import Product, fitting_kernels
 from gemm_seeds import Seed, seeds_of
 
 from autotile.errors import AutotileError, InputError
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel, forget_served
-from autotile.serving.operations import Product, fitting_kernels
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult

@@ -43,7 +43,7 @@ from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice
-from autotile.serving.selection import Request, Shelf, choose
+from autotile.serving.selection import KernelRequest, Shelf, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import FamilyPlan, TuneOptions
@@ -176,7 +176,7 @@ class Bench:
             best = database.best(problem.kernel, dtype=problem.dtype) if way != "default" else []
             rules = database.rules(problem.kernel, problem.dtype) if way == "family" else []
         winners = [one.winner for one in best]
-        return choose(Request(self.kernel, problem, self.device, nvrtc_version(), Shelf(winners, rules=rules)))
+        return choose(KernelRequest(self.kernel, problem, self.device, nvrtc_version(), Shelf(winners, rules=rules)))
 
     def timed(self, problem: Problem, configs: Sequence[Config]) -> dict[str, float]:
         """Return the median times of the verified configurations by key, timed interleaved."""

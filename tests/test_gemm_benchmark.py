@@ -21,7 +21,6 @@ from autotile.database.winners import Winner
 from autotile.kernel.operation import load_operation
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel
-from autotile.serving.operations import Product, emulating_kernels, fitting_kernels
 from autotile.settings import read_settings
 from autotile.workers.child import WorkerPool
 
@@ -29,6 +28,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 from gemm_plan import Found, leaders, share_out, worth_tuning  # noqa: E402
+from gemm_product import Product, emulating_kernels, fitting_kernels  # noqa: E402
 from gemm_row import CuBlas, Row, Runner, headings, summary  # noqa: E402
 from gemm_seeds import Seed, read_seeds, seeds_of  # noqa: E402
 from gemm_tuning import Tuned, tune_product  # noqa: E402

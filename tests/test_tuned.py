@@ -1,5 +1,6 @@
 """The shipped winners and rules match the shipped kernels, and can be served."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from autotile.database.winners import Winner
 from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
-from autotile.serving.operations import Product, emulating_kernels
 from autotile.settings import data_folder
 from autotile.space.limits import check_config
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from gemm_product import Product, emulating_kernels
 
 WINNERS = [winner for path in sorted(data_folder("tuned").glob("*.json")) for winner in read_winners(path)]
 

@@ -42,9 +42,10 @@ square of the result, where one rounding of the result is 0.008."""
 _ALIGNED_ELEMENTS = 8
 _MIN_PRODUCTS, _MIN_K, _MIN_WIDTH = 3e9, 1024, 256
 _MAX_SUMS_BYTES = 256 << 20
-"""Products of 16-bit matrices whose result is summed in float32 and rounded afterwards, `Layout.rounds_afterwards`. The
-limits are measured on an H200, cuBLAS 13: of 118 products, these are up to 8 times faster than with a 16-bit result in
-full precision, for which cuBLAS has no good kernel where rows are not aligned to 16 bytes; others up to 2 times slower.
+"""Products of 16-bit matrices whose result is summed in float32 and rounded afterwards
+(`GemmLayout.rounds_afterwards`). The limits are measured on an H200, cuBLAS 13: of 118 products, these are up to 8
+times faster than with a 16-bit result in full precision, for which cuBLAS has no good kernel where rows are not aligned
+to 16 bytes; others up to 2 times slower.
 """
 _ROUNDING = Path(__file__).with_name("rounding.cu")
 _ROUNDING_THREADS, _ROUNDING_WIDTH = 256, 8
@@ -109,7 +110,7 @@ def cublas_version() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GemmLayout:
     """A product ``C = alpha op(A) op(B) + beta C`` of contiguous row-major matrices.
 
     Attributes
@@ -132,7 +133,7 @@ class Layout:
     result: str
 
     @classmethod
-    def of(cls, sizes: Mapping[str, int], dtype: str) -> Layout:
+    def of(cls, sizes: Mapping[str, int], dtype: str) -> GemmLayout:
         """Return the product with the sizes and flags of the operation ``matmul``."""
         return cls(
             sizes["M"],
@@ -201,7 +202,7 @@ class Gemm:
         cuBLAS is not installed, or has no algorithm for the product.
     """
 
-    def __init__(self, layout: Layout, device_index: int) -> None:
+    def __init__(self, layout: GemmLayout, device_index: int) -> None:
         self._layout, self._device_index = layout, device_index
         self._sums_bytes = layout.m * layout.n * ctypes.sizeof(ctypes.c_float) if layout.rounds_afterwards else 0
         self._rounding = _rounding(layout.result, device_index, layout.m * layout.n) if self._sums_bytes else None

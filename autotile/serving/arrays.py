@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,29 +42,6 @@ class ArraySpec(NamedTuple):
     """dtypes of the library; bfloat16 may also be stored as uint16, and an 8-bit float as uint8."""
 
 
-class Library(Protocol):
-    """An array library that is supported on the fast path."""
-
-    def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
-        """Return the spec of an array of one of these shapes."""
-
-    def stream(self, device_index: int) -> int:
-        """Return the handle of the library's current stream on a device."""
-
-    def signature(self, arrays: Sequence[Any]) -> Signature:
-        """Return the signature of arrays; an empty tuple if one is of another library."""
-
-    def kind(self, a: Any, b: Any, options: object) -> tuple[object, ...]:
-        """Return all that a launch on two arrays depends on but their addresses; empty if one is of another library."""
-
-    def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
-        """Return a function that allocates an array of a shape, of the dtype and on the device of another one."""
-
-    @staticmethod
-    def address(array: Any) -> int:
-        """Return the address of an array."""
-
-
 def accepted_pointers(signature: Signature, specs: Sequence[ArraySpec], device_index: int) -> Pointers | None:
     """Return the addresses of arrays; None if an array does not match its spec."""
     for (_, shape, dtype, is_contiguous, index), (shapes, dtypes) in zip(signature, specs, strict=True):
@@ -73,7 +50,7 @@ def accepted_pointers(signature: Signature, specs: Sequence[ArraySpec], device_i
     return tuple([array[0] for array in signature])
 
 
-def library_of(array: Any) -> Library | None:
+def library_of(array: Any) -> ArrayLibrary | None:
     """Return the library of an array; None unless it is CuPy or PyTorch."""
     if type(array) is load_cupy().ndarray:
         return CupyLibrary()
@@ -183,6 +160,9 @@ class TorchLibrary:
         """Return the address of a tensor."""
         address: int = array.data_ptr()
         return address
+
+
+ArrayLibrary = CupyLibrary | TorchLibrary
 
 
 def as_cupy(array: Any, name: str) -> Any:
@@ -416,7 +396,7 @@ class CallArrays:
             self._new_output(b, dropped, arrays[0]) if b.access in left_out else next(given) for b in self._spec.buffers
         )
 
-    def array_specs(self, library: Library) -> tuple[ArraySpec, ...]:
+    def array_specs(self, library: ArrayLibrary) -> tuple[ArraySpec, ...]:
         """Return the requirements on a library's arrays on the fast path."""
         return tuple(
             library.spec(_with_and_without_ones(self.shapes[b.name]), self._element_types[b.name])

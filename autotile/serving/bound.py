@@ -2,19 +2,19 @@
 
 `BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
 configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
-launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`autotile.serving.operations.LibraryCode`);
-launchers launch a kernel (`autotile.serving.launching`), call a library, race the best few at their first call
-(`autotile.serving.racing`), or write the arrays of calls to a folder. A served kernel
+launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`autotile.serving.operations.LibraryCode`).
+There are four launchers with the same methods: of a kernel (`autotile.serving.launching`), of a library, one that races
+the best few at the first call (`autotile.serving.racing`), and `CapturingLauncher` around any of them. A served kernel
 adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
-`Request`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`). Sources
-(`autotile.serving.selection`) yield choices for it, lazily and best first: exact results, rules of families,
-neighbours, the untuned configuration. One filter passes those that may be served, and one estimate compares neighbours
-with what an empty database would serve. An operation (`autotile.serving.operations`) adds four sources over the
-requests of its kernels: measured times, a model of times, libraries, the nearest. Pins (`autotile.serving.pinning`)
-precede all sources, and ``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher`
-makes the same look-up again when results were stored, and has the served kernel adopt what it finds.
+`KernelRequest`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`).
+Sources yield choices for it, lazily and best first: exact results, rules of families, neighbours, the untuned
+configuration. One filter passes those that may be served, and one estimate compares neighbours with what an empty
+database would serve. An operation (`autotile.serving.operations`) adds four sources over the requests of its kernels:
+measured times, a model of times, libraries, the nearest. Pins (`autotile.serving.pinning`) precede all sources, and
+``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher` makes the same look-up again
+when results were stored, and has the served kernel adopt what it finds.
 
 Modules, each using those before it only: arrays, choice, selection, launching, bound, racing, operations, refresh,
 pinning, dispatcher.
@@ -22,28 +22,26 @@ pinning, dispatcher.
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from autotile.core.argument_types import checked_except
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import encode_json
+from autotile.core.documents import encode_json, to_document
+from autotile.core.forks import cached_property
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
 from autotile.errors import InputError, ToolchainError
-from autotile.kernel.inputs import DOCUMENT, document_of
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
-from autotile.serving.choice import Choice, Contender, Tier
+from autotile.serving.choice import Choice, Contender, Tier, resources_document
+from autotile.serving.choice import explain as explain_choice
 from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import compiled_occupancy
 
@@ -53,6 +51,12 @@ if TYPE_CHECKING:
     from autotile.cuda.compiler import CachedCubin
     from autotile.cuda.function import PackedCubin, StepFunctions
     from autotile.kernel.operation import Library
+    from autotile.serving.launching import KernelLauncher
+    from autotile.serving.operations import LibraryCode, LibraryLauncher
+    from autotile.serving.racing import FirstUseRace
+
+    Code: TypeAlias = "KernelCode | LibraryCode"
+    Launcher: TypeAlias = KernelLauncher | LibraryLauncher | FirstUseRace | "CapturingLauncher"
 
 
 class Call(NamedTuple):
@@ -93,90 +97,15 @@ def _serve_again(call: Call) -> BoundKernel:
     return served
 
 
-class Launcher(Protocol):
-    """Runs a choice on arrays."""
-
-    @property
-    def plain(self) -> Launcher:
-        """The launcher without a capture of its calls."""
-
-    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Launch on arrays like those of an earlier call, and return all arrays; None if nothing was launched."""
-
-    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
-        """Launch on arrays at these addresses, like those of an earlier call; False if nothing was launched."""
-
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
-        """Check the arrays of a call, launch, and return all arrays."""
-
-    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Check arrays, and return a function that launches on them."""
-
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
-    ) -> Sequence[Any]:
-        """Check the arrays of a call, pass them to ``write`` as CuPy arrays, and return all; nothing is launched."""
-
-
-class Code(Protocol):
-    """A kernel in a configuration, or a library, for one problem.
+class KernelCode:
+    """A kernel in a configuration.
 
     Attributes
     ----------
     name
-        Name of the kernel or the library.
-    definition
-        Kernel that declares the arrays.
-    asked
-        The problem; for a library by the names of the operation.
-    """
-
-    name: str
-    definition: Kernel
-    asked: Problem
-
-    @property
-    def library(self) -> Library | None:
-        """The library; None for a kernel."""
-
-    @property
-    def problem(self) -> Problem:
-        """Problem by the names of ``definition``."""
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each array, by its name."""
-
-    @property
-    def geometry(self) -> LaunchGeometry:
-        """Grid, block and dynamic shared memory of the main launch."""
-
-    @property
-    def launches(self) -> tuple[StepLaunch, ...]:
-        """Launches of a call, in order."""
-
-    def resources(self, choice: Choice) -> Resources | None:
-        """Return registers, spills and static shared memory; None if they cannot be known."""
-
-    def load(self, device_index: int) -> Launcher:
-        """Return a launcher for a device."""
-
-
-class _Plan(NamedTuple):
-    """The launches of a call, the scalars that the problem determines, and workspaces and tensor maps."""
-
-    launches: LaunchPlan
-    scalars: Mapping[str, Any]
-    data: LaunchData
-
-
-class KernelCode:
-    """A kernel in a configuration; see `Code`.
-
-    Parameters
-    ----------
-    kernel, problem, device, config
-        The kernel, its problem and device, and the configuration.
+        Name of the kernel.
+    definition, problem, asked
+        The kernel, which declares the arrays, and its problem, twice as it is asked for by the kernel's own names.
     packed
         Cubin in the bundle that it is served from; None if it is compiled or cached on this machine.
     """
@@ -195,103 +124,63 @@ class KernelCode:
         self.name, self.definition, self.problem, self.asked = kernel.name, kernel, problem, problem
         self.packed = packed
         self._device, self._config = device, config
-        self._plan: _Plan | None = None
-        self._cubin: CachedCubin | None = None
 
-    def plan(self) -> _Plan:
-        """Compute the launches, once.
+    @cached_property
+    def plan(self) -> tuple[LaunchPlan, Mapping[str, Any], LaunchData]:
+        """Launches of a call, the scalars that the problem determines, and workspaces and tensor maps.
 
         Raises
         ------
         ArgumentError
             The value of a scalar, computed from the problem sizes, does not fit in its type.
         """
-        if self._plan is None:
-            from autotile.kernel.launch import problem_scalars
+        from autotile.kernel.launch import problem_scalars
 
-            spec, problem = self.definition.spec, self.problem
-            self._plan = _Plan(
-                LaunchPlan.of(spec, self._config, problem.sizes, self._device),
-                problem_scalars(spec, problem.sizes, problem.dtype, check=False),
-                LaunchData.of(spec, problem.dtype, known_names(spec, self._config, problem.sizes, self._device)),
-            )
-        return self._plan
+        spec, problem = self.definition.spec, self.problem
+        return (
+            LaunchPlan.of(spec, self._config, problem.sizes, self._device),
+            problem_scalars(spec, problem.sizes, problem.dtype, check=False),
+            LaunchData.of(spec, problem.dtype, known_names(spec, self._config, problem.sizes, self._device)),
+        )
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each array, by its name."""
-        spec = self.definition.spec
-        names = spec.shaped_sizes(self.problem.sizes, self._config)
-        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
+    @cached_property
+    def cubin(self) -> CachedCubin:
+        """The cubin, compiled or found in the cache."""
+        from autotile.cuda.compiler import CubinCache, check_signatures, compile_job
 
-    @property
-    def geometry(self) -> LaunchGeometry:
-        """Grid, block and dynamic shared memory of the main launch."""
-        return self.plan().launches.main.geometry
+        settings, problem = read_settings(), self.problem
+        job = compile_job(self.definition, self._config, problem.dtype, self._device.architecture, problem.sizes)
+        cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+        check_signatures(self.definition, problem.dtype, cubin)
+        return cubin
 
-    @property
-    def launches(self) -> tuple[StepLaunch, ...]:
-        """Launches of a call, in order."""
-        return self.plan().launches.launches
-
-    def resources(self, choice: Choice) -> Resources | None:
-        """Return registers, spills and static shared memory; compile if need be, None without NVRTC."""
-        if self.packed is not None:
-            return self.packed.resources
-        if choice.resources is not None and choice.tuned_on == self._device.name:
-            return choice.resources
-        try:
-            main = self.definition.spec.steps[self.plan().launches.main.step]
-            return self.compiled().functions[main.entry].resources
-        except ToolchainError:
-            return None
-
-    def load(self, device_index: int) -> Launcher:
+    def load(self, device_index: int) -> KernelLauncher:
         """Compile the kernel or find its cubin, and load it."""
         from autotile.cuda.driver import outside_of_captures
         from autotile.cuda.function import StepFunctions
         from autotile.cuda.toolchain import load_cupy
         from autotile.serving.launching import CallArguments, KernelLauncher, Preparation
 
-        spec, plan = self.definition.spec, self.plan()
+        spec, (launches, scalars, data), packed = self.definition.spec, self.plan, self.packed
 
         def load() -> StepFunctions:
-            packed = self.packed
-            image = packed.read() if packed is not None else self.compiled().path
-            symbols = packed.symbols if packed is not None else self.compiled().symbols
-            functions = StepFunctions(spec.steps, image, symbols)
-            functions.opt_in(plan.launches)
+            image = packed.read() if packed is not None else self.cubin.path
+            functions = StepFunctions(spec.steps, image, packed.symbols if packed is not None else self.cubin.symbols)
+            functions.opt_in(launches)
             return functions
 
         with load_cupy().cuda.Device(device_index), outside_of_captures():
             functions = load()
+        arguments = CallArguments(
+            spec, self.problem, self._config, launches, data=data, scalars=scalars, device_index=device_index
+        )
         return KernelLauncher(
-            CallArguments(
-                spec,
-                self.problem,
-                self._config,
-                plan.launches,
-                data=plan.data,
-                scalars=plan.scalars,
-                device_index=device_index,
-            ),
+            arguments,
             functions,
             device_index,
             with_graphs=read_settings().graphs,
-            preparation=Preparation.of(spec, self.problem, plan.launches, load),
+            preparation=Preparation.of(spec, self.problem, launches, load),
         )
-
-    def compiled(self) -> CachedCubin:
-        """Compile the kernel or find its cubin, once."""
-        if self._cubin is None:
-            from autotile.cuda.compiler import CubinCache, check_signatures, compile_job
-
-            settings, problem = read_settings(), self.problem
-            job = compile_job(self.definition, self._config, problem.dtype, self._device.architecture, problem.sizes)
-            cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
-            check_signatures(self.definition, problem.dtype, cubin)
-            self._cubin = cubin
-        return self._cubin
 
 
 def expect_served(kernel: object, taken_by: str) -> None:
@@ -370,7 +259,7 @@ class BoundKernel:
         """Launchers of earlier choices: their code may still run, or be part of a graph that the caller captured."""
         self._lock = threading.Lock()
         if choice.tier != "model" and isinstance(code, KernelCode):  # a model has checked the configuration
-            code.plan()
+            _ = code.plan
 
     @property
     def kernel(self) -> str:
@@ -438,22 +327,37 @@ class BoundKernel:
 
         A library has none: an `AttributeError`.
         """
-        return self._code.geometry
+        if not isinstance(self._code, KernelCode):
+            raise AttributeError(f"{self._code.name} is a library, which has no launch geometry")
+        return self._code.plan[0].main.geometry
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each array, by its name. Shapes may depend on the configuration that is served."""
-        return self._code.shapes
+        spec = self.definition.spec
+        names = spec.shaped_sizes(self._code.problem.sizes, self.config or spec.default)
+        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
 
     @property
     def launches(self) -> tuple[StepLaunch, ...]:
         """Launches of a call, in order; none of a library."""
-        return self._code.launches
+        return self._code.plan[0].launches if isinstance(self._code, KernelCode) else ()
 
     @property
     def resources(self) -> Resources | None:
         """Registers, spills and static shared memory; compiles the kernel if they are unknown, None without NVRTC."""
-        return self._code.resources(self.choice)
+        code, choice = self._code, self.choice
+        if not isinstance(code, KernelCode):
+            return None
+        if code.packed is not None:
+            return code.packed.resources
+        if choice.resources is not None and choice.tuned_on == self.device.name:
+            return choice.resources
+        try:
+            main = code.definition.spec.steps[code.plan[0].main.step]
+            return code.cubin.functions[main.entry].resources
+        except ToolchainError:
+            return None
 
     @property
     def occupancy(self) -> Occupancy | None:
@@ -470,15 +374,38 @@ class BoundKernel:
 
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
-        from autotile.serving.choice import explain
-
-        return explain(self.problem, self.device, replace(self.choice, contenders=self.contenders))
+        return explain_choice(self.problem, self.device, replace(self.choice, contenders=self.contenders))
 
     def to_json(self) -> dict[str, Any]:
-        """Return all facts about the served kernel as JSON values."""
-        from autotile.serving.choice import document
-
-        return document(self)
+        """Return all facts about the served kernel as JSON values; it is compiled if its resources are not known."""
+        measurement, choice = self.measurement, self.choice
+        geometry = self.geometry if self.resources is not None else None  # a library has neither
+        facts = {
+            "kernel": self.kernel,
+            "problem": self.problem.sizes,
+            "dtype": self.problem.dtype,
+            "tier": self.tier,
+            "config": self.config,
+            "time_us": measurement.time_us if measurement else None,
+            "interval_us": [measurement.low_us, measurement.high_us] if measurement else None,
+            "device": self.device.identity,
+            "source": self.source,
+            "tuned_on": self.tuned_on,
+            "tuned_at": self.tuned_at,
+            "contenders": self.contenders,
+            "differences": choice.differences,
+            "aged": choice.aged,
+            "shipped": choice.shipped,
+            "bundle": choice.packed or None,
+            "pinned": choice.pinned or None,
+            "estimated": choice.estimated,
+            "resources": resources_document(self.resources, geometry, self.occupancy),
+            "explain": self.explain(),
+            **({"compared": choice.compared} if choice.compared is not None else {}),
+            **({"unapplied": choice.unapplied} if choice.unapplied else {}),
+        }
+        document: dict[str, Any] = to_document(facts)
+        return document
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Call]]:
         """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
@@ -505,15 +432,33 @@ class BoundKernel:
 
     def _repr_html_(self) -> str:
         """Return the choice and its reason as HTML, for a notebook; nothing is compiled for it."""
-        from autotile.serving.choice import html
+        from autotile.core.text import Facts, html_of
 
-        return html(self)
+        facts: Facts = [("tier", self.tier), *((name, str(value)) for name, value in self.config.items())]
+        if self.config:
+            geometry = self.geometry
+            grid, block = (" x ".join(map(str, extent)) for extent in (geometry.grid, geometry.block))
+            smem = f"{geometry.dynamic_smem_bytes:,} B dynamic smem"
+            facts.append(("launch", f"{grid} blocks of {block} threads, {smem}"))
+        facts.append(("reason", self.explain()))
+        return html_of(f"{self.kernel}: {self.problem} on {self.device.name}", [facts])
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
-        """Return a Plotly figure of the blocks that each resource of an SM allows, compiling if need be."""
-        from autotile.serving.choice import limits_figure
+        """Return a Plotly figure of the blocks that each resource of an SM allows, compiling if need be.
 
-        return limits_figure(self, dark=dark)
+        Raises
+        ------
+        InputError
+            The occupancy is not known: the kernel cannot be compiled, or is a library.
+        ToolchainError
+            Plotly is not installed.
+        """
+        from autotile.report.space_charts import block_limits_chart
+        from autotile.report.theme import figure_of
+
+        if self.occupancy is None:
+            raise InputError(f"the occupancy of {self!r} is not known: it was not compiled, or is a library")
+        return figure_of(block_limits_chart(self.device, self.occupancy), dark=dark)
 
     def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
         """Launch on arrays, asynchronously.
@@ -556,9 +501,7 @@ class BoundKernel:
                 index = self._only_output
                 return launched[index] if index is not None else self._outputs(launched)
         launcher = launcher or self._load()
-        launched = launcher.launch(arrays, stream, scalars)
-        self._count_call()
-        return self._outputs(launched)
+        return self._launched(launcher.launch(arrays, stream, scalars))
 
     def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
         """Launch on arrays at these addresses without a check; return False, and launch nothing, before a call has.
@@ -617,20 +560,20 @@ class BoundKernel:
         self._report = report
         self._report_at = self.calls + 1 if report is not None else sys.maxsize
 
-    def _count_call(self) -> None:
-        self.calls += 1
-        if self.calls >= self._report_at:
-            self._report_calls()
-
     def _report_calls(self) -> None:
         report = self._report
         self._report_at = report(self.calls) if report is not None else sys.maxsize
 
+    def _launched(self, arrays: Sequence[Any]) -> Any:
+        """Count a call, and return the outputs among its buffers."""
+        self.calls += 1
+        if self.calls >= self._report_at:
+            self._report_calls()
+        return self._outputs(arrays)
+
     def _outputs(self, arrays: Sequence[Any]) -> Any:
-        """Return the outputs among all buffers of a call."""
-        outputs = tuple(
-            array for b, array in zip(self.definition.spec.buffers, arrays, strict=True) if b.access != "in"
-        )
+        buffers = self.definition.spec.buffers
+        outputs = tuple(array for b, array in zip(buffers, arrays, strict=True) if b.access != "in")
         return outputs[0] if len(outputs) == 1 else outputs
 
     @property
@@ -639,14 +582,8 @@ class BoundKernel:
         return self._launcher is not None
 
     def load(self) -> None:
-        """Compile the kernel and load it, as the first call does.
-
-        Raises
-        ------
-        ToolchainError, CompileError, InputError
-            As for a call.
-        """
-        launcher_of(self)
+        """Compile the kernel and load it, as the first call does; errors are those of a call."""
+        self._load()
 
     def has_shapes_of(self, other: BoundKernel) -> bool:
         """Return whether another kernel takes arrays of the same shapes."""
@@ -674,7 +611,9 @@ class BoundKernel:
             return True
         first, second = sorted((self, other), key=id)  # in one order, whoever adopts whom
         with first._lock, second._lock:
-            ours, theirs = self._identity(), other._identity()
+            ours, theirs = (
+                (id(one.definition), one.choice.config, one.library, one._first_use) for one in (self, other)
+            )
             if ours != theirs:
                 if self._launcher is not None:
                     if other._launcher is None or other._first_use is not None:
@@ -684,9 +623,6 @@ class BoundKernel:
                 self._code, self._first_use = other._code, other._first_use
             self.choice, self.find_contenders = other.choice, other.find_contenders
         return True
-
-    def _identity(self) -> tuple[object, ...]:
-        return id(self.definition), self.choice.config, self.library, self._first_use
 
     def _launch_device(self) -> int:
         if self._device_index is None:
@@ -698,6 +634,9 @@ class BoundKernel:
 
     def _load(self) -> Launcher:
         """Make the launcher, once."""
+        launcher = self._launcher
+        if launcher is not None:
+            return launcher
         device_index = self._launch_device()
         with self._lock:
             if self._launcher is None:
@@ -705,36 +644,21 @@ class BoundKernel:
                     self._launcher = self._first_use(self)
                 else:
                     self._launcher = self._code.load(device_index)
-                    if read_settings().capture is not None:
-                        self._launcher = configured(self._launcher, self._code)
+                    settings = read_settings()
+                    if settings.capture is not None:
+                        limits = settings.capture, settings.capture_calls, settings.capture_limit_bytes
+                        folder = _folders.setdefault(limits, CaptureFolder(*limits))
+                        self._launcher = CapturingLauncher(self._launcher, self._code, folder)
             return self._launcher
 
 
-def launcher_of(kernel: BoundKernel) -> Launcher:
-    """Return the launcher of a served kernel, which is loaded for it if need be."""
-    return kernel._launcher or kernel._load()
-
-
-def call_through(
-    kernel: BoundKernel,
-    wrap: Callable[[Launcher, Code], Launcher],
-    arrays: Sequence[Any],
-    stream: Any,
-    scalars: Mapping[str, float],
-) -> Any:
-    """Call a served kernel with another launcher, made of its own and of its code."""
-    launched = wrap(launcher_of(kernel).plain, kernel._code).launch(arrays, stream, scalars)
-    kernel._count_call()
-    return kernel._outputs(launched)
-
-
 class CaptureFolder:
-    """Writes calls to a folder, up to a number of calls and of bytes.
+    """Folder of captured calls, on which `autotile tune --captured` tunes.
 
     Parameters
     ----------
     folder
-        Folder of the calls, created for the user alone.
+        The folder, created for the user alone.
     max_calls, max_bytes
         Limits of this process.
     """
@@ -750,17 +674,15 @@ class CaptureFolder:
         """Whether no further call is written."""
         return self._calls_left <= 0
 
-    def write(self, kernel: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
+    def write(self, code: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
         """Write a call, and return its folder; None if it does not fit in the limits.
 
         The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete.
 
         Parameters
         ----------
-        kernel
-            The kernel that is called.
         views
-            Its buffers as CuPy arrays.
+            Buffers of the code as CuPy arrays.
         scalars
             Scalars that the caller set.
 
@@ -769,7 +691,12 @@ class CaptureFolder:
         InputError
             The folder cannot be written.
         """
-        spec, problem = kernel.definition.spec, kernel.problem
+        import shutil
+        import tempfile
+
+        from autotile.kernel.inputs import DOCUMENT, document_of
+
+        spec, problem = code.definition.spec, code.problem
         read = {buffer.name: views[buffer.name] for buffer in spec.buffers if buffer.is_read}
         size_bytes = sum(int(view.nbytes) for view in read.values())
         with self._lock:
@@ -778,13 +705,14 @@ class CaptureFolder:
             self._calls_left -= 1
             self._bytes_left -= size_bytes
         document = document_of(spec, problem.sizes, problem.dtype, scalars)
+        fields = {name: getattr(document, name) for name in document.__struct_fields__}
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=".writing-", dir=self._folder))
             try:
                 for name, view in read.items():
                     np.save(made / f"{name}.npy", view.get(), allow_pickle=False)
-                (made / DOCUMENT).write_text(encode_json(_plain(document)), encoding="utf-8")
+                (made / DOCUMENT).write_text(encode_json(fields), encoding="utf-8")
                 target = self._folder / f"{spec.name}-{made.name.removeprefix('.writing-')}"
                 made.rename(target)
             except BaseException:
@@ -796,65 +724,67 @@ class CaptureFolder:
         return target
 
 
-def _plain(document: Any) -> dict[str, Any]:
-    return {name: getattr(document, name) for name in document.__struct_fields__}
+_folders: dict[tuple[Path, int, int], CaptureFolder] = {}
+"""Folder of the settings, one for all kernels."""
 
 
 class CapturingLauncher:
-    """A launcher that captures calls before it launches, until the limits are reached."""
+    """A launcher that captures calls before it launches, until the limits are reached.
 
-    def __init__(self, launcher: Launcher, kernel: Code, folder: CaptureFolder) -> None:
-        self._launcher = launcher
-        self._kernel = kernel
+    Attributes
+    ----------
+    plain
+        The launcher without a capture.
+    """
+
+    def __init__(self, launcher: Launcher, code: Code, folder: CaptureFolder) -> None:
+        self.plain = launcher
+        self._code = code
         self._folder = folder
-
-    @property
-    def plain(self) -> Launcher:
-        """The launcher without a capture."""
-        return self._launcher
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Leave calls that are to be captured to `launch`."""
-        return self._launcher.launch_fast(arrays) if self._folder.is_full else None
+        return self.plain.launch_fast(arrays) if self._folder.is_full else None
 
     def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
         """Leave calls that are to be captured to `launch`."""
-        return self._folder.is_full and self._launcher.launch_at(stream, pointers)
+        return self._folder.is_full and self.plain.launch_at(stream, pointers)
 
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Capture and launch."""
         if not self._folder.is_full:
-            arrays = self._launcher.capture(
-                arrays, stream, lambda views: self._folder.write(self._kernel, views, scalars)
-            )
-        return self._launcher.launch(arrays, stream, scalars)
+            write = partial(self._folder.write, self._code, scalars=scalars)
+            arrays = self.plain.capture(arrays, stream, write)
+        return self.plain.launch(arrays, stream, scalars)
 
     def capture(
         self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
     ) -> Sequence[Any]:
         """Pass the arrays of a call to ``write``; nothing is launched."""
-        return self._launcher.capture(arrays, stream, write)
+        return self.plain.capture(arrays, stream, write)
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Capture once, and return a function that launches."""
         if not self._folder.is_full:
-            self._launcher.capture(arrays, None, lambda views: self._folder.write(self._kernel, views, scalars))
-        return self._launcher.bind(arrays, scalars)
+            self.plain.capture(arrays, None, partial(self._folder.write, self._code, scalars=scalars))
+        return self.plain.bind(arrays, scalars)
 
 
-_folders: dict[tuple[Path, int, int], CaptureFolder] = {}
+class CapturedKernel:
+    """A served kernel whose calls are captured; see `capture`."""
+
+    def __init__(self, kernel: BoundKernel, folder: CaptureFolder) -> None:
+        self._kernel = kernel
+        self._folder = folder
+
+    def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
+        """Capture and launch; as a call of the kernel."""
+        kernel, launcher = self._kernel, self._kernel._load()
+        plain = launcher.plain if isinstance(launcher, CapturingLauncher) else launcher
+        capturing = CapturingLauncher(plain, kernel._code, self._folder)
+        return kernel._launched(capturing.launch(arrays, stream, scalars))
 
 
-def configured(launcher: Launcher, kernel: Code) -> Launcher:
-    """Return a launcher that captures calls to the folder of the settings, one for all kernels; itself without one."""
-    settings = read_settings()
-    if settings.capture is None:
-        return launcher
-    key = (settings.capture, settings.capture_calls, settings.capture_limit_bytes)
-    return CapturingLauncher(launcher, kernel, _folders.setdefault(key, CaptureFolder(*key)))
-
-
-@checked_except("kernel")
 def capture(
     kernel: BoundKernel, folder: str | Path | None = None, *, calls: int = 1, limit_bytes: int = 4 << 30
 ) -> CapturedKernel:
@@ -883,21 +813,13 @@ def capture(
     --------
     >>> capture(kernel, "calls")(x, y)  # doctest: +SKIP
     """
+    from autotile.core.argument_types import check_value
+
+    check_value("folder", folder, str | Path | None)
+    check_value("calls", calls, int)
+    check_value("limit_bytes", limit_bytes, int)
     expect_served(kernel, "capture")
     chosen = absolute_path(folder, "a folder of captured calls") if folder is not None else read_settings().capture
     if chosen is None:
         raise InputError("no folder is given for captured calls; give folder, or set AUTOTILE_CAPTURE")
     return CapturedKernel(kernel, CaptureFolder(chosen, calls, limit_bytes))
-
-
-class CapturedKernel:
-    """A served kernel whose calls are captured; see `capture`."""
-
-    def __init__(self, kernel: BoundKernel, folder: CaptureFolder) -> None:
-        self._kernel = kernel
-        self._folder = folder
-
-    def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
-        """Capture and launch; as a call of the kernel."""
-        wrap = partial(CapturingLauncher, folder=self._folder)
-        return call_through(self._kernel, wrap, arrays, stream, scalars)

@@ -1,21 +1,16 @@
-"""Choices: a configuration and its origin, as data."""
+"""Choices: a configuration and its origin, as data, and as a paragraph."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import to_document
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
-from autotile.errors import InputError
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from autotile.serving.bound import BoundKernel
 
 Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", "default"]
 
@@ -36,10 +31,6 @@ class Estimated:
     time_us: float
     default_us: float | None
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return {"time_us": self.time_us, "default_us": self.default_us, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +58,17 @@ class Contender:
     is_library: bool = False
     source: str = "cuda"
 
+    @property
+    def time_text(self) -> str:
+        """The time, and how it is known."""
+        if self.time_us is None:
+            return "not known"
+        if self.doubt is None:
+            return f"{_digits(self.time_us)} us {'replayed' if self.source == 'replayed' else 'measured'}"
+        return f"{_digits(self.time_us)} us expected (+-{100 * self.doubt:.0f} %)"
+
     def to_json(self) -> dict[str, Any]:
-        """Return every field as a JSON object."""
+        """Return every field as JSON values."""
         return {
             "kernel": self.kernel,
             "config": dict(self.config),
@@ -120,18 +120,9 @@ class Compared:
         return f"it is expected to take {self.ratio:.2f} times as long here as {base}, {low:.2f} to {high:.2f} times"
 
     def to_json(self) -> dict[str, Any]:
-        """Return every field as a JSON object; an interval without an upper end as null."""
-        return {
-            "config": dict(self.config),
-            "base": dict(self.base),
-            "base_tier": self.base_tier,
-            "ratio": self.ratio,
-            "interval": list(self.interval) if math.isfinite(self.interval[1]) else None,
-            "tuned_sizes": dict(self.tuned_sizes),
-            "tuned_on": self.tuned_on,
-            "serves": self.serves,
-            "is_nearest": self.is_nearest,
-        }
+        """Return every field as JSON values; an interval without an upper end as null."""
+        document: dict[str, Any] = {field.name: to_document(getattr(self, field.name)) for field in fields(self)}
+        return document if math.isfinite(self.interval[1]) else {**document, "interval": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +190,7 @@ class Choice:
     unapplied: str = ""
 
 
-_NAMES = {
+_KEY_NAMES = {
     "sizes": "sizes",
     "gpu_name": "GPU",
     "sm_count": "number of SMs",
@@ -209,105 +200,87 @@ _NAMES = {
 """Names of the key fields in an explanation; a replayed time is stated in a sentence of its own."""
 
 
-_REASONS = {
-    "exact": "It was tuned for exactly this problem on this GPU.",
-    "model": "A model of the times that were measured on this GPU expects it to be the fastest.",
-    "library": "Nothing that is known here is faster than this library; `autotile tune` may find a kernel that is.",
-}
-
-
 def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
     """Return a short paragraph about a choice."""
     by = choice.contenders[0].kernel if choice.contenders else ""
     served = " ".join(filter(None, ["is served", by, config_text(choice.config)]))
+    compared, measured = choice.compared, choice.measurement
     sentences = [f"{problem} on {device.name} {served}.", _reason(choice)]
-    if choice.compared is not None and choice.tier != "family":
-        sentences.append(_comparison(choice.compared))
-    if choice.unapplied:
-        sentences.append(choice.unapplied)
-    if choice.measurement is not None:
-        time = choice.measurement
-        took = "It took" if choice.tier == "exact" else _where(choice)
-        interval = f"{_digits(time.low_us)} to {_digits(time.high_us)}"
-        sentences.append(
-            f"{took} {_digits(time.time_us)} us (95 % interval {interval}, {time.l2} L2){_when(choice.tuned_at)}."
-        )
+    if compared is not None and choice.tier != "family":
+        if compared.serves:
+            sentences.append(f"By the measurements there, {compared.text}.")
+        else:
+            where = f"{config_text(compared.tuned_sizes)} on {compared.tuned_on}"
+            sentences.append(f"The result for {where} is not served: {compared.text}, so it is not surely faster.")
+    sentences.append(choice.unapplied)
+    if measured is not None:
+        took = "It took" if choice.tier == "exact" else "There it took"
+        if choice.tier == "family" and choice.tuned_sizes is not None:
+            took = f"At {config_text(choice.tuned_sizes)}, the nearest problem where it was timed, it took"
+        interval = f"{_digits(measured.low_us)} to {_digits(measured.high_us)}"
+        when = ""
+        if choice.tuned_at is not None:
+            days = (datetime.now(UTC) - choice.tuned_at).days
+            age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
+            ahead = f", on {choice.tuned_at:%Y-%m-%d} by a clock ahead of this one"
+            when = f" when tuned{ahead}" if days < -1 else f" when tuned {age}"
+        sentences.append(f"{took} {_digits(measured.time_us)} us (95 % interval {interval}, {measured.l2} L2){when}.")
     if choice.aged:
         sentences.append(
             f"It has aged ({'; '.join(choice.aged)}); `autotile verify {problem.kernel}` measures it again."
         )
     if choice.packed:
         sentences.append(f"It comes from the bundle {choice.packed}.")
-    if choice.pinned and choice.measurement is not None:
+    if choice.pinned and measured is not None:
         sentences.append(f"It computes the same bits as the configuration that {choice.pinned} pins.")
     if choice.shipped:
         sentences.append("The result came with autotile; tuning here may find a better one.")
     if choice.source == "replayed":
         sentences.append("The time was replayed from a recording, not measured on this machine.")
     if len(choice.contenders) > 1:
-        rivals = (f"{one.kernel} {time_text(one)}" for one in choice.contenders)
+        rivals = (f"{one.kernel} {one.time_text}" for one in choice.contenders)
         sentences.append(f"Compared were: {'; '.join(rivals)}.")
     if choice.unread:
         sentences.append(f"Your own results could not be read: {choice.unread}.")
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
 
 
 def _reason(choice: Choice) -> str:
+    tier, compared, estimated = choice.tier, choice.compared, choice.estimated
     if choice.pinned and choice.measurement is None:
-        return f"It is pinned by {choice.pinned}, where its tier was {choice.tier}."
-    if choice.tier in _REASONS:
-        return _REASONS[choice.tier]
-    if choice.tier == "default":
-        return _untuned(choice)
-    named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
-    differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
-    if choice.tier == "family":
+        return f"It is pinned by {choice.pinned}, where its tier was {tier}."
+    if tier == "exact":
+        return "It was tuned for exactly this problem on this GPU."
+    if tier == "model":
+        return "A model of the times that were measured on this GPU expects it to be the fastest."
+    if tier == "library":
+        return "Nothing that is known here is faster than this library; `autotile tune` may find a kernel that is."
+    if tier == "family":
         return f"A rule chose it for the family {choice.rule}. Rules and limits hold here too."
+    if tier == "default":
+        nothing = "Nothing is tuned for it" if compared is not None else "Nothing is tuned that may be served for it"
+        if estimated is None:
+            return f"{nothing}, so this is the default configuration; run `autotile tune`."
+        time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
+        if estimated.default_us is None:
+            return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
+        return (
+            f"{nothing}. It is estimated to be faster than the default: {time_us}, and "
+            f"{_rough(estimated.default_us)} us the default, each within about a factor of two ({estimated.reason}); "
+            "run `autotile tune`."
+        )
+    differences = "; ".join(
+        f"{_KEY_NAMES[name]} {tuned} instead of {requested}"
+        for name, tuned, requested in choice.differences
+        if name in _KEY_NAMES
+    )
     if not differences:
         return "It was tuned from a recording of this GPU, not on the GPU itself."
     how = "was tuned elsewhere"
-    if choice.tier == "nearest":
-        is_nearest = choice.compared is None or choice.compared.is_nearest
+    if tier == "nearest":
+        is_nearest = compared is None or compared.is_nearest
         how = "is the nearest that was tuned on this GPU" if is_nearest else "was among the fastest at other sizes"
     return f"It {how}: {differences}. Rules and limits hold here too."
-
-
-def _untuned(choice: Choice) -> str:
-    estimated = choice.estimated
-    nothing = "Nothing is tuned for it" if choice.compared is not None else "Nothing is tuned that may be served for it"
-    if estimated is None:
-        return f"{nothing}, so this is the default configuration; run `autotile tune`."
-    time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
-    if estimated.default_us is None:
-        return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
-    return (
-        f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_rough(estimated.default_us)} us "
-        f"the default, each within about a factor of two ({estimated.reason}); run `autotile tune`."
-    )
-
-
-def _comparison(compared: Compared) -> str:
-    """Return why a result is served in place of what an empty database would serve, or is not."""
-    if compared.serves:
-        return f"By the measurements there, {compared.text}."
-    sizes = " ".join(f"{name}={value}" for name, value in compared.tuned_sizes.items())
-    return f"The result for {sizes} on {compared.tuned_on} is not served: {compared.text}, so it is not surely faster."
-
-
-def _where(choice: Choice) -> str:
-    if choice.tier != "family" or choice.tuned_sizes is None:
-        return "There it took"
-    sizes = " ".join(f"{name}={value}" for name, value in choice.tuned_sizes.items())
-    return f"At {sizes}, the nearest problem where it was timed, it took"
-
-
-def time_text(contender: Contender) -> str:
-    """Return the time of a contender, and how it is known."""
-    if contender.time_us is None:
-        return "not known"
-    if contender.doubt is None:
-        return f"{_digits(contender.time_us)} us {'replayed' if contender.source == 'replayed' else 'measured'}"
-    return f"{_digits(contender.time_us)} us expected (+-{100 * contender.doubt:.0f} %)"
 
 
 def _digits(time_us: float) -> str:
@@ -318,78 +291,6 @@ def _digits(time_us: float) -> str:
 def _rough(time_us: float) -> str:
     """Format an estimated time with two significant digits and no exponent."""
     return f"{float(f'{time_us:.2g}'):g}"
-
-
-def _when(tuned_at: datetime | None) -> str:
-    if tuned_at is None:
-        return ""
-    days = (datetime.now(UTC) - tuned_at).days
-    if days < -1:
-        return f" when tuned, on {tuned_at:%Y-%m-%d} by a clock ahead of this one"
-    age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
-    return f" when tuned {age}"
-
-
-def document(kernel: BoundKernel) -> dict[str, Any]:
-    """Return all facts about a served kernel as JSON values; compile it if its resources are not known."""
-    measurement, choice, device = kernel.measurement, kernel.choice, kernel.device
-    geometry = kernel.geometry if kernel.resources is not None else None  # a library has neither
-    return {
-        "kernel": kernel.kernel,
-        "problem": dict(kernel.problem.sizes),
-        "dtype": kernel.problem.dtype,
-        "tier": kernel.tier,
-        "config": dict(kernel.config),
-        "time_us": measurement.time_us if measurement else None,
-        "interval_us": [measurement.low_us, measurement.high_us] if measurement else None,
-        "device": device.identity,
-        "source": kernel.source,
-        "tuned_on": kernel.tuned_on,
-        "tuned_at": kernel.tuned_at.isoformat() if kernel.tuned_at else None,
-        "contenders": [contender.to_json() for contender in kernel.contenders],
-        "differences": [list(difference) for difference in choice.differences],
-        "aged": list(choice.aged),
-        "shipped": choice.shipped,
-        "bundle": choice.packed or None,
-        "pinned": choice.pinned or None,
-        "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
-        "resources": resources_document(kernel.resources, geometry, kernel.occupancy),
-        "explain": kernel.explain(),
-        **({"compared": choice.compared.to_json()} if choice.compared is not None else {}),
-        **({"unapplied": choice.unapplied} if choice.unapplied else {}),
-    }
-
-
-def html(kernel: BoundKernel) -> str:
-    """Return the served configuration and the reason, as HTML for a notebook; nothing is compiled."""
-    from autotile.core.text import Facts, html_of
-
-    facts: Facts = [("tier", kernel.tier)]
-    facts += [(name, str(value)) for name, value in kernel.config.items()]
-    if kernel.config:
-        geometry = kernel.geometry
-        grid, block = (" x ".join(map(str, extent)) for extent in (geometry.grid, geometry.block))
-        facts.append(("launch", f"{grid} blocks of {block} threads, {geometry.dynamic_smem_bytes:,} B dynamic smem"))
-    facts.append(("reason", kernel.explain()))
-    return html_of(f"{kernel.kernel}: {kernel.problem} on {kernel.device.name}", [facts])
-
-
-def limits_figure(kernel: BoundKernel, *, dark: bool | None) -> go.Figure:
-    """Return a Plotly figure of the number of blocks that each resource of an SM allows; see `BoundKernel.plot_limits`.
-
-    Raises
-    ------
-    InputError
-        The occupancy is not known: the kernel cannot be compiled, or is a library.
-    ToolchainError
-        Plotly is not installed.
-    """
-    from autotile.report.space_charts import block_limits_chart
-    from autotile.report.theme import figure_of
-
-    if kernel.occupancy is None:
-        raise InputError(f"the occupancy of {kernel!r} is not known: it was not compiled, or is a library")
-    return figure_of(block_limits_chart(kernel.device, kernel.occupancy), dark=dark)
 
 
 def resources_document(

@@ -30,8 +30,8 @@ from autotile.serving.refresh import MissCounter, Refresher
 from autotile.serving.selection import (
     MAX_SERVED,
     DatabaseShelf,
+    KernelRequest,
     RecentCache,
-    Request,
     choose,
     choose_bundled,
     same_bits,
@@ -70,16 +70,17 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
         except TypeError:  # not hashable, such as a list for a size
             return serve(self, *names, **given)
         served = serve(self, *names, **given)
-        return self.served.keep(key, served) if _is_lasting(*names, **given) else served
+        # An equal call means the same later, in another working directory, too, unless it has a relative path.
+        name, database = (names or (given.get("name"),))[0], given.get("database")
+        if given.get("strict") or given.get("bundle") is not None:
+            return served
+        if not (database is None or database == absolute_location(str(database))):
+            return served
+        if isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute():
+            return served
+        return self.served.keep(key, served)
 
     return find
-
-
-def _is_lasting(name: object, strict: Any = False, database: Any = None, bundle: Any = None, **_: object) -> bool:
-    """Return whether an equal call means the same later, in another working directory, too."""
-    if strict or bundle is not None or not (database is None or database == absolute_location(str(database))):
-        return False
-    return not (isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute())
 
 
 class Lookup(NamedTuple):
@@ -251,66 +252,62 @@ class Dispatcher:
         >>> kernel = get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
         >>> C = kernel(A, B)  # doctest: +SKIP
         """
-        served = self._serve(name, sizes, dtype, device, (database, bundle, library, numerics, race))
-        if strict and served.tier != "exact":
-            raise self._refuse(served, self.location(database), bundle)
-        return served
-
-    def _serve(
-        self,
-        given: KernelName,
-        sizes: Mapping[str, Any],
-        dtype: object,
-        device: int | str | None,
-        options: tuple[str | Path | None, str | Path | None, bool, Numerics | None, bool],
-    ) -> BoundKernel:
-        """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
-
-        In this form, plain names, absolute paths and whole sizes are as in most calls, which therefore take one entry.
-        """
-        database, bundle, library, numerics, race = options
-        bundle = _bundle_path(bundle)
-        name = given if held_kernel(given) else str(given)
-        if isinstance(name, str) and is_path(name) and not (bundle or self._bundle):
-            name = str(absolute_path(name, "a search-space file"))
+        location = None if database is None else absolute_location(str(database))
+        source = _bundle_path(bundle)
+        # The one form in which a call is kept, which no working directory changes: plain names, absolute paths and
+        # whole sizes are as in most calls, which therefore take one entry.
+        kept = name if held_kernel(name) else str(name)
+        if isinstance(kept, str) and is_path(kept) and not (source or self._bundle):
+            kept = str(absolute_path(kept, "a search-space file"))
         dtype = None if dtype is None else dtype_name(dtype)
-        database = None if database is None else absolute_location(str(database))
-        sizes = {size: _whole_size(value) for size, value in sizes.items()}
+        whole = {size: _whole_size(value) for size, value in sizes.items()}
         if not isinstance(device, str | None):
-            device = _device_index(device)
+            try:
+                index = operator.index(device)
+            except TypeError:
+                index = 2**31
+            if abs(index) >= 2**31:  # what a CUDA index fits in
+                raise DeviceError(
+                    f"the device is {device!r:.80}, expected a CUDA index such as 0, or a name such as 'h200'"
+                )
+            device = index
         place = self.current_device() if device is None else device
-        chosen = {"dtype": dtype, "database": database, "bundle": bundle, "library": library, "numerics": numerics}
+        chosen = {"dtype": dtype, "database": location, "bundle": source, "library": library, "numerics": numerics}
         chosen |= {"race": race}
-        named = {option: value for option, value in chosen.items() if value != _DEFAULTS[option]} | sizes
-        key = (place, name, *named, *named.values())
+        named = {option: value for option, value in chosen.items() if value != _DEFAULTS[option]} | whole
+        key = (place, kept, *named, *named.values())
         try:
             served = self.served.recall(key)
         except TypeError:
             served = None  # the size that is no number is refused below
-        if served is not None:
-            return served
-        _check_numerics(numerics)
-        _check_types(bool, library=library, race=race)
-        is_operation = isinstance(name, str) and self._is_operation(name)
-        source, location = bundle or self._bundle, self.location(database)
-        lookup = Lookup(name, sizes, dtype, place, location, source, library, numerics, race, is_operation)
-        kernel = self.find(lookup)
-        if isinstance(name, str):  # another process cannot find a kernel that an object of this one holds
-            given_sizes = sizes if is_operation else kernel.problem.sizes
-            gpu = device if isinstance(device, str) else None
-            kernel.request = Call(name, given_sizes, dtype, gpu, database or self._database, source, library, numerics)
-        return self._keep(key, kernel, lookup)
+        if served is None:
+            _check_numerics(numerics)
+            _check_types(bool, library=library, race=race)
+            is_operation = isinstance(kept, str) and self._is_operation(kept)
+            origin, where = source or self._bundle, self.location(location)
+            lookup = Lookup(kept, whole, dtype, place, where, origin, library, numerics, race, is_operation)
+            kernel = self.find(lookup)
+            if isinstance(kept, str):  # another process cannot find a kernel that an object of this one holds
+                given = whole if is_operation else kernel.problem.sizes
+                gpu = device if isinstance(device, str) else None
+                own = location or self._database
+                kernel.request = Call(kept, given, dtype, gpu, own, origin, library, numerics)
+            served = self._keep(key, kernel, lookup)
+        if strict and served.tier != "exact":
+            raise self._refusal(served, self.location(location), source or self._bundle)
+        return served
 
     def _keep(self, key: tuple[object, ...], kernel: BoundKernel, lookup: Lookup) -> BoundKernel:
         """Keep what was found, and whatever follows from that: its pin, the count of its calls, later results."""
         pins = self._pins_in_use if lookup.bundle is None else None
-        if pins is not None:
-            pins.check(kernel)
+        pin = pins.in_force() if pins is not None else None
+        if pin is not None:
+            pin.check(kernel)
         served = self.served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel:
             self.refresher.count_misses(lookup.location, kernel)
-            if pins is not None:
-                pins.record(kernel)
+            if pin is not None:
+                pin.record(kernel)
             if lookup.bundle is None:
                 self.refresher.add(lookup.location, kernel, partial(self._find_again, lookup))
         return served
@@ -415,8 +412,10 @@ class Dispatcher:
         if lookup.is_operation:
             return self._find_for_operation(lookup, anew=anew, defaults=defaults)
         if lookup.bundle is not None:
-            held = held_kernel(name)
-            bundle = self._bundle_at(lookup.bundle)
+            from autotile.exchange.bundle import Bundle
+
+            path, held = lookup.bundle, held_kernel(name)
+            bundle = self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
             bundled = bundle.kernel(held.name if held else str(name))
             problem = resolve_problem(bundled.kernel.spec, sizes, dtype, defaults=defaults)
             index, device = self._device(lookup.place, lambda: list(bundled.winners))
@@ -426,8 +425,8 @@ class Dispatcher:
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, sizes, dtype, defaults=defaults)
         shelf = DatabaseShelf(lookup.location, problem.kernel, problem.dtype)
-        index, device = self._device(lookup.place, shelf.winners)
-        request = Request(kernel, problem, device, _nvrtc_of(shelf.winners), shelf)
+        index, device = self._device(lookup.place, lambda: shelf.winners)
+        request = KernelRequest(kernel, problem, device, _nvrtc_of(lambda: shelf.winners), shelf)
         pins = self._pins_in_use
         found = pins.choice_for(request, lookup.numerics) if pins is not None else None
         if found is None:
@@ -541,11 +540,11 @@ class Dispatcher:
             made = products.launch(a, b, (deterministic, emulate, library, numerics, race))
             if made is not None:
                 return made
-        from autotile.serving.operations import Options, multiply
+        from autotile.serving.operations import MatmulOptions, multiply
 
         if database is not None:
             database = self.location(database)  # a relative path means another file in another working directory
-        options = Options(deterministic, emulate, library, numerics, race, database)
+        options = MatmulOptions(deterministic, emulate, library, numerics, race, database)
         scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
         return multiply(self, (a, b, out), scalars, stream, options)
 
@@ -580,27 +579,50 @@ class Dispatcher:
             return absolute_location(str(database))
         return self._database or served_database()
 
-    def _bundle_at(self, path: str) -> Bundle:
-        from autotile.exchange.bundle import Bundle
-
-        return self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
-
-    def _refuse(self, served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
-        path = _bundle_path(bundle) or self._bundle
-        if path is not None:
-            bundled = self._bundles[path].kernel(served.kernel)
-            return _refusal(served, bundled.winners, bundled.nvrtc_version)
-        stored = DatabaseShelf(location, served.problem.kernel, served.problem.dtype).winners()
-        return _refusal(served, stored, _nvrtc_of(lambda: stored))
-
     def _device(
         self, device: int | str | None, read_stored: Callable[[], list[Winner]]
     ) -> tuple[int | None, DeviceProperties]:
-        """Return the CUDA device to launch on, None if the kernel can only be inspected, and its properties."""
-        if isinstance(device, str):
-            return None, _absent_device(device, read_stored())
-        index = self.current_device() if device is None else device
-        return index, live_device(index) if index is not None else _absent_device(None, read_stored())
+        """Return the CUDA device to launch on, None if the kernel can only be inspected, and its properties.
+
+        A device to inspect is the named one, else that of the user's newest result, measured before replayed.
+        """
+        if not isinstance(device, str):
+            index = self.current_device() if device is None else device
+            if index is not None:
+                return index, live_device(index)
+        own_first = sorted(read_stored(), key=lambda best: (best.shipped, best.key.source != "cuda"))
+        tuned = [best.device for best in own_first if best.device is not None]
+        if not isinstance(device, str):
+            return None, tuned[0] if tuned else device_profile(_FALLBACK_PROFILE)
+        by_name = {one.name.lower(): one for one in reversed(tuned)}
+        if device.lower() in by_name:
+            return None, by_name[device.lower()]
+        profile = device_profile(device)
+        return None, by_name.get(profile.name.lower(), profile)
+
+    def _refusal(self, served: BoundKernel, location: str, bundle: str | None) -> NotTunedError:
+        """Return the error that strict serving raises instead of serving a fallback."""
+        stored: Sequence[Winner]
+        if bundle is not None:
+            bundled = self._bundles[bundle].kernel(served.kernel)
+            stored, version = bundled.winners, bundled.nvrtc_version
+        else:  # those of other versions of the kernel, too
+            stored = own = DatabaseShelf(location, served.problem.kernel, served.problem.dtype).winners
+            version = _nvrtc_of(lambda: own)
+        differences = served.choice.differences
+        requested = key_of(served.definition, served.problem, served.device, nvrtc_version=version, l2_mode="cold")
+        if not differences and stored:
+            differences = min((key_differences(winner.key, requested) for winner in stored), key=len)
+        problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"
+        cure = "run `autotile tune`, or call without strict"
+        if not stored:
+            return NotTunedError(f"{problem}: nothing is tuned for {served.kernel}; {cure}")
+        if not differences:
+            return NotTunedError(
+                f"{problem} ({served.tier}): what was tuned for it breaks a rule or a limit here; {cure}", differences
+            )
+        listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
+        return NotTunedError(f"{problem} ({served.tier}): the nearest result differs in {listed}; {cure}", differences)
 
 
 def _check_types(hint: Any, **values: object) -> None:
@@ -622,24 +644,6 @@ def _bundle_path(bundle: str | Path | None) -> str | None:
     return str(absolute_path(bundle, "a bundle")) if bundle else None
 
 
-def _device_index(device: object) -> int:
-    """Return a CUDA device index as a number of Python's.
-
-    Raises
-    ------
-    DeviceError
-        It is no whole number, or too large.
-    """
-    index: int | None
-    try:
-        index = operator.index(device)  # type: ignore[arg-type]
-    except TypeError:
-        index = None
-    if index is None or abs(index) >= 2**31:  # what a CUDA index fits in
-        raise DeviceError(f"the device is {device!r:.80}, expected a CUDA index such as 0, or a name such as 'h200'")
-    return index
-
-
 def _whole_size(size: Any) -> Any:
     """Return a number that equals a whole number as that, since both are one key of a dictionary: 2048.0 as 2048."""
     if type(size) is not int and isinstance(size, Number | np.bool_):
@@ -655,19 +659,6 @@ _FALLBACK_PROFILE = "h200"
 """Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
 
 
-def _absent_device(name: str | None, stored: list[Winner]) -> DeviceProperties:
-    """Return a device to inspect: the named one, else that of the user's newest result, measured before replayed."""
-    own_first = sorted(stored, key=lambda best: (best.shipped, best.key.source != "cuda"))
-    tuned = [best.device for best in own_first if best.device is not None]
-    if name is None:
-        return tuned[0] if tuned else device_profile(_FALLBACK_PROFILE)
-    by_name = {device.name.lower(): device for device in reversed(tuned)}
-    if name.lower() in by_name:
-        return by_name[name.lower()]
-    profile = device_profile(name)
-    return by_name.get(profile.name.lower(), profile)
-
-
 def _nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
     """Return the version of NVRTC on this machine; without NVRTC, the one that the newest result was compiled with."""
     try:
@@ -675,34 +666,6 @@ def _nvrtc_of(read_stored: Callable[[], Sequence[Winner]]) -> str:
     except ToolchainError:
         stored = read_stored()
         return stored[0].key.nvrtc_version if stored else ""
-
-
-def _refusal(served: BoundKernel, stored: Sequence[Winner], nvrtc_version: str) -> NotTunedError:
-    """Return the error that strict serving raises instead of serving a fallback.
-
-    Parameters
-    ----------
-    served
-        The fallback.
-    stored
-        Winners of the kernel, including those of other versions of it.
-    nvrtc_version
-        Version of NVRTC on this machine.
-    """
-    differences = served.choice.differences
-    requested = key_of(served.definition, served.problem, served.device, nvrtc_version=nvrtc_version, l2_mode="cold")
-    if not differences and stored:
-        differences = min((key_differences(winner.key, requested) for winner in stored), key=len)
-    problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"
-    cure = "run `autotile tune`, or call without strict"
-    if not stored:
-        return NotTunedError(f"{problem}: nothing is tuned for {served.kernel}; {cure}")
-    if not differences:
-        return NotTunedError(
-            f"{problem} ({served.tier}): what was tuned for it breaks a rule or a limit here; {cure}", differences
-        )
-    listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
-    return NotTunedError(f"{problem} ({served.tier}): the nearest result differs in {listed}; {cure}", differences)
 
 
 default_dispatcher = Dispatcher()
@@ -718,7 +681,7 @@ find_best_kernel = default_dispatcher.find_best_kernel
 
 def find_best_result(*request: Any, **options: Any) -> BoundKernel:
     """Return the kernel of `find_best_kernel` where nothing is pinned: results are judged by what they are."""
-    with default_dispatcher.pins.set_aside():
+    with default_dispatcher.pins.instead(None):
         return find_best_kernel(*request, **options)
 
 

@@ -1,9 +1,10 @@
-"""Sources of choices for a problem of an operation: one of its kernels in some configuration, or a library.
+"""Operations: the kernels and libraries that compute a problem, the sources of choices among them, and ``matmul``.
 
-Measurements of this very problem on this GPU decide, of the kernels and of the libraries. Else the model of times does,
-if there is one for this GPU; else a library is called, if there is one; else the kernel is served that was measured for
-the nearest problem, or the first that computes it. What the model expects to be clearly faster than all that was
-measured is served, too: that one kernel was tuned says little of the others.
+A library is cuBLAS, or a callable that a program adds. Measurements of this very problem on this GPU decide, of the
+kernels and of the libraries. Else the model of times does, if there is one for this GPU; else a library is called, if
+there is one; else the kernel is served that was measured for the nearest problem, or the first that computes it. What
+the model expects to be clearly faster than all that was measured is served, too: that one kernel was tuned says little
+of the others.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Problem, config_key
-from autotile.cuda.cublas import Gemm, Layout, cublas_version
+from autotile.cuda.cublas import Gemm, GemmLayout, cublas_version
 from autotile.cuda.driver import PER_THREAD_STREAM, device_count
 from autotile.cuda.toolchain import load_cupy
 from autotile.database.keys import key_of, library_key
 from autotile.database.winners import CHANGES, Changes, Winner, file_signature, read_file
 from autotile.errors import ArgumentError, InputError, ToolchainError
-from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel
-from autotile.kernel.operation import LIBRARIES, Library, Member, Operation, load_operation
+from autotile.kernel.operation import LIBRARIES, Library, Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
 from autotile.serving.arrays import (
     VECTOR_BYTES,
+    ArrayLibrary,
     ArraySpec,
     CallArrays,
     accepted_pointers,
@@ -41,13 +42,12 @@ from autotile.serving.arrays import (
     new_array,
     on_stream,
 )
-from autotile.serving.arrays import Library as ArrayLibrary
-from autotile.serving.bound import BoundKernel, Code, KernelCode
+from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice, Contender
 from autotile.serving.selection import (
     DatabaseShelf,
+    KernelRequest,
     RecentCache,
-    Request,
     Shelf,
     choose,
     exact,
@@ -59,13 +59,12 @@ from autotile.serving.selection import (
 from autotile.settings import Numerics, read_settings
 
 if TYPE_CHECKING:
+    from autotile.serving.dispatcher import Dispatcher
     from autotile.serving.launching import LaunchGraphs
 
-_SIZES = {"M", "N", "K"}
-_NAMES = _SIZES | {"BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"}
+_GEMM_SIZES = {"M", "N", "K"}
+_GEMM_NAMES = _GEMM_SIZES | {"BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"}
 """Sizes and flags of an operation that cuBLAS may compute."""
-
-
 _added: dict[str, dict[str, Library]] = {}
 """Libraries that the program has added, by operation and name."""
 
@@ -108,13 +107,11 @@ def computes(library: Library, operation: Operation, problem: Problem) -> bool:
     if library.call is not None:
         return True
     names = set(operation.sizes) - set(operation.conditions)
-    if not _SIZES <= names <= _NAMES:
-        return False
-    return Layout.of(problem.sizes, problem.dtype).is_supported
+    return _GEMM_SIZES <= names <= _GEMM_NAMES and GemmLayout.of(problem.sizes, problem.dtype).is_supported
 
 
 class LibraryCode:
-    """A library for a problem of an operation; see `autotile.serving.bound.Code`.
+    """A library for a problem of an operation, as `autotile.serving.bound.KernelCode`.
 
     Parameters
     ----------
@@ -123,8 +120,6 @@ class LibraryCode:
     definition, sizes
         A kernel of the operation, which declares the arrays, and the problem's sizes by its names.
     """
-
-    launches: tuple[StepLaunch, ...] = ()
 
     def __init__(self, library: Library, asked: Problem, definition: Kernel, sizes: Mapping[str, int]) -> None:
         self.name, self.library, self.asked, self.definition = library.name, library, asked, definition
@@ -135,26 +130,13 @@ class LibraryCode:
         """The problem by the names of the kernel; computed at the first call rather than within a look-up."""
         return resolve_problem(self.definition.spec, self._sizes, self.asked.dtype)
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each array, by its name."""
-        return CallArrays(self.definition.spec, self.problem, self.definition.spec.default, -1).shapes
-
-    @property
-    def geometry(self) -> NoReturn:
-        """A library has none: an `AttributeError`."""
-        raise AttributeError(f"{self.name} is a library, which has no launch geometry")
-
-    def resources(self, choice: object) -> None:
-        """Return None, as those of a library are not known."""
-
     def load(self, device_index: int) -> LibraryLauncher:
-        """Return a launcher."""
+        """Return a launcher for a device."""
         return LibraryLauncher(self, device_index)
 
 
 class LibraryLauncher:
-    """Calls a library; see `autotile.serving.bound.Launcher`.
+    """Calls a library; its methods are those of `autotile.serving.launching.KernelLauncher`.
 
     Parameters
     ----------
@@ -170,20 +152,17 @@ class LibraryLauncher:
         self._new_graphs = LaunchGraphs
         self._arrays = CallArrays(spec, code.problem, spec.default, device_index)
         self._call = code.library.call
-        self._gemm = Gemm(Layout.of(code.asked.sizes, code.asked.dtype), device_index) if self._call is None else None
+        layout = GemmLayout.of(code.asked.sizes, code.asked.dtype) if self._call is None else None
+        self._gemm = Gemm(layout, device_index) if layout is not None else None
         self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
         self._one_device = device_count() == 1
         self._with_graphs = self._gemm is not None and read_settings().graphs
         self._graphs: dict[int, LaunchGraphs] = {}
         """Graphs of the products that came again, by stream."""
         runtime = load_cupy().cuda.runtime
+        self._current_device: Callable[[], int] = runtime.getDevice
         self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
-
-    @property
-    def plain(self) -> LibraryLauncher:
-        """The launcher itself, as for one that also captures calls."""
-        return self
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on arrays like those of an earlier call; None if nothing was launched."""
@@ -194,7 +173,7 @@ class LibraryLauncher:
     def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
         """Compute on arrays at these addresses, which are like those of an earlier call; False if nothing was done."""
         gemm, graphs = self._gemm, self._graphs.get(stream)
-        if gemm is None or graphs is None or not (self._one_device or self._is_current()):
+        if gemm is None or graphs is None or not (self._one_device or self._current_device() == self._index):
             return False
         is_captured = stream != 0 and self._is_capturing(stream)
         graph = graphs.get(pointers)
@@ -247,7 +226,7 @@ class LibraryLauncher:
         known = self._specs.get(type(arrays[0])) if arrays else None
         if known is None or len(arrays) != len(self._arrays.shapes):
             return False
-        if not self._one_device and not self._is_current():
+        if not self._one_device and self._current_device() != self._index:
             return False
         library, specs = known
         signature = library.signature(arrays)
@@ -258,9 +237,6 @@ class LibraryLauncher:
         if scalars or not self.launch_at(stream, tuple(pointers)):
             self._launch(arrays, pointers, stream, scalars)
         return True
-
-    def _is_current(self) -> bool:
-        return bool(load_cupy().cuda.runtime.getDevice() == self._index)
 
     def _launch(
         self, arrays: Sequence[Any], pointers: Sequence[int], stream: int, scalars: Mapping[str, float]
@@ -294,39 +270,26 @@ Sizes = Mapping[str, int]
 class Way(NamedTuple):
     """A way to compute a problem: a choice, the code that it is of, and both with a time as a contender."""
 
-    code: Code
+    code: KernelCode | LibraryCode
     choice: Choice
     contender: Contender
 
 
-class _Member:
+class _MemberResults:
     """A kernel of an operation with its results on one GPU, by sizes.
 
     Parameters
     ----------
-    member
-        The kernel.
     shelf
         Its stored results, of all GPUs.
-    device
-        The device.
     flags
         Flags and conditions of the operation.
     """
 
-    def __init__(
-        self,
-        member: Member,
-        shelf: Shelf,
-        device: DeviceProperties,
-        flags: tuple[str, ...],
-    ) -> None:
-        self.member = member
+    def __init__(self, member: Member, shelf: DatabaseShelf, device: DeviceProperties, flags: tuple[str, ...]) -> None:
+        self.member, self.shelf, self.checks = member, shelf, shelf.checks
         self.kernel = kernel = member.load()
-        self.shelf = shelf
-        self.checks = shelf.checks()
         self.refusal = unsupported_reason(kernel.spec, device)
-        self._names = kernel.spec.sizes
         self._device = device
         names = {name for name in member.when.names if "." not in name} if member.when is not None else set()
         self._conditions = tuple(sorted(names)) if names <= set(flags) else ()
@@ -334,7 +297,7 @@ class _Member:
         """Whether the condition of the kernel holds, by the flags and conditions of a problem."""
         self._unconditional = replace(member, when=None)
         self._exact: dict[tuple[int, ...], list[Winner]] = {}
-        for winner in shelf.winners():
+        for winner in shelf.winners:
             if winner.key.gpu_name == device.name:
                 self._exact.setdefault(self._key(winner.key.sizes), []).append(winner)
 
@@ -355,7 +318,7 @@ class _Member:
         return self._exact.get(self._key(sizes), [])
 
     def _key(self, sizes: Sizes) -> tuple[int, ...]:
-        return tuple([sizes.get(name, default) for name, default in self._names.items()])
+        return tuple([sizes.get(name, default) for name, default in self.kernel.spec.sizes.items()])
 
 
 class OperationShelf:
@@ -363,8 +326,6 @@ class OperationShelf:
 
     Parameters
     ----------
-    operation, dtype
-        The operation, and the element type.
     location
         Path or URL of the user's database.
     find_device
@@ -381,31 +342,24 @@ class OperationShelf:
         find_device: Callable[[list[Winner]], tuple[int | None, DeviceProperties]],
         find_nvrtc: Callable[[Callable[[], list[Winner]]], str],
     ) -> None:
-        self.operation = operation
+        self.operation, self.dtype = operation, dtype
         self._location = location
-        self._dtype = dtype
         self._signature, self._checked_s = file_signature(location), time.monotonic()
         stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in operation.members}
-        winners = {name: shelf.winners() for name, shelf in stored.items()}
-        every = [winner for found in winners.values() for winner in found]
+        every = [winner for shelf in stored.values() for winner in shelf.winners]
         self.device_index, self.device = find_device(every)
-        self._nvrtc_version = find_nvrtc(lambda: every)
-        self._members = {
-            member.name: _Member(
-                member,
-                stored[member.name],
-                self.device,
-                (*operation.flags, *operation.conditions),
-            )
-            for member in operation.members
+        self.nvrtc_version = find_nvrtc(lambda: every)
+        flags = (*operation.flags, *operation.conditions)
+        self.members = {
+            member.name: _MemberResults(member, stored[member.name], self.device, flags) for member in operation.members
         }
+        self.specs = {name: member.kernel.spec for name, member in self.members.items()}
         self.fault = next((shelf.fault for shelf in stored.values() if shelf.fault), "")
-        self._measured_names = [name for name in operation.sizes if name not in operation.conditions]
+        self.measured_names = [name for name in operation.sizes if name not in operation.conditions]
         self._races = read_settings().race and read_settings().numerics != "same"
-        self._specs = {name: table.kernel.spec for name, table in self._members.items()}
-        self._model = model_of(location, operation.name, dtype, self.device.name)
-        self._libraries = libraries_for(operation, is_present=self.device_index is not None)
-        self._library_times = {library.name: self._times_of(library) for library in self._libraries}
+        self.model = model_of(location, operation.name, dtype, self.device.name)
+        self.libraries = libraries_for(operation, is_present=self.device_index is not None)
+        self.library_times = {library.name: self._times_of(library) for library in self.libraries}
         self._changes = self._relevant_changes()
 
     def is_outdated(self, *, anew: bool = False) -> bool:
@@ -429,11 +383,8 @@ class OperationShelf:
 
     def _relevant_changes(self) -> Changes:
         """Return the decisions on the operation, its kernels and its libraries."""
-        names = {
-            self.operation.name,
-            *self._members,
-            *(f"{self.operation.name}:{library.name}" for library in self._libraries),
-        }
+        own = self.operation.name
+        names = {own, *self.members, *(f"{own}:{library.name}" for library in self.libraries)}
         return frozenset(one for one in read_file(self._location, CHANGES) or () if one[0] in names)
 
     def serve(
@@ -458,23 +409,28 @@ class OperationShelf:
             No kernel computes the problem on the device.
         """
         race = may_race and (race or self._races) and self.device_index is not None
-        request = _Request(self, problem, library=library, expected=SHOWN if race else 1)
+        request = OperationRequest(self, problem, library=library, expected=SHOWN if race else 1)
         ways = request.ways()
         served = self.bind(ways[0])
-        if not race or served.tier == "exact":
-            served.find_contenders = partial(_shown, self, problem, library)
-            return served
-        from autotile.serving.racing import Race
+        if race and served.tier != "exact":
+            from autotile.serving.racing import FirstUseRace
 
-        present = [served, *map(self.bind, ways[1:SHOWN])]
-        names = {one.kernel for one in present}
-        present += [self.bind(way) for way in called(request) if way.code.name not in names]
-        if not self._model and served.is_library:
-            present += map(self.bind, islice(nearest(request), 1))
-        if len(present) > 1:
-            first_use = partial(Race, present, self.operation, self._location)
-            served = self.bind(ways[0], first_use=first_use)
-        served.find_contenders = partial(_shown, self, problem, library)
+            present = [served, *map(self.bind, ways[1:SHOWN])]
+            names = {one.kernel for one in present}
+            present += [self.bind(way) for way in called(request) if way.code.name not in names]
+            if not self.model and served.is_library:
+                present += map(self.bind, islice(nearest(request), 1))
+            if len(present) > 1:
+                first_use = partial(FirstUseRace, present, self.operation, self._location)
+                served = self.bind(ways[0], first_use=first_use)
+
+        def find_contenders() -> tuple[Contender, ...]:
+            shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
+            for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():
+                shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
+            return tuple(shown.values())[:SHOWN]
+
+        served.find_contenders = find_contenders
         return served
 
     def bind(self, way: Way, *, first_use: Any = None) -> BoundKernel:
@@ -482,46 +438,39 @@ class OperationShelf:
         choice = replace(way.choice, contenders=(way.contender,), unread=self.fault)
         return BoundKernel(way.code, choice, self.device, self.device_index, first_use=first_use)
 
-    def request_for(self, kernel: str, sizes: Sizes, shelf: Shelf | None = None) -> Request | None:
-        """Return a problem of one of the kernels, by its name and its sizes; None if there is no such kernel.
+    def request_for(self, kernel: str, sizes: Sizes, shelf: Shelf | None = None) -> KernelRequest:
+        """Return a problem of one of the kernels, by its name and its sizes.
 
         Raises
         ------
         InputError
             The sizes are not those of the kernel.
         """
-        member = self._members.get(kernel)
-        if member is None:
-            return None
-        problem = resolve_problem(member.kernel.spec, sizes, self._dtype)
-        return Request(member.kernel, problem, self.device, self._nvrtc_version, shelf or member.shelf)
-
-    def library_for(self, name: str, problem: Problem) -> Way | None:
-        """Return a library as a way to compute a problem; None if it is not here, or does not compute it."""
-        return next((way for way in called(_Request(self, problem)) if way.code.name == name), None)
+        member = self.members[kernel]
+        problem = resolve_problem(member.kernel.spec, sizes, self.dtype)
+        return KernelRequest(member.kernel, problem, self.device, self.nvrtc_version, shelf or member.shelf)
 
     def _times_of(self, library: Library) -> dict[tuple[int, ...], Winner]:
         """Return the stored times of a library on this GPU, by sizes and flags."""
         operation = self.operation
-        problem = Problem(f"{operation.name}:{library.name}", {}, self._dtype)
-        request = Problem(operation.name, {}, self._dtype)
+        request = Problem(operation.name, {}, self.dtype)
         key = library_key(
-            operation, request, self.device, library.name, library.version, nvrtc_version=self._nvrtc_version
+            operation, request, self.device, library.name, library.version, nvrtc_version=self.nvrtc_version
         )
         found: dict[tuple[int, ...], Winner] = {}
-        for winner in DatabaseShelf(self._location, problem.kernel, problem.dtype).winners():
+        for winner in DatabaseShelf(self._location, f"{operation.name}:{library.name}", self.dtype).winners:
             known = winner.key
-            is_same = known.gpu_name == self.device.name and known.template_hash == operation.digest
             if (
-                is_same
+                known.gpu_name == self.device.name
+                and known.template_hash == operation.digest
                 and winner.measurement is not None
                 and (not library.version or known.space_hash == key.space_hash)
             ):
-                found.setdefault(tuple([known.sizes.get(name, 0) for name in self._measured_names]), winner)
+                found.setdefault(tuple([known.sizes.get(name, 0) for name in self.measured_names]), winner)
         return found
 
 
-class _Request:
+class OperationRequest:
     """A problem of an operation.
 
     Parameters
@@ -543,46 +492,53 @@ class _Request:
         self.shelf, self.problem, self.expected = shelf, problem, expected
         self.fits = {
             name: sizes
-            for name, member in shelf._members.items()
+            for name, member in shelf.members.items()
             if not member.refusal and (sizes := member.sizes_for(problem)) is not None
         }
         if not self.fits:
-            refusals = [f"{name}: {one.refusal}" for name, one in shelf._members.items() if one.refusal]
+            refusals = [f"{name}: {one.refusal}" for name, one in shelf.members.items() if one.refusal]
             raise InputError(f"no kernel computes {problem}: {'; '.join(refusals) or 'none is written for it'}")
-        libraries = shelf._libraries if library else []
+        libraries = shelf.libraries if library else []
         self.libraries = [one for one in libraries if computes(one, shelf.operation, problem)]
 
     def ways(self) -> list[Way]:
         """Return ways to compute the problem, the one to serve first."""
         known, likely = list(measured(self)), list(expected(self))
-        if known and likely and _is_clearly_faster(likely[0].contender, known[0].contender):
-            return [likely[0], *known, *likely[1:]]
+        if known and likely:
+            first, best = likely[0].contender, known[0].contender
+            if (
+                first.kernel != best.kernel
+                and first.time_us is not None
+                and best.time_us is not None
+                and first.time_us * math.exp(_CLEARLY * (first.doubt or 0.0)) < best.time_us
+            ):
+                return [likely[0], *known, *likely[1:]]
         return [*known, *likely] or list(called(self)) or list(nearest(self))
 
     def library_way(self, library: Library, choice: Choice, time_us: float | None, doubt: float | None = None) -> Way:
         """Return a library as a way to compute the problem."""
         name, sizes = next(iter(self.fits.items()))
-        code = LibraryCode(library, self.problem, self.shelf._members[name].kernel, sizes)
+        code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, sizes)
         contender = Contender(library.name, {}, time_us, doubt, is_library=True, source=choice.source or "cuda")
         return Way(code, choice, contender)
 
 
-def measured(request: _Request) -> Iterator[Way]:
+def measured(request: OperationRequest) -> Iterator[Way]:
     """Yield what was measured for exactly this problem on this GPU, the fastest first."""
     shelf, ways = request.shelf, []
     for name, sizes in request.fits.items():
-        member = shelf._members[name]
-        stored = member.exact(sizes)
-        of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks)) if stored else None
-        choice = first_allowed(of_kernel, exact, neighbours) if of_kernel is not None else None
-        if of_kernel is None or choice is None or choice.measurement is None or choice.tier == "transferred":
+        member = shelf.members[name]
+        if not (stored := member.exact(sizes)):
             continue
-        contender = Contender(name, choice.config, choice.measurement.time_us, source=choice.source)
-        code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
-        ways.append(Way(code, choice, contender))
-    key = tuple([request.problem.sizes[name] for name in shelf._measured_names])
+        of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks))
+        choice = first_allowed(of_kernel, exact, neighbours)
+        if choice is not None and choice.measurement is not None and choice.tier != "transferred":
+            contender = Contender(name, choice.config, choice.measurement.time_us, source=choice.source)
+            code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
+            ways.append(Way(code, choice, contender))
+    key = tuple([request.problem.sizes[name] for name in shelf.measured_names])
     for library in request.libraries:
-        winner = shelf._library_times[library.name].get(key)
+        winner = shelf.library_times[library.name].get(key)
         if winner is not None and winner.measurement is not None:
             choice = Choice(
                 "exact",
@@ -598,39 +554,39 @@ def measured(request: _Request) -> Iterator[Way]:
     yield from sorted(ways, key=lambda way: way.contender.time_us or math.inf)
 
 
-def expected(request: _Request) -> Iterator[Way]:
+def expected(request: OperationRequest) -> Iterator[Way]:
     """Yield what the model of times expects to be the fastest; nothing if there is no model for this GPU."""
     shelf, own = request.shelf, {library.name: library for library in request.libraries}
-    if shelf._model is None:
+    if shelf.model is None:
         return
-    sizes, fits, names = request.problem.sizes, request.fits, list(own)
-    for one in shelf._model.choose(
-        sizes, fits, shelf._specs, shelf.device, libraries=names, count=request.expected, dtype=shelf._dtype
+    sizes, fits, dtype = request.problem.sizes, request.fits, shelf.dtype
+    for one in shelf.model.choose(
+        sizes, fits, shelf.specs, shelf.device, libraries=list(own), count=request.expected, dtype=dtype
     ):
         name, config = one.candidate.kernel, one.candidate.config
         choice = Choice("model", config)
         if name in own:
             yield request.library_way(own[name], choice, one.time_us, one.doubt)
             continue
-        member = shelf._members[name]
+        member = shelf.members[name]
         kernel, given = member.kernel, fits[name]
         values = {size: given.get(size, default) for size, default in kernel.spec.sizes.items()}
-        problem = Problem(kernel.name, values, shelf._dtype)
+        problem = Problem(kernel.name, values, dtype)
         if member.checks:  # it may have been found to be wrong for the problem
-            key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf._nvrtc_version, l2_mode="cold")
+            key = key_of(kernel, problem, shelf.device, nvrtc_version=shelf.nvrtc_version, l2_mode="cold")
             if config_key(config) in wrong_configs(member.checks, key):
                 continue
         code = KernelCode(kernel, problem, shelf.device, config)
         yield Way(code, choice, Contender(name, config, one.time_us, one.doubt))
 
 
-def called(request: _Request) -> Iterator[Way]:
+def called(request: OperationRequest) -> Iterator[Way]:
     """Yield the libraries, of which no time is known."""
     for library in request.libraries:
         yield request.library_way(library, Choice("library", {}), None)
 
 
-def nearest(request: _Request) -> Iterator[Way]:
+def nearest(request: OperationRequest) -> Iterator[Way]:
     """Yield the kernels, that which was measured for the nearest problem first.
 
     Raises
@@ -641,13 +597,13 @@ def nearest(request: _Request) -> Iterator[Way]:
     shelf, refusals = request.shelf, []
     found: list[tuple[tuple[Any, ...], Way]] = []
     for name, sizes in request.fits.items():
-        member = shelf._members[name]
+        member = shelf.members[name]
         try:
-            problem = resolve_problem(member.kernel.spec, sizes, shelf._dtype)
-            choice = choose(Request(member.kernel, problem, shelf.device, shelf._nvrtc_version, member.shelf))
-            code = KernelCode(member.kernel, problem, shelf.device, choice.config)
+            of_kernel = shelf.request_for(name, sizes)
+            choice = choose(of_kernel)
+            code = KernelCode(member.kernel, of_kernel.problem, shelf.device, choice.config)
             way = Way(code, choice, Contender(name, choice.config, None))
-            found.append((_nearness(member.member, problem, choice), way))
+            found.append((_nearness(member.member, of_kernel.problem, choice), way))
         except InputError as error:
             refusals.append(f"{name}: {error}")
     if not found:
@@ -655,21 +611,11 @@ def nearest(request: _Request) -> Iterator[Way]:
     yield from (way for _, way in sorted(found, key=lambda one: one[0]))
 
 
-def _shown(shelf: OperationShelf, problem: Problem, library: bool) -> tuple[Contender, ...]:
-    """Return the contenders that an explanation states, each once."""
-    shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
-    for way in _Request(shelf, problem, library=library, expected=SHOWN).ways():
-        shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
-    return tuple(shown.values())[:SHOWN]
-
-
 def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, Sizes], BoundKernel]) -> BoundKernel:
     """Return the kernel for a problem of an operation among those of a bundle: the one measured nearest to it.
 
     Parameters
     ----------
-    operation, problem
-        The operation, and its problem.
     find
         Returns the best configuration of a kernel for sizes by its own names.
 
@@ -690,200 +636,16 @@ def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, S
     return min(found, key=lambda one: _nearness(one[0], one[1].problem, one[1].choice))[1]
 
 
-_ORDER = {"exact": 0, "family": 0, "nearest": 0, "transferred": 1, "default": 2}
-
-
 def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ...]:
     """Return a sort key: measured on this GPU, on another or not at all, then the distance in size, then the time."""
-    order = _ORDER[choice.tier]
+    order = {"transferred": 1, "default": 2}.get(choice.tier, 0)
     if order > 0 and member.measured_only:
         order = 3
     time_us = choice.measurement.time_us if choice.measurement is not None else math.inf
     return order, size_distance(choice.tuned_sizes or {}, problem.sizes), time_us
 
 
-def _is_clearly_faster(expected: Contender, measured: Contender) -> bool:
-    if expected.time_us is None or measured.time_us is None or expected.kernel == measured.kernel:
-        return False
-    return expected.time_us * math.exp(_CLEARLY * (expected.doubt or 0.0)) < measured.time_us
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A product of matrices, ``C = alpha A B + beta C``.
-
-    Attributes
-    ----------
-    m, n, k, batch
-        Sizes: ``batch`` products of ``m x k`` and ``k x n`` matrices.
-    dtype
-        dtype of the factors.
-    transpose_a, transpose_b
-        Whether a factor is stored as the row-major transpose.
-    float32_result
-        Whether the result of 16-bit factors is float32.
-    deterministic
-        Whether equal inputs must give bitwise equal results.
-    aligned
-        Whether every matrix is aligned to 16 bytes.
-    emulate
-        Whether a float32 product may be computed from bfloat16 parts.
-    """
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-    dtype: str = "float32"
-    transpose_a: bool = False
-    transpose_b: bool = False
-    float32_result: bool = False
-    deterministic: bool = True
-    aligned: bool = True
-    emulate: bool = True
-
-    @classmethod
-    def of_sizes(cls, sizes: Mapping[str, int], dtype: str) -> Self:
-        """Return the product that a kernel computes for its sizes and flags."""
-        return cls(
-            sizes["M"],
-            sizes["N"],
-            sizes["K"],
-            sizes.get("BATCH", 1),
-            dtype,
-            bool(sizes.get("TRANS_A")),
-            bool(sizes.get("TRANS_B")),
-            bool(sizes.get("OUT_FP32")),
-            not sizes.get("NONDETERMINISTIC"),
-        )
-
-    @property
-    def flops(self) -> float:
-        """Number of multiplications and additions."""
-        return 2.0 * self.batch * self.m * self.n * self.k
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes, flags and conditions of the operation."""
-        return {
-            "M": self.m,
-            "N": self.n,
-            "K": self.k,
-            "BATCH": self.batch,
-            "TRANS_A": int(self.transpose_a),
-            "TRANS_B": int(self.transpose_b),
-            "OUT_FP32": int(self.float32_result),
-            "NONDETERMINISTIC": int(not self.deterministic),
-            "ALIGNED": int(self.aligned),
-            "EMULATE": int(self.emulate),
-        }
-
-
-class Operand(NamedTuple):
-    """A factor of a product as kernels take it: row-major, or the row-major transpose.
-
-    Attributes
-    ----------
-    array
-        CuPy array or PyTorch tensor of shape ``(rows, columns)`` or ``(batch, rows, columns)``.
-    transpose
-        Whether the factor is the transpose of the stored matrix.
-    copy
-        Whether it is contiguous in neither order and must be copied first.
-    """
-
-    array: Any
-    transpose: bool
-    copy: bool
-
-    @property
-    def batch(self) -> int:
-        """Number of stacked matrices."""
-        return int(self.array.shape[0]) if len(self.array.shape) == 3 else 1
-
-    def stored(self) -> Any:
-        """Return the row-major array that the kernel is given."""
-        if self.copy:
-            return self.array.contiguous() if hasattr(self.array, "contiguous") else self.array.copy(order="C")
-        return self.array.swapaxes(-1, -2) if self.transpose else self.array
-
-
-def native(array: Any, name: str) -> Any:
-    """Return a CuPy array or a PyTorch tensor unchanged, and any other array as a CuPy view.
-
-    Raises
-    ------
-    ArgumentError
-        The object is not an array on a GPU.
-    """
-    if library_of(array) is not None and device_index(array) >= 0:
-        return array
-    return as_bits(as_cupy(array, name), element_type(array, name))
-
-
-def as_operand(array: Any, name: str) -> Operand:
-    """Return a matrix or a stack of matrices as an operand, without copying.
-
-    Parameters
-    ----------
-    array
-        CuPy array or PyTorch tensor.
-    name
-        Name of the argument, for the error message.
-
-    Raises
-    ------
-    ArgumentError
-        The array does not have 2 or 3 axes, or is empty.
-    """
-    shape = tuple(array.shape)
-    if len(shape) not in (2, 3):
-        raise ArgumentError(f"{name} has shape {shape}, expected a matrix or a stack of matrices (2 or 3 axes)")
-    if 0 in shape:
-        raise ArgumentError(f"{name} has shape {shape}, expected at least one element")
-    if _is_contiguous(array):
-        return Operand(array, transpose=False, copy=False)
-    transpose = _is_contiguous(array.swapaxes(-1, -2))
-    return Operand(array, transpose=transpose, copy=not transpose)
-
-
-def address(array: Any) -> int:
-    """Return the device address of a CuPy array or a PyTorch tensor."""
-    return int(array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr)
-
-
-def device_index(array: Any) -> int:
-    """Return the CUDA device of a CuPy array or a PyTorch tensor; -1 for a tensor on the host."""
-    return int(array.get_device() if hasattr(array, "get_device") else array.data.device_id)
-
-
-def are_aligned(*arrays: Any) -> bool:
-    """Return whether all arrays are aligned to 16 bytes."""
-    return all(address(array) % VECTOR_BYTES == 0 for array in arrays)
-
-
-def _is_contiguous(array: Any) -> bool:
-    return bool(array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags.c_contiguous)
-
-
-OPERATION = "matmul"
-"""Name of the operation."""
-
-
-def emulating_kernels() -> frozenset[str]:
-    """Return the kernels that compute a float32 product from bfloat16 parts."""
-    members = load_operation(OPERATION).members
-    return frozenset(one.name for one in members if one.when is not None and "EMULATE" in one.when.names)
-
-
-def fitting_kernels(product: Product) -> dict[str, dict[str, int]]:
-    """Return the kernels that compute a product, each with the product's sizes by the kernel's names."""
-    operation = load_operation(OPERATION)
-    problem = operation.resolve(product.sizes, product.dtype)
-    return {member.name: sizes for member, sizes in operation.fitting(problem)}
-
-
-class Options(NamedTuple):
+class MatmulOptions(NamedTuple):
     """Options of `autotile.matmul`, with the database as an absolute path or URL."""
 
     deterministic: bool = True
@@ -936,117 +698,117 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             return  # a subclass may compute products in a way of its own
         if key := library.kind(a, b, options):
             self._libraries[kind] = library
-            self.recall(key)
-            self.keep(key, KnownProduct(kernel, library.allocator(a, shape), device_index(a)))
+            self.keep(key, KnownProduct(kernel, library.allocator(a, shape), _device_index(a)))
 
 
-class Server(Protocol):
-    """Dispatcher, as far as products need one."""
-
-    matmul_kernels: RecentCache[tuple[object, ...], BoundKernel]
-
-    @property
-    def products(self) -> Products:
-        """Products that were computed before."""
-
-    def is_current(self, device: int) -> bool:
-        """Return whether a CUDA device is the current one."""
-
-    @property
-    def serve_operation(self) -> Callable[..., BoundKernel]:
-        """Function that returns the kernel, or the library, for a problem of an operation."""
-
-
-def multiply(server: Server, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any, options: Options) -> Any:
-    """Compute a product as `autotile.matmul` does, with the kernels of a dispatcher.
+def multiply(
+    server: Dispatcher, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any, options: MatmulOptions
+) -> Any:
+    """Compute a product as `autotile.matmul` does, with the kernels of a dispatcher, chosen once for arrays of a kind.
 
     Parameters
     ----------
-    server
-        The dispatcher.
     arrays, scalars, stream
         Factors, and the array for the result or None; ``alpha`` and ``beta``, unless they have no effect; the stream.
-    options
-        Options of the choice.
     """
     a, b, out = arrays
     is_new = out is None
     if stream is not None:
         with on_stream((a, b), stream):  # copies and allocations are ordered by the stream, too
             return multiply(server, arrays, scalars, None, options)
-    factor = native(a, "a")
-    device = device_index(factor)
+    left = _native(a, "a")
+    device = _device_index(left)
     if not server.is_current(device):
         with load_cupy().cuda.Device(device):
             return multiply(server, arrays, scalars, None, options)
-    other = native(b, "b")
-    left, right = as_operand(factor, "a"), as_operand(other, "b")
-    dtype = _common_dtype(a, b)
-    shape = _result_shape(left, right)
+    left_order = _order(left, "a")
+    right = _native(b, "b")
+    right_order = _order(right, "b")
+    dtype, other = element_type(a, "a"), element_type(b, "b")
+    if dtype != other:
+        raise ArgumentError(f"a has dtype {dtype} and b {other}; convert one of them")
+    x, y = tuple(left.shape), tuple(right.shape)
+    if x[-1] != y[-2]:
+        raise ArgumentError(f"a has {x[-1]} columns and b {y[-2]} rows, expected equal numbers; a is {x}, b is {y}")
+    batch, others = (shape[0] if len(shape) == 3 else 1 for shape in (x, y))
+    if batch != others:
+        raise ArgumentError(f"a is a stack of {batch} matrices and b one of {others}, expected stacks of equal length")
+    shape = (batch, x[-2], y[-1]) if len(x) == 3 or len(y) == 3 else (x[-2], y[-1])
     if out is None:
         if scalars.get("beta"):
             raise ArgumentError("beta is given without out; expected the array to be scaled by beta")
         out = new_array(a, shape, dtype, zeroed=False)
-    stored = left.stored(), right.stored(), native(out, "out")
-    kernel = _kernel(server, (left, right), stored, (dtype, element_type(out, "out")), options)
+    stored = _stored(left, left_order), _stored(right, right_order), _native(out, "out")
+    result = element_type(out, "out")
+    aligned = all(
+        int(one.data_ptr() if hasattr(one, "data_ptr") else one.data.ptr) % VECTOR_BYTES == 0 for one in stored
+    )
+    transposed = left_order == "columns", right_order == "columns"
+    key = (stored[0].shape, stored[1].shape, dtype, result, *transposed, _device_index(stored[0]), aligned, options)
+    kernel = server.matmul_kernels.get(key) or server.matmul_kernels.recall(key)
+    if kernel is None:
+        if result not in (dtype, "float32"):
+            raise ArgumentError(f"out has dtype {result}, expected {dtype} or float32")
+        sizes = {
+            "M": int(x[-2]),
+            "N": int(y[-1]),
+            "K": int(x[-1]),
+            "BATCH": int(batch),
+            "TRANS_A": int(transposed[0]),
+            "TRANS_B": int(transposed[1]),
+            "OUT_FP32": int(result != dtype),
+            "NONDETERMINISTIC": int(not options.deterministic),
+            "ALIGNED": int(aligned),
+            "EMULATE": int(options.emulate),
+        }
+        found = server.serve_operation(
+            "matmul",
+            sizes,
+            dtype,
+            device=_device_index(stored[0]),
+            database=options.database,
+            library=options.library,
+            numerics=options.numerics,
+            race=options.race,
+        )
+        kernel = server.matmul_kernels.keep(key, found)
     kernel(*stored, **scalars)
-    is_direct = factor is a and other is b and not left.copy and not right.copy
+    is_direct = left is a and right is b and left_order and right_order
     if is_new and is_direct and not scalars and options.database is None:
         server.products.learn(a, b, options[:-1], kernel, shape)
     return out
 
 
-def _kernel(
-    server: Server,
-    factors: tuple[Operand, Operand],
-    arrays: tuple[Any, Any, Any],
-    types: tuple[str, str],
-    options: Options,
-) -> BoundKernel:
-    """Return the kernel for arrays, chosen once for arrays of one kind."""
-    (left, right), (x, y, _) = factors, arrays
-    aligned, device = are_aligned(*arrays), device_index(x)
-    key = (x.shape, y.shape, types, left.transpose, right.transpose, device, aligned, options)
-    kernel = server.matmul_kernels.get(key) or server.matmul_kernels.recall(key)
-    if kernel is None:
-        dtype, result = types
-        if result not in (dtype, "float32"):
-            raise ArgumentError(f"out has dtype {result}, expected {dtype} or float32")
-        (m, k), n = left.array.shape[-2:], right.array.shape[-1]
-        deterministic, emulate, library, numerics, race, database = options
-        product = Product(
-            int(m),
-            int(n),
-            int(k),
-            left.batch,
-            dtype,
-            transpose_a=left.transpose,
-            transpose_b=right.transpose,
-            float32_result=result != dtype,
-            deterministic=deterministic,
-            aligned=aligned,
-            emulate=emulate,
-        )
-        asked = {"device": device, "database": database, "library": library, "numerics": numerics, "race": race}
-        found = server.serve_operation(OPERATION, product.sizes, product.dtype, **asked)
-        kernel = server.matmul_kernels.keep(key, found)
-    return kernel
+def _native(array: Any, name: str) -> Any:
+    """Return a CuPy array or a PyTorch tensor on a GPU unchanged, and any other array as a CuPy view."""
+    if library_of(array) is not None and _device_index(array) >= 0:
+        return array
+    return as_bits(as_cupy(array, name), element_type(array, name))
 
 
-def _common_dtype(a: Any, b: Any) -> str:
-    dtypes = element_type(a, "a"), element_type(b, "b")
-    if dtypes[0] != dtypes[1]:
-        raise ArgumentError(f"a has dtype {dtypes[0]} and b {dtypes[1]}; convert one of them")
-    return dtypes[0]
+def _device_index(array: Any) -> int:
+    """Return the CUDA device of a CuPy array or a PyTorch tensor; -1 for a tensor on the host."""
+    return int(array.get_device() if hasattr(array, "get_device") else array.data.device_id)
 
 
-def _result_shape(left: Operand, right: Operand) -> tuple[int, ...]:
-    a, b = tuple(left.array.shape), tuple(right.array.shape)
-    if a[-1] != b[-2]:
-        raise ArgumentError(f"a has {a[-1]} columns and b {b[-2]} rows, expected equal numbers; a is {a}, b is {b}")
-    if left.batch != right.batch:
-        raise ArgumentError(
-            f"a is a stack of {left.batch} matrices and b one of {right.batch}, expected stacks of equal length"
-        )
-    stacked = len(a) == 3 or len(b) == 3
-    return (left.batch, a[-2], b[-1]) if stacked else (a[-2], b[-1])
+def _order(array: Any, name: str) -> str:
+    """Return whether the ``rows`` of a matrix or a stack are contiguous, its ``columns``, or "" for neither."""
+    shape = tuple(array.shape)
+    if len(shape) not in (2, 3):
+        raise ArgumentError(f"{name} has shape {shape}, expected a matrix or a stack of matrices (2 or 3 axes)")
+    if 0 in shape:
+        raise ArgumentError(f"{name} has shape {shape}, expected at least one element")
+    if _is_contiguous(array):
+        return "rows"
+    return "columns" if _is_contiguous(array.swapaxes(-1, -2)) else ""
+
+
+def _is_contiguous(array: Any) -> bool:
+    return bool(array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags.c_contiguous)
+
+
+def _stored(array: Any, order: str) -> Any:
+    """Return the row-major array that a kernel is given for a factor: a copy if it is contiguous in neither order."""
+    if not order:
+        return array.contiguous() if hasattr(array, "contiguous") else array.copy(order="C")
+    return array.swapaxes(-1, -2) if order == "columns" else array

@@ -12,23 +12,24 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Bytes, Count, Format, Name, Text, canonical_json, decode_json, read_regular
 from autotile.core.model import Config, Problem
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import key_of
 from autotile.database.paths import atomic_write
 from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice, Contender, Tier
-from autotile.serving.selection import Request, same_bits
+from autotile.serving.selection import KernelRequest, same_bits
 from autotile.settings import Numerics, absolute_path, read_settings, user_path
 from autotile.space.limits import check_config
 
@@ -41,8 +42,7 @@ MAX_BYTES = 64 * 2**20
 """Maximum size of the JSON: 60,000 choices of a kilobyte."""
 MAX_CHOICES = 60_000
 
-Device = tuple[str, str, int, int]
-Asked = tuple[str, str, str, str, bool, Device]
+Asked = tuple[str, str, str, str, bool, tuple[str, str, int, int]]
 """Operation, kernel, dtype, sizes as JSON, whether a library may compute it, and the device."""
 
 
@@ -94,43 +94,32 @@ class PinnedChoice:
     tier: Tier
 
     @classmethod
-    def of(
-        cls, served: BoundKernel, nvrtc_version: str, *, requested: Problem | None = None, library: bool = True
-    ) -> PinnedChoice:
-        """Return the choice of a served kernel.
-
-        Parameters
-        ----------
-        served
-            The kernel, or the library.
-        nvrtc_version
-            Version of the compiler.
-        requested
-            Problem of the operation that it is served for; None if the kernel was asked for.
-        library
-            Whether a library might compute the operation.
-        """
-        is_library = served.is_library
-        problem = served.problem
-        key = key_of(served.definition, problem, served.device, nvrtc_version=nvrtc_version, l2_mode="cold")
-        given = requested or problem
+    def of(cls, served: BoundKernel) -> PinnedChoice:
+        """Return the choice of a served kernel."""
+        try:
+            version = nvrtc_version()
+        except ToolchainError:
+            version = ""
+        problem, library = served.problem, served.library
+        key = key_of(served.definition, problem, served.device, nvrtc_version=version, l2_mode="cold")
+        given = served.operation or problem
         return cls(
-            operation=requested.kernel if requested is not None else "",
+            operation=served.operation.kernel if served.operation is not None else "",
             sizes=dict(given.sizes),
             dtype=given.dtype,
-            library_allowed=library,
+            library_allowed=served.library_allowed,
             gpu_name=key.gpu_name,
             compute_capability=key.compute_capability,
             sm_count=key.sm_count,
             smem_per_block_optin_bytes=key.smem_per_block_optin_bytes,
-            source="library" if is_library else "kernel",
+            source="kernel" if library is None else "library",
             kernel=served.kernel,
-            kernel_sizes={} if is_library else dict(problem.sizes),
-            template_hash="" if is_library else key.template_hash,
-            space_hash="" if is_library else key.space_hash,
-            options=() if is_library else key.options,
-            nvrtc_version="" if is_library else key.nvrtc_version,
-            library_version=served.library.version if served.library is not None else "",
+            kernel_sizes=dict(problem.sizes) if library is None else {},
+            template_hash=key.template_hash if library is None else "",
+            space_hash=key.space_hash if library is None else "",
+            options=key.options if library is None else (),
+            nvrtc_version=key.nvrtc_version if library is None else "",
+            library_version=library.version if library is not None else "",
             config=dict(served.config),
             tier=served.tier,
         )
@@ -147,7 +136,7 @@ class PinnedChoice:
         return str(Problem(self.operation or self.kernel, self.sizes, self.dtype))
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
+class _PinFile(msgspec.Struct, forbid_unknown_fields=True):
     format: Literal[1]
     choices: Annotated[tuple[PinnedChoice, ...], msgspec.Meta(max_length=MAX_CHOICES)]
 
@@ -175,7 +164,7 @@ def parse_choices(text: bytes | str, origin: str) -> list[PinnedChoice]:
         version = decode_json(text, Format).format
         if version != PIN_FORMAT:
             raise PinError(f"{origin} has format {version!r:.40}, expected {PIN_FORMAT}: it needs another autotile")
-        choices = list(decode_json(text, _Document).choices)
+        choices = list(decode_json(text, _PinFile).choices)
     except DataError as error:
         raise PinError(f"{origin} holds no pinned choices: {error}; delete it, and pin again") from None
     if len({choice.request for choice in choices}) != len(choices):
@@ -190,14 +179,6 @@ def read_choices(path: Path) -> list[PinnedChoice]:
     except OSError as error:
         raise PinError(f"{path} cannot be read: {error.strerror}") from None
     return parse_choices(data, str(path))
-
-
-def request_of(
-    kernel: str, problem: Problem, device: DeviceProperties, *, operation: str = "", library: bool = True
-) -> Asked:
-    """Return the key of the choice for a problem; parts are those of `PinnedChoice.request`."""
-    place = device.name, device.compute_capability, device.sm_count, device.smem_per_block_optin_bytes
-    return operation, kernel, problem.dtype, canonical_json(dict(problem.sizes)), library, place
 
 
 _MAX_SHARE = 0.01
@@ -223,6 +204,7 @@ class Pin:
         self, origin: str, choices: Iterable[PinnedChoice], *, strict: bool = False, path: Path | None = None
     ) -> None:
         self.origin = origin
+        self._cure = f"delete {origin}, or the choice in it, and pin again"
         self._choices = {choice.request: choice for choice in choices}
         self._strict = strict
         self._path = path
@@ -240,33 +222,28 @@ class Pin:
         """Whether choices are added."""
         return self._path is not None
 
-    def find(self, request: Request) -> Choice | None:
-        """Return the choice for a problem of a kernel; None if there is none.
+    def find(
+        self, problem: Problem, device: DeviceProperties, *, operation: bool = False, library: bool = True
+    ) -> PinnedChoice | None:
+        """Return the choice for a problem of a kernel, or of an operation; None if there is none."""
+        place = device.name, device.compute_capability, device.sm_count, device.smem_per_block_optin_bytes
+        names = (problem.kernel, "") if operation else ("", problem.kernel)
+        return self._choices.get((*names, problem.dtype, canonical_json(dict(problem.sizes)), library, place))
 
-        Raises
-        ------
-        PinError
-            It was made for another version of the kernel, or cannot be used here.
-        """
-        pinned = self._choices.get(request_of(request.kernel.name, request.problem, request.device))
-        return self.choice_of(pinned, request) if pinned is not None else None
-
-    def find_operation(self, problem: Problem, device: DeviceProperties, *, library: bool) -> PinnedChoice | None:
-        """Return the choice for a problem of an operation; None if there is none."""
-        return self._choices.get(request_of("", problem, device, operation=problem.kernel, library=library))
-
-    def choice_of(self, pinned: PinnedChoice, request: Request) -> Choice:
+    def choice_of(self, pinned: PinnedChoice, request: KernelRequest, numerics: Numerics | None) -> Choice:
         """Return a pinned choice as one that is served.
 
         Parameters
         ----------
         request
             The problem of the kernel that is pinned.
+        numerics
+            ``"same"``: a faster configuration that computes the same bits may take its place; None for the setting.
 
         Raises
         ------
         PinError
-            As for `find`.
+            It was made for another version of the kernel, or cannot be used here.
         """
         key, spec = request.key, request.kernel.spec
         changed = [
@@ -291,7 +268,8 @@ class Pin:
                 "results may differ in their last bits"
             )
         config = {parameter.name: pinned.config[parameter.name] for parameter in spec.parameters}
-        return Choice(tier=pinned.tier, config=config, pinned=self.origin)
+        choice = Choice(tier=pinned.tier, config=config, pinned=self.origin)
+        return same_bits(choice, request) if (numerics or read_settings().numerics) == "same" else choice
 
     def check(self, kernel: BoundKernel) -> None:
         """Warn of a kernel that is served although its choice is not pinned.
@@ -308,8 +286,11 @@ class Pin:
             raise PinError(f"{said}, and no others are allowed; pin without strict, or {self._cure}")
         _warn(f"{said}, and is served as usual")
 
-    def add(self, choice: PinnedChoice) -> None:
-        """Add a choice, unless the problem has one, and write the file if that is not too soon."""
+    def record(self, kernel: BoundKernel) -> None:
+        """Add the choice of a kernel, unless the problem has one, and write the file if that is not too soon."""
+        if not self.is_recording:
+            return
+        choice = PinnedChoice.of(kernel)
         with self._lock:
             if self.is_recording and len(self._choices) < MAX_CHOICES:
                 self._choices.setdefault(choice.request, choice)
@@ -342,39 +323,23 @@ class Pin:
             end_s = time.monotonic()
             self._resume_s = end_s + (end_s - start_s) / _MAX_SHARE
 
-    def abandon(self) -> None:
-        """Neither add choices nor write the file any more."""
-        self._at_exit.cancel()
-        self._path = None
-
     def flush_quietly(self) -> None:
         """Write the file as `flush` does, if it can be written."""
         with suppress(PinError):  # it is tried again, at exit at last
             self.flush()
 
-    @property
-    def _cure(self) -> str:
-        return f"delete {self.origin}, or the choice in it, and pin again"
+    def abandon(self) -> None:
+        """Neither add choices nor write the file any more."""
+        self._at_exit.cancel()
+        self._path = None
 
 
 def _warn(message: str) -> None:
     warnings.warn(message, PinWarning, stacklevel=2)
 
 
-class _Exchange(NamedTuple):
-    """A kernel that the program has, the one that is served in its place, and its database."""
-
-    location: str
-    kernel: BoundKernel
-    fresh: BoundKernel
-
-
-class _Override(threading.local):
-    """Choices that are tried in the calling thread before they are in force."""
-
-    pin: Pin | None = None
-    is_set_aside = False
-    """Whether nothing is pinned in the calling thread."""
+Exchange = tuple[str, BoundKernel, BoundKernel]
+"""A database, a kernel that the program has, and the one that is served in its place."""
 
 
 class Pins:
@@ -391,12 +356,14 @@ class Pins:
         self._pin: Pin | None = None
         self._is_decided = False
         """Whether the setting is read, or something else was pinned."""
-        self._tried = _Override()
+        self._here = threading.local()
+        """``pin``: what is in force in the calling thread alone; None if nothing is pinned there."""
 
     def in_force(self) -> Pin | None:
         """Return the choices that are in force, if any are; at first those of the setting ``pin``."""
-        if self._tried.is_set_aside or self._tried.pin is not None:
-            return self._tried.pin
+        if hasattr(self._here, "pin"):
+            here: Pin | None = self._here.pin
+            return here
         if not self._is_decided:
             settings = read_settings()
             self._pin = _pin_of_setting(settings.pin, strict=settings.pin_strict) if settings.pin is not None else None
@@ -404,69 +371,54 @@ class Pins:
         return self._pin
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Let the results alone decide in the calling thread, within the block."""
-        self._tried.is_set_aside = True
+    def instead(self, pin: Pin | None) -> Iterator[None]:
+        """Let other choices, or none, be in force in the calling thread, within the block."""
+        before = dict(vars(self._here))
+        self._here.pin = pin
         try:
             yield
         finally:
-            self._tried.is_set_aside = False
+            vars(self._here).clear()
+            vars(self._here).update(before)
 
-    def choice_for(self, request: Request, numerics: Numerics | None) -> Choice | None:
-        """Return the pinned choice for a problem of a kernel; None if there is none.
-
-        Parameters
-        ----------
-        numerics
-            ``"same"``: a faster configuration that computes the same bits may take its place; None for the setting.
-        """
+    def choice_for(self, request: KernelRequest, numerics: Numerics | None) -> Choice | None:
+        """Return the pinned choice for a problem of a kernel; None if there is none. See `Pin.choice_of`."""
         pin = self.in_force()
-        choice = pin.find(request) if pin is not None else None
-        return choice and _exchanged(choice, request, numerics)
+        pinned = pin.find(request.problem, request.device) if pin is not None else None
+        return pin.choice_of(pinned, request, numerics) if pin is not None and pinned is not None else None
 
     def way_for(
         self, shelf: OperationShelf, problem: Problem, *, library: bool, numerics: Numerics | None
     ) -> Way | None:
-        """Return the pinned way to compute a problem of an operation; None if there is none."""
-        from autotile.serving.operations import Way
+        """Return the pinned way to compute a problem of an operation; None if there is none. See `Pin.choice_of`."""
+        from autotile.serving.operations import OperationRequest, Way, called
 
         pin = self.in_force()
-        pinned = pin.find_operation(problem, shelf.device, library=library) if pin is not None else None
+        pinned = pin.find(problem, shelf.device, operation=True, library=library) if pin is not None else None
         if pin is None or pinned is None:
             return None
         if pinned.source == "library":
-            way = shelf.library_for(pinned.kernel, problem)
+            ways = called(OperationRequest(shelf, problem))
+            way = next((one for one in ways if one.code.name == pinned.kernel), None)
             if way is None or way.code.library is None:
                 raise PinError(f"{pin.origin} pins {pinned} to the library {pinned.kernel}, which is not here")
             found = way.code.library.version
             if found != pinned.library_version:
                 _warn(f"{pin.origin} was made with {pinned.kernel} {pinned.library_version}, and {found} is here")
             return way._replace(choice=replace(way.choice, pinned=pin.origin))
-        request = shelf.request_for(pinned.kernel, pinned.kernel_sizes)
-        if request is None:
+        if pinned.kernel not in shelf.members:
             raise PinError(f"{pin.origin} pins {pinned} to {pinned.kernel}, which is no kernel of {problem.kernel}")
-        choice = _exchanged(pin.choice_of(pinned, request), request, numerics)
+        request = shelf.request_for(pinned.kernel, pinned.kernel_sizes)
+        choice = pin.choice_of(pinned, request, numerics)
         code = KernelCode(request.kernel, request.problem, request.device, choice.config)
         return Way(code, choice, Contender(pinned.kernel, choice.config, None))
-
-    def check(self, kernel: BoundKernel) -> None:
-        """Warn of a kernel that is served although its choice is not pinned, or raise `PinError`; see `Pin.check`."""
-        pin = self.in_force()
-        if pin is not None:
-            pin.check(kernel)
-
-    def record(self, kernel: BoundKernel) -> None:
-        """Add the choice of a kernel, if choices are added."""
-        pin = self.in_force()
-        if pin is not None and pin.is_recording:
-            pin.add(_pinned(kernel))
 
     def pin(self, path: str | Path, *, strict: bool = False) -> None:
         """Freeze what is served to a file, or serve what the file says; see `autotile.pin`."""
         whole = absolute_path(user_path(path, "a file of pinned choices"), "a file of pinned choices")
         if whole.exists():
             pin = Pin(str(whole), read_choices(whole), strict=strict)
-            self.put_in_force(pin, self.checked(pin))
+            self._put_in_force(pin, self._checked(pin))
             return
         pin = Pin(str(whole), self.served_choices(), strict=strict, path=whole)
         try:
@@ -474,7 +426,7 @@ class Pins:
         except PinError:
             pin.abandon()
             raise
-        self.put_in_force(pin, [])
+        self._put_in_force(pin, [])
 
     def unpin(self) -> None:
         """Serve what the results say again, whatever was pinned, also by the setting."""
@@ -490,13 +442,13 @@ class Pins:
 
     def served_choices(self) -> list[PinnedChoice]:
         """Return the served kernels, except those of bundles."""
-        return list({one.request: one for kernel, *_ in self._refresher.kernels() if (one := _pinned(kernel))}.values())
+        found = (PinnedChoice.of(kernel) for kernel, *_ in self._refresher.kernels())
+        return list({one.request: one for one in found}.values())
 
-    def checked(self, pin: Pin) -> list[_Exchange]:
+    def _checked(self, pin: Pin) -> list[Exchange]:
         """Return the kernels whose choices would change, loaded; errors are those of `pin`."""
-        self._tried.pin = pin
-        try:
-            found = [_Exchange(where, kernel, again(kernel)) for kernel, where, again in self._refresher.kernels()]
+        with self.instead(pin):
+            found = [(where, kernel, again(kernel)) for kernel, where, again in self._refresher.kernels()]
             for _, kernel, fresh in found:
                 if fresh is kernel:
                     pin.check(kernel)
@@ -507,24 +459,33 @@ class Pins:
                     )
                 elif kernel.is_loaded:
                     fresh.load()
-        finally:
-            self._tried.pin = None
-        return [one for one in found if one.fresh is not one.kernel]
+        return [(where, kernel, fresh) for where, kernel, fresh in found if fresh is not kernel]
 
-    def put_in_force(self, pin: Pin, checked: list[_Exchange]) -> None:
-        """Serve pinned choices from now on, given what `checked` returned for them."""
+    def _put_in_force(self, pin: Pin, checked: list[Exchange]) -> None:
+        """Serve pinned choices from now on, given what `_checked` returned for them."""
         self.forget()
         self._pin, self._is_decided = pin, True
         for location, kernel, fresh in checked:
             self._refresher.exchange(location, kernel, fresh)
 
-    def synchronize(self, ranks: Ranks, *, strict: bool = False) -> None:
+    def synchronize(
+        self,
+        broadcast: Callable[[bytes], bytes],
+        all_agree: Callable[[bool], bool],
+        *,
+        is_first: bool,
+        strict: bool = False,
+    ) -> None:
         """Serve the choices of the first of several processes in all of them; each of them must call this.
 
         Parameters
         ----------
-        ranks
-            The processes.
+        broadcast
+            Returns the data of the first process, in every process.
+        all_agree
+            Returns whether all processes agree.
+        is_first
+            Whether this process states the choices.
         strict
             As for `pin`.
 
@@ -533,33 +494,18 @@ class Pins:
         PinError
             A process cannot serve them; then nothing is changed in any.
         """
-        own = write_choices(self.served_choices()).encode() if ranks.is_first else b""
-        text = ranks.broadcast(own)
+        text = broadcast(write_choices(self.served_choices()).encode() if is_first else b"")
         failure: AutotileError | None = None
-        checked: list[_Exchange] = []
+        checked: list[Exchange] = []
         pin = Pin("the choices of rank 0", (), strict=strict)
         try:
             pin = Pin(pin.origin, parse_choices(text, "what rank 0 sent"), strict=strict)
-            checked = self.checked(pin)
+            checked = self._checked(pin)
         except AutotileError as error:
             failure = error
-        if not ranks.all_agree(failure is None):
+        if not all_agree(failure is None):
             raise failure or PinError("another rank cannot serve the choices of rank 0, so nothing was changed")
-        self.put_in_force(pin, checked)
-
-
-class Ranks(Protocol):
-    """Processes that serve the same choices."""
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process states the choices."""
-
-    def broadcast(self, data: bytes) -> bytes:
-        """Return the data of the first process, in every process."""
-
-    def all_agree(self, agrees: bool) -> bool:
-        """Return whether all processes agree."""
+        self._put_in_force(pin, checked)
 
 
 _by_setting: dict[tuple[Path, bool, int], Pin] = {}
@@ -569,30 +515,10 @@ _by_setting_lock = threading.Lock()
 def _pin_of_setting(path: Path, *, strict: bool) -> Pin:
     """Return the choices of the file that the setting names, the same for all dispatchers of a process."""
     key = path, strict, os.getpid()
-    pin = _by_setting.get(key)
-    if pin is None:
-        with _by_setting_lock:
-            pin = _by_setting.get(key)
-            if pin is None:
-                exists = path.exists()
-                choices = read_choices(path) if exists else []
-                pin = _by_setting[key] = Pin(str(path), choices, strict=strict, path=None if exists else path)
-    return pin
-
-
-def _pinned(kernel: BoundKernel) -> PinnedChoice:
-    return PinnedChoice.of(kernel, _nvrtc_version(), requested=kernel.operation, library=kernel.library_allowed)
-
-
-def _nvrtc_version() -> str:
-    from autotile.cuda.toolchain import nvrtc_version
-
-    try:
-        return nvrtc_version()
-    except ToolchainError:
-        return ""
-
-
-def _exchanged(choice: Choice, request: Request, numerics: Numerics | None) -> Choice:
-    is_same = (numerics or read_settings().numerics) == "same"
-    return same_bits(choice, request) if is_same else choice
+    with _by_setting_lock:
+        pin = _by_setting.get(key)
+        if pin is None:
+            exists = path.exists()
+            choices = read_choices(path) if exists else []
+            pin = _by_setting[key] = Pin(str(path), choices, strict=strict, path=None if exists else path)
+        return pin

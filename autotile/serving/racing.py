@@ -7,10 +7,10 @@ at most 20 ms of GPU time. Nothing is raced while the stream is captured, or if 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import Measurement, Outcome, Trial
@@ -22,8 +22,11 @@ from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import AutotileError
 from autotile.kernel.operation import Operation
 from autotile.serving.arrays import CallArrays, as_bits, as_cupy, new_array, on_stream
-from autotile.serving.bound import BoundKernel, Launcher, launcher_of
+from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
+
+if TYPE_CHECKING:
+    from autotile.serving.bound import Launcher
 
 BUDGET_US = 20_000.0
 """GPU time of a race."""
@@ -48,15 +51,13 @@ class Raced(NamedTuple):
         return Measurement(found.value, found.low, found.high)
 
 
-class Race:
+class FirstUseRace:
     """A launcher that races the best few ways to compute a problem at its first call, and gives way to the fastest.
 
     Parameters
     ----------
     contenders
         The ways, that which is served without a race first.
-    operation
-        The operation.
     location
         Path or URL of the database that the times are stored in.
     served
@@ -70,13 +71,9 @@ class Race:
         self._lock = threading.Lock()
         contenders[0].load()
 
-    @property
-    def plain(self) -> Race:
-        """The launcher itself, as for one that also captures calls."""
-        return self
-
-    def launch_fast(self, arrays: Sequence[Any]) -> None:
+    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Leave calls to `launch`."""
+        return None
 
     def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
         """Leave calls to `launch`."""
@@ -94,45 +91,46 @@ class Race:
         self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
     ) -> Sequence[Any]:
         """Pass the arrays of a call to ``write``; nothing is launched."""
-        return launcher_of(self._contenders[0]).capture(arrays, stream, write)
+        return self._contenders[0]._load().capture(arrays, stream, write)
 
     def _raced(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
         served, first = self._served, self._contenders[0]
         if not self._lock.acquire(blocking=False):
-            return launcher_of(first)  # another thread races; this call is served as without it
+            return first._load()  # another thread races; this call is served as without it
         try:
             if served._launcher is self:
-                with _place(served._launch_device(), arrays, stream) as is_captured:
+                cuda = load_cupy().cuda
+                with cuda.Device(served._launch_device()), on_stream(arrays, stream), outside_of_captures():
+                    current = cuda.get_current_stream().ptr
+                    is_captured = current != 0 and bool(cuda.runtime.streamIsCapturing(current))
                     raced = None if is_captured else race(self._contenders, arrays, scalars)
                 if raced:
-                    self._keep(raced)
+                    winner = raced[0]
+                    shown = tuple(
+                        Contender(
+                            one.kernel.kernel,
+                            one.kernel.config,
+                            one.measurement.time_us,
+                            is_library=one.kernel.is_library,
+                        )
+                        for one in raced
+                    )
+                    winner.kernel.choice = replace(
+                        winner.kernel.choice,
+                        tier="exact",
+                        measurement=winner.measurement,
+                        source="cuda",
+                        contenders=shown,
+                    )
+                    served.adopt(winner.kernel)
+                    with suppress(AutotileError):  # the program goes on without a database
+                        store_race(raced, self._operation, self._location)
                 elif raced is not None:
                     served.adopt(first)  # it would take too long, or too much memory
         finally:
             self._lock.release()
-        launcher = launcher_of(served)
-        return launcher if launcher is not self else launcher_of(first)
-
-    def _keep(self, raced: list[Raced]) -> None:
-        winner = raced[0]
-        shown = tuple(
-            Contender(one.kernel.kernel, one.kernel.config, one.measurement.time_us, None, one.kernel.is_library)
-            for one in raced
-        )
-        choice = replace(winner.kernel.choice, tier="exact", measurement=winner.measurement, source="cuda")
-        winner.kernel.choice = replace(choice, contenders=shown)
-        self._served.adopt(winner.kernel)
-        with suppress(AutotileError):  # the program goes on without a database
-            store_race(raced, self._operation, self._location)
-
-
-@contextmanager
-def _place(device_index: int, arrays: Sequence[Any], stream: Any) -> Iterator[bool]:
-    """Make the device and the stream of a call current, and say whether the stream is captured."""
-    cuda = load_cupy().cuda
-    with cuda.Device(device_index), on_stream(arrays, stream), outside_of_captures():
-        current = cuda.get_current_stream().ptr
-        yield current != 0 and bool(cuda.runtime.streamIsCapturing(current))
+        launcher = served._load()
+        return launcher if launcher is not self else first._load()
 
 
 def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapping[str, float]) -> list[Raced] | None:
@@ -155,13 +153,13 @@ def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapp
     """
     ordered = sorted(contenders, key=lambda one: not one.is_library)
     try:
-        scratch = _Scratch(ordered[0], arrays)
+        scratch = _RaceOutputs(ordered[0], arrays)
         return _race(ordered, scratch, scalars) if scratch.is_raceable else None
     except load_cupy().cuda.memory.OutOfMemoryError:
         return []
 
 
-def _race(ordered: Sequence[BoundKernel], scratch: _Scratch, scalars: Mapping[str, float]) -> list[Raced]:
+def _race(ordered: Sequence[BoundKernel], scratch: _RaceOutputs, scalars: Mapping[str, float]) -> list[Raced]:
     spent_us, entrants = 0.0, []
     for number, kernel in enumerate(ordered):
         with suppress(Exception):  # what fails to compile, or to run, leaves the race
@@ -172,7 +170,7 @@ def _race(ordered: Sequence[BoundKernel], scratch: _Scratch, scalars: Mapping[st
                 kernel(*target, **scalars)
                 load_cupy().cuda.get_current_stream().synchronize()
             scratch.restore(target)
-            timer = EventTimer(lambda kernel=kernel, target=target: kernel(*target, **scalars), _nothing)  # type: ignore[misc]
+            timer = EventTimer(lambda kernel=kernel, target=target: kernel(*target, **scalars), lambda: None)  # type: ignore[misc]
             timer.start()
             spent_us += timer.time_us()
             if number == 0 or scratch.agrees():
@@ -182,7 +180,14 @@ def _race(ordered: Sequence[BoundKernel], scratch: _Scratch, scalars: Mapping[st
         if spent_us > BUDGET_US / 2:
             break
     racing = list(entrants)
-    flush, flush_us = _flush(ordered[0])
+    memory = load_cupy().cuda.alloc(max(ordered[0].device.l2_bytes, 1 << 20))
+
+    def flush() -> None:  # the L2 cache
+        memory.memset_async(0, memory.mem.size)
+
+    flushing = EventTimer(flush, lambda: None)
+    flushing.start()
+    flush_us = flushing.time_us()
     timers = [EventTimer(lambda one=one: one.kernel(*scratch.written, **scalars), flush) for one in entrants]  # type: ignore[misc]
     for turn in range(_MAX_ROUNDS):
         for one, timer in zip(entrants, timers, strict=True):
@@ -191,14 +196,18 @@ def _race(ordered: Sequence[BoundKernel], scratch: _Scratch, scalars: Mapping[st
                 one.times_us.append(timer.time_us())
                 spent_us += one.times_us[-1] + flush_us
         if turn + 1 >= _ROUNDS_BEFORE_DROPPING:
-            best_us = min(_median(one) for one in racing if one.times_us)
-            racing = [one for one in racing if one.times_us and _median(one) <= _DROP_BEYOND * best_us]
+            medians_us = [(one.measurement.time_us, one) for one in racing if one.times_us]
+            best_us = min(median_us for median_us, _ in medians_us)
+            racing = [one for median_us, one in medians_us if median_us <= _DROP_BEYOND * best_us]
         if spent_us >= BUDGET_US or len(racing) == 1:
             break
-    return sorted((one for one in entrants if one.times_us), key=_median)
+    return sorted((one for one in entrants if one.times_us), key=lambda one: one.measurement.time_us)
 
 
-class _Scratch:
+_COMPARED = {"float64", "float32", "float16", "bfloat16", "int8", "uint8", "int16", "uint16", "int32", "uint32"}
+
+
+class _RaceOutputs:
     """Copies of the outputs of a call, so that contenders write nothing of the caller's.
 
     Attributes
@@ -238,31 +247,26 @@ class _Scratch:
 
     def agrees(self) -> bool:
         """Return whether both sets of outputs are equal, up to the rounding of their sums."""
-        return all(self._is_close(i) for i in self._outputs)
+        cupy = load_cupy()
+        for i in self._outputs:
+            x, y = (
+                as_bits(as_cupy(arrays[i], "scratch"), self._types[i]).ravel()
+                for arrays in (self.expected, self.written)
+            )
+            for start in range(0, x.size, _CHUNK):
+                a, b = (_values(v[start : start + _CHUNK], self._types[i]) for v in (x, y))
+                finite = cupy.where(cupy.isfinite(a), a, 0)
+                rms = cupy.sqrt(cupy.mean(finite * finite))
+                is_close = cupy.abs(a - b) <= self._tolerances[i] * cupy.maximum(cupy.abs(finite), rms)
+                if not bool((is_close | (a == b) | (cupy.isnan(a) & cupy.isnan(b))).all()):
+                    return False
+        return True
 
     def _copies(self) -> list[Any]:
         return [
             new_array(own, tuple(view.shape), self._types[i], zeroed=False) if i in self._outputs else own
             for i, (own, view) in enumerate(zip(self._own, self._views, strict=True))
         ]
-
-    def _is_close(self, index: int) -> bool:
-        cupy = load_cupy()
-        x, y = (
-            as_bits(as_cupy(arrays[index], "scratch"), self._types[index]).ravel()
-            for arrays in (self.expected, self.written)
-        )
-        for start in range(0, x.size, _CHUNK):
-            a, b = (_values(v[start : start + _CHUNK], self._types[index]) for v in (x, y))
-            finite = cupy.where(cupy.isfinite(a), a, 0)
-            rms = cupy.sqrt(cupy.mean(finite * finite))
-            is_close = cupy.abs(a - b) <= self._tolerances[index] * cupy.maximum(cupy.abs(finite), rms)
-            if not bool((is_close | (a == b) | (cupy.isnan(a) & cupy.isnan(b))).all()):
-                return False
-        return True
-
-
-_COMPARED = {"float64", "float32", "float16", "bfloat16", "int8", "uint8", "int16", "uint16", "int32", "uint32"}
 
 
 def _values(stored: Any, element_type: str) -> Any:
@@ -271,26 +275,6 @@ def _values(stored: Any, element_type: str) -> Any:
         return (stored.view("uint16").astype("uint32") << 16).view("float32")
     wide = element_type in {"float64", "int32", "uint32"}
     return stored.astype("float64" if wide else "float32")
-
-
-def _flush(kernel: BoundKernel) -> tuple[Callable[[], None], float]:
-    """Return a function that queues a flush of the L2 cache, and its time in microseconds."""
-    memory = load_cupy().cuda.alloc(max(kernel.device.l2_bytes, 1 << 20))
-
-    def flush() -> None:
-        memory.memset_async(0, memory.mem.size)
-
-    timer = EventTimer(flush, _nothing)
-    timer.start()
-    return flush, timer.time_us()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _median(one: Raced) -> float:
-    return one.measurement.time_us
 
 
 def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> None:
@@ -306,14 +290,13 @@ def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> N
     by_key: dict[str, tuple[TuningKey, list[Raced]]] = {}
     version = nvrtc_version()
     for one in raced:
-        kernel = one.kernel
-        if kernel.library is not None:
-            library = kernel.library
+        kernel, library = one.kernel, one.kernel.library
+        if library is None:
+            key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=version, l2_mode="cold")
+        else:
             key = library_key(
                 operation, kernel.problem, kernel.device, library.name, library.version, nvrtc_version=version
             )
-        else:
-            key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=version, l2_mode="cold")
         by_key.setdefault(key.digest, (key, []))[1].append(one)
     with Database.open(location) as database:
         for key, ranked in by_key.values():

@@ -1,15 +1,18 @@
 """Sources of choices for a problem of a kernel, the filter of what they yield, and the comparison of neighbours.
 
+All that serving reads of a database is read here. A shelf holds the results of a kernel: a database with those that
+ship with autotile, a bundle, or what a program states. A database that is missing or cannot be read counts as empty.
+
 A source yields choices for a request, the best first, and reads the shelf no further than it is asked. `exact` results
 are served as they are. Otherwise `rules` of families and `neighbours`, results of other sizes and GPUs, are compared
 with the base, what an empty database would serve: a shipped rule, or the `untuned` configuration unless a shipped
 neighbour is expected to be faster. A rule that is in force is served unless it is expected to be slower, by more than
 the doubt; a neighbour only if it is expected to be faster, by more than the doubt (`autotile.families.preference`).
 
-The filter `Request.allows` holds for every source. A result of another version of the kernel is never served, as it was
-not verified for this one. Neither is one that was tuned for distant sizes and that a search would not try at these. A
-configuration that breaks a rule or a limit at these sizes or on this device is skipped; so is one that, with the
-resources it was compiled to where it was tuned, could not run here or would violate the limits of the search-space
+The filter `KernelRequest.allows` holds for every source. A result of another version of the kernel is never served, as
+it was not verified for this one. Neither is one that was tuned for distant sizes and that a search would not try at
+these. A configuration that breaks a rule or a limit at these sizes or on this device is skipped; so is one that, with
+the resources it was compiled to where it was tuned, could not run here or would violate the limits of the search-space
 file; and so is one that was found to be wrong for this problem.
 
 Two functions take a choice to another: `same_bits` to a faster configuration that computes the same, and
@@ -23,7 +26,7 @@ import random
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, islice
 from math import prod
@@ -61,12 +64,10 @@ from autotile.space.limits import check_config, compiled_occupancy, meets_heuris
 if TYPE_CHECKING:
     from autotile.cuda.function import PackedCubin
     from autotile.database.database import Database
-    from autotile.exchange.bundle import Bundle, BundledCubin, BundledKernel
-    from autotile.families.family import FamilyRule
+    from autotile.exchange.bundle import Bundle, BundledKernel
     from autotile.families.operation_model import OperationModel
     from autotile.families.preference import Expectation, Tuned
     from autotile.space.search_space import SearchSpace
-    from autotile.space.time_estimate import TimeEstimate
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -97,21 +98,21 @@ class RecentCache(dict[Key, Value]):
         self._older: dict[Key, Value] = {}
         self._lock = threading.Lock()
 
-    def recall(self, key: Key) -> Value | None:
-        """Return an entry of either generation, or None, after `get` has found nothing."""
+    def recall(self, key: Key, new: Value | None = None) -> Value | None:
+        """Return an entry of either generation, after `get` has found nothing; else add one, unless it is None."""
         with self._lock:
             found = self.get(key)
-            if found is None and (found := self._older.pop(key, None)) is not None:
-                self._add(key, found)
+            if found is None and (found := self._older.pop(key, new)) is not None:
+                if len(self) >= self._full:
+                    self._older = dict(self)
+                    super().clear()
+                self[key] = found
             return found
 
     def keep(self, key: Key, value: Value) -> Value:
         """Add an entry unless the key has one, and return the entry: concurrent callers get the same object."""
-        with self._lock:
-            found = self.get(key, self._older.get(key))
-            if found is None:
-                self._add(key, found := value)
-            return found
+        found = self.recall(key, value)
+        return value if found is None else found
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -119,21 +120,16 @@ class RecentCache(dict[Key, Value]):
             super().clear()
             self._older = {}
 
-    def _add(self, key: Key, value: Value) -> None:
-        if len(self) >= self._full:
-            self._older = dict(self)
-            super().clear()
-        self[key] = value
-
 
 _FINALISTS: RecentCache[tuple[object, ...], Mapping[str, Winner]] = RecentCache(256)
 """Finalists of studies, by the state of the database's file."""
 
 
+@dataclass(frozen=True)
 class Shelf:
-    """Results of one kernel, whatever their sizes.
+    """Results of one kernel, whatever their sizes, as a bundle or a program states them.
 
-    Parameters
+    Attributes
     ----------
     winners
         Winners, the user's own newest first. Between equals, the user's own takes precedence over a shipped one; of the
@@ -148,65 +144,18 @@ class Shelf:
         Whether results of other problems are compared; otherwise the nearest is served.
     bundled
         Whether the results come from a bundle, which has no times of the default.
-
-    Attributes
-    ----------
-    fault
-        Reason why the database could not be read; empty if it was read or there is none.
     """
 
-    def __init__(
-        self,
-        winners: Iterable[Winner] = (),
-        *,
-        rules: Iterable[StoredRule] = (),
-        checks: Iterable[StoredVerdict] = (),
-        estimates: bool = True,
-        compares: bool = True,
-        bundled: bool = False,
-    ) -> None:
-        self.fault = ""
-        self.estimates, self.compares, self.bundled = estimates, compares, bundled
-        self._winners: list[Winner] | None = list(winners)
-        self._rules = tuple(rules)
-        self._checks: Sequence[StoredVerdict] | None = tuple(checks)
-
-    def own(self, key: TuningKey) -> list[Winner]:
-        """Return the user's winner of exactly one problem, if it is known apart from all others."""
-        return []
-
-    def winners(self) -> list[Winner]:
-        """Return all winners."""
-        return self._winners or []
-
-    def rules(self) -> Iterator[StoredRule]:
-        """Yield the rules."""
-        yield from self._rules
-
-    def checks(self) -> Sequence[StoredVerdict]:
-        """Return the verdicts."""
-        return self._checks or ()
-
-    def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
-        """Return the finalists of a winner's study, and the results of some other configurations in it.
-
-        Parameters
-        ----------
-        winner
-            The winner.
-        configs
-            Configurations whose results are read even if they are no finalists.
-
-        Returns
-        -------
-        mapping
-            The newest result of each, by `config_key`.
-        """
-        return {}
+    winners: Sequence[Winner] = ()
+    rules: Sequence[StoredRule] = ()
+    checks: Sequence[StoredVerdict] = ()
+    estimates: bool = True
+    compares: bool = True
+    bundled: bool = False
 
 
-class DatabaseShelf(Shelf):
-    """Results of a kernel in a user's database, then those that ship with autotile.
+class DatabaseShelf:
+    """Results of a kernel in a user's database, then those that ship with autotile; read when they are asked for.
 
     Parameters
     ----------
@@ -214,45 +163,51 @@ class DatabaseShelf(Shelf):
         Path or URL of the database.
     kernel, dtype
         Name of the kernel, and dtype of the results.
+
+    Attributes
+    ----------
+    fault
+        Reason why the database could not be read; empty if it was read or there is none.
     """
 
+    estimates, compares, bundled = True, True, False
+
     def __init__(self, location: str, kernel: str, dtype: str) -> None:
-        super().__init__()
+        self.fault = ""
         self._location, self._of = location, {"kernel": kernel, "dtype": dtype}
-        self._winners = self._checks = None
+
+    @cached_property
+    def winners(self) -> list[Winner]:
+        """The user's winners, then the shipped ones."""
+        from autotile.exchange.shipped import shipped_winners  # not for an exact result
+
+        own = self._read(lambda database: database.winners(**self._of), WINNERS, **self._of)
+        return [*own, *shipped_winners(**self._of)]
+
+    @property
+    def rules(self) -> Iterator[StoredRule]:
+        """The user's rules, newest first, then the shipped ones."""
+        from autotile.exchange.shipped import shipped_rules
+
+        yield from self._read(None, RULES, **self._of)
+        yield from shipped_rules(**self._of)
+
+    @cached_property
+    def checks(self) -> list[StoredVerdict]:
+        """The user's verdicts."""
+        return self._read(None, CHECKS, **self._of)
 
     def own(self, key: TuningKey) -> list[Winner]:
         """Return the user's winner of a problem; it takes as long in a large database as in a small one."""
-        if self._winners is not None:
-            return [winner for winner in self._winners if winner.key == key and not winner.shipped]
-        found = read_file(self._location, WINNER, digest=key.digest)
-        return found if found is not None else self._read(lambda database: [*filter(None, [database.winner(key)])])
-
-    def winners(self) -> list[Winner]:
-        """Return the user's winners, then the shipped ones."""
-        if self._winners is None:
-            from autotile.exchange.shipped import shipped_winners  # not for an exact result
-
-            own = read_file(self._location, WINNERS, **self._of)
-            own = own if own is not None else self._read(lambda database: database.winners(**self._of))
-            self._winners = [*own, *shipped_winners(**self._of)]
-        return self._winners
-
-    def rules(self) -> Iterator[StoredRule]:
-        """Yield the user's rules, newest first, then the shipped ones."""
-        from autotile.exchange.shipped import shipped_rules
-
-        yield from self._rows(RULES, **self._of)
-        yield from shipped_rules(**self._of)
-
-    def checks(self) -> Sequence[StoredVerdict]:
-        """Return the user's verdicts."""
-        if self._checks is None:
-            self._checks = self._rows(CHECKS, **self._of)
-        return self._checks
+        if "winners" in vars(self):
+            return [winner for winner in self.winners if winner.key == key and not winner.shipped]
+        return self._read(lambda database: [*filter(None, [database.winner(key)])], WINNER, digest=key.digest)
 
     def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
-        """Return finalists as `Shelf.finalists`; they are kept until the file changes, for look-ups of new sizes."""
+        """Return the newest result of each finalist of a winner's study and of some other configurations in it.
+
+        They are kept by `config_key` until the file changes, for look-ups of new sizes.
+        """
         digest = winner.key.digest
         keys = [config_key(config) for config in configs]
         signature = file_signature(self._location)  # none of a server's database
@@ -270,18 +225,20 @@ class DatabaseShelf(Shelf):
 
     def digested_rows(self, study: str, config: str) -> list[dict[str, Any]]:
         """Return the finalists of a study with the digests of their outputs, and the rows of one configuration."""
-        return self._rows(DIGESTED, study=study, config=config)
+        return self._read(None, DIGESTED, study=study, config=config)
 
-    def _rows(self, query: Query[Result], **parameters: str) -> list[Result]:
+    def _read(
+        self, server: Callable[[Database], list[Result]] | None, query: Query[Result], **parameters: str
+    ) -> list[Result]:
+        """Read a file by a query, a server's database by a function or, if that is None, the same query.
+
+        A server that could not be read is not asked again: rather than wait for it once more, it counts as empty.
+        """
         found = read_file(self._location, query, **parameters)
-        return found if found is not None else self._read(lambda database: database.read(query, **parameters))
-
-    def _read(self, read: Callable[[Database], list[Result]]) -> list[Result]:
-        """Read a server's database; nothing if it cannot be read, nor again: rather than wait for it once more."""
-        if self.fault:
-            return []
+        if found is not None or self.fault:
+            return found or []
         try:
-            return read_server(self._location, read) or []
+            return read_server(self._location, server or (lambda one: one.read(query, **parameters))) or []
         except DatabaseError as error:
             self.fault = str(error)
             return []
@@ -335,17 +292,8 @@ _FREE_FIELDS = ("sizes", "nvrtc_version", "l2_mode")
 """Key fields in which a rule may differ from the request: its sizes are the family's, the others are reported."""
 
 
-class Request:
+class KernelRequest:
     """A problem of a kernel on a device, and the shelf of results that choices for it come from.
-
-    Parameters
-    ----------
-    kernel, problem, device
-        The kernel, its problem, and the device.
-    nvrtc_version
-        Version of the compiler.
-    shelf
-        Results of the kernel.
 
     Attributes
     ----------
@@ -354,7 +302,12 @@ class Request:
     """
 
     def __init__(
-        self, kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str, shelf: Shelf
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        device: DeviceProperties,
+        nvrtc_version: str,
+        shelf: Shelf | DatabaseShelf,
     ) -> None:
         self.kernel, self.problem, self.device, self.shelf = kernel, problem, device, shelf
         self.key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
@@ -364,12 +317,13 @@ class Request:
         """Winners of this version of the kernel, the best tier first, in each the nearest first."""
         fields = ("dtype", "template_hash", "space_hash", "options")
         wanted = [getattr(self.key, name) for name in fields]
-        current = [one for one in self.shelf.winners() if [getattr(one.key, name) for name in fields] == wanted]
-        return sorted(current, key=self._rank)
+        current = [one for one in self.shelf.winners if [getattr(one.key, name) for name in fields] == wanted]
+        return sorted(current, key=self.rank)
 
     @cached_property
-    def _wrong(self) -> set[str]:
-        return wrong_configs(self.shelf.checks(), self.key)
+    def wrong(self) -> set[str]:
+        """The `config_key` of each configuration that was found to give wrong results for this problem."""
+        return wrong_configs(self.shelf.checks, self.key)
 
     def allows(self, choice: Choice) -> bool:
         """Return whether a choice of any source may be served."""
@@ -378,7 +332,7 @@ class Request:
             self.is_near(choice.tuned_sizes or {}) or meets_heuristics(spec, config, sizes, self.device)
         ):
             return False
-        if choice.tier != "exact" and config_key(config) in self._wrong:  # an exact one is no winner if it is wrong
+        if choice.tier != "exact" and config_key(config) in self.wrong:  # an exact one is no winner if it is wrong
             return False
         if check_config(spec, config, sizes, self.device, self.problem.dtype):
             return False
@@ -387,10 +341,6 @@ class Request:
         geometry = launch_geometry(spec, config, sizes, self.device)
         found = compiled_occupancy(geometry, choice.resources, self.device)
         return not resource_violation(spec.limits, geometry, choice.resources, found, self.device)
-
-    def is_wrong(self, config: Config) -> bool:
-        """Return whether a configuration was found to give wrong results for this problem."""
-        return config_key(config) in self._wrong
 
     def is_near(self, sizes: Mapping[str, int]) -> bool:
         """Return whether sizes differ from those of the problem by a doubling at most, and no flag does."""
@@ -404,8 +354,14 @@ class Request:
         return "exact" if key == self.key else "nearest"
 
     def choice_of(self, winner: Winner) -> Choice:
-        """Return a result as a choice."""
-        key = winner.key
+        """Return a result as a choice; it has aged if drivers or compilers changed on this GPU since."""
+        key, aged = winner.key, tuple[str, ...]()
+        if _device_of(key) == _device_of(self.key) and winner.device is not None:
+            versions = (
+                ("NVRTC", key.nvrtc_version, self.key.nvrtc_version),
+                ("driver", winner.device.driver, self.device.driver),
+            )
+            aged = tuple(f"{what} {then}, now {now}" for what, then, now in versions if then and now and then != now)
         return Choice(
             tier=self.tier_of(key),
             config=winner.config,
@@ -417,10 +373,10 @@ class Request:
             tuned_sizes=key.sizes,
             differences=key_differences(key, self.key),
             shipped=winner.shipped,
-            aged=self._aged(winner),
+            aged=aged,
         )
 
-    def _rank(self, winner: Winner) -> tuple[int, bool, int, float, int, bool, float]:
+    def rank(self, winner: Winner) -> tuple[int, bool, int, float, int, bool, float]:
         """Return a sort key: tier, other architecture, flags, distance, other differences, shipped and its age."""
         tier = _TIERS.index(self.tier_of(winner.key))
         other = sum(1 for name, _, _ in key_differences(winner.key, self.key) if name not in ("sizes", "gpu_name"))
@@ -429,55 +385,46 @@ class Request:
         age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
         return tier, foreign, flags, doublings, other, winner.shipped, age
 
-    def _aged(self, winner: Winner) -> tuple[str, ...]:
-        """Return the drivers and compilers that have changed on this GPU since the result was measured."""
-        if _device_of(winner.key) != _device_of(self.key) or winner.device is None:
-            return ()
-        versions = (
-            ("NVRTC", winner.key.nvrtc_version, self.key.nvrtc_version),
-            ("driver", winner.device.driver, self.device.driver),
-        )
-        return tuple(f"{what} {then}, now {now}" for what, then, now in versions if then and now and then != now)
+
+Source = Callable[[KernelRequest], Iterator[Choice]]
 
 
-Source = Callable[[Request], Iterator[Choice]]
-
-
-def exact(request: Request) -> Iterator[Choice]:
+def exact(request: KernelRequest) -> Iterator[Choice]:
     """Yield the results of exactly this problem: the user's own by its key, then those among all."""
-    yield from map(request.choice_of, request.shelf.own(request.key))
+    if isinstance(request.shelf, DatabaseShelf):
+        yield from map(request.choice_of, request.shelf.own(request.key))
     yield from (request.choice_of(winner) for winner in request.ranked if request.tier_of(winner.key) == "exact")
 
 
-def neighbours(request: Request) -> Iterator[Choice]:
+def neighbours(request: KernelRequest) -> Iterator[Choice]:
     """Yield the results of other sizes, compilers and GPUs, those of this GPU first."""
     yield from (request.choice_of(winner) for winner in request.ranked if request.tier_of(winner.key) != "exact")
 
 
-def rules(request: Request) -> Iterator[Choice]:
+def rules(request: KernelRequest) -> Iterator[Choice]:
     """Yield what each rule in force of a family with the problem chooses."""
-    yield from (choice for _, _, choice in _by_rules(request, request.shelf.rules()) if choice is not None)
+    yield from (choice for _, _, choice in _by_rules(request, request.shelf.rules) if choice is not None)
 
 
-def untuned(request: Request) -> Iterator[Choice]:
+def untuned(request: KernelRequest) -> Iterator[Choice]:
     """Yield the default configuration, or one that is estimated to be far faster."""
     config, estimated = untuned_config(request, estimates=request.shelf.estimates)
     yield Choice("default", config, estimated=estimated)
 
 
-def first_allowed(request: Request, *sources: Source) -> Choice | None:
+def first_allowed(request: KernelRequest, *sources: Source) -> Choice | None:
     """Return the first choice of several sources, in their order, that may be served; None if there is none."""
     return next(filter(request.allows, chain.from_iterable(source(request) for source in sources)), None)
 
 
-def choose(request: Request) -> Choice:
+def choose(request: KernelRequest) -> Choice:
     """Return the best choice for a problem."""
     found = first_allowed(request, exact)
     if found is None and not request.shelf.compares:
         found = first_allowed(request, rules, neighbours)
     if found is not None or not request.shelf.compares:
         return found or next(untuned(request))
-    known = list(request.shelf.rules())
+    known = list(request.shelf.rules)
     base, _ = _followed(request, (rule for rule in known if rule.shipped), None)
     if base is None:  # else the space may have to be enumerated
         base = _displaced(request, next(untuned(request)), shipped=True, trusted=True)
@@ -505,49 +452,46 @@ def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
 
 
 def _by_rules(
-    request: Request, stored: Iterable[StoredRule]
+    request: KernelRequest, stored: Iterable[StoredRule]
 ) -> Iterator[tuple[StoredRule, Mapping[str, Winner], Choice | None]]:
-    """Yield each rule for the problem; with its choice and the results that this stands for if it is in force."""
+    """Yield each rule for the problem; with its choice and the results that this stands for if it is in force.
+
+    Such a result is a configuration of the rule at the nearest point where it was timed.
+    """
     sizes = request.problem.sizes
     for one in stored:
+        rule = one.rule
         is_applicable = replace(one.key, **{name: getattr(request.key, name) for name in _FREE_FIELDS}) == request.key
-        if not is_applicable or sizes not in one.rule.family:
+        if not is_applicable or sizes not in rule.family:
             continue
-        if not one.rule.in_force:
+        if not rule.in_force:
             yield one, {}, None
             continue
-        for number in one.rule.order(request.kernel.spec, request.device, sizes):
-            winner = _winner_of_rule(one, number, request.problem)
-            choice = replace(request.choice_of(winner), tier="family", rule=_description(one.rule))
+        lost = rule.mean_held_out
+        description = (
+            f"{rule.family}, learned from {len(rule.points)} of its problems"
+            f"{f', which lost {100 * lost:.1f} % on average when left out' if lost is not None else ''}"
+            f"{f'; {rule.verdict}' if rule.verdict else ''}"
+        )
+        for number in rule.order(request.kernel.spec, request.device, sizes):
+            chosen, point = rule.configs[number], rule.nearest_point(number, sizes)
+            timed = point.times_us[number] if point is not None else None
+            winner = Winner(
+                key=replace(one.key, sizes=point.sizes if point is not None else rule.family.largest),
+                device=one.device,
+                config=chosen.config,
+                resources=chosen.resources,
+                measurement=Measurement(*timed, l2=one.key.l2_mode) if timed is not None else None,
+                tuned_at=one.learned_at,
+                shipped=one.shipped,
+            )
+            choice = replace(request.choice_of(winner), tier="family", rule=description)
             if request.allows(choice):
                 yield one, {config_key(winner.config): winner}, choice
                 break
 
 
-def _winner_of_rule(stored: StoredRule, number: int, problem: Problem) -> Winner:
-    """Return a configuration of a rule as a result at the nearest point where it was timed."""
-    chosen, point = stored.rule.configs[number], stored.rule.nearest_point(number, problem.sizes)
-    timed = point.times_us[number] if point is not None else None
-    return Winner(
-        key=replace(stored.key, sizes=point.sizes if point is not None else stored.rule.family.largest),
-        device=stored.device,
-        config=chosen.config,
-        resources=chosen.resources,
-        measurement=Measurement(*timed, l2=stored.key.l2_mode) if timed is not None else None,
-        tuned_at=stored.learned_at,
-        shipped=stored.shipped,
-    )
-
-
-def _description(rule: FamilyRule) -> str:
-    learned = f"{rule.family}, learned from {len(rule.points)} of its problems"
-    expected = rule.mean_held_out
-    judged = f"; {rule.verdict}" if rule.verdict else ""
-    lost = f", which lost {100 * expected:.1f} % on average when left out" if expected is not None else ""
-    return f"{learned}{lost}{judged}"
-
-
-def _followed(request: Request, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
+def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
     """Return the choice of the first rule that is not expected to be slower than a base; else why none is followed."""
     reason = ""
     for one, known, choice in _by_rules(request, stored):
@@ -558,11 +502,14 @@ def _followed(request: Request, stored: Iterable[StoredRule], base: Choice | Non
             continue
         compared = None
         if base is not None:
+            from autotile.families.preference import Tuned
+
             number = next(n for n, each in enumerate(rule.configs) if config_key(each.config) in known)
             point = rule.nearest_win(number, request.problem.sizes)
             sizes = point.sizes if point is not None else choice.tuned_sizes or {}
             times_us = point.times_by_config(rule.configs) if point is not None else {}
-            compared = _compared(request, base, [(_tuned(sizes, one.device, known, times_us), known)])
+            tuned = Tuned(sizes, one.device, {name: each.config for name, each in known.items()}, times_us)
+            compared = _compared(request, base, [(tuned, known)])
         if compared is None:
             return choice, ""
         _, verdict, expected = compared
@@ -572,7 +519,7 @@ def _followed(request: Request, stored: Iterable[StoredRule], base: Choice | Non
     return None, reason
 
 
-def _displaced(request: Request, base: Choice, *, shipped: bool, trusted: bool) -> Choice:
+def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: bool) -> Choice:
     """Return the neighbour that displaces a base, of the first tier with one that is surely faster; else the base.
 
     Parameters
@@ -585,17 +532,27 @@ def _displaced(request: Request, base: Choice, *, shipped: bool, trusted: bool) 
         Whether a result that may be faster displaces it, too: of near sizes if it is not surely slower, of distant ones
         if that is more likely than not. The default's time, which would make it sure, comes with none of them.
     """
-    from autotile.families.preference import MAX_STUDIES, WITH_FINALISTS  # loads what an exact result does without
+    # loads what an exact result does without
+    from autotile.families.preference import FINALISTS, MAX_STUDIES, WITH_FINALISTS, Tuned
 
+    default = dict(request.kernel.spec.default)
     among = [one for one in request.ranked if one.shipped == shipped and request.tier_of(one.key) != "exact"]
-    for _, tier in groupby(among, key=lambda one: request._rank(one)[:2]):
-        near = list(islice(filter(partial(_allows_winner, request), tier), MAX_STUDIES))
+    for _, tier in groupby(among, key=lambda one: request.rank(one)[:2]):
+        near = list(islice((one for one in tier if request.allows(request.choice_of(one))), MAX_STUDIES))
         if near and near[0].key.sizes == request.key.sizes and _device_of(near[0].key) == _device_of(request.key):
             return replace(request.choice_of(near[0]), unapplied=base.unapplied)  # other compiler or L2, or replayed
-        studies = [
-            _study(request, each, base.config, finalists=not shipped and place < WITH_FINALISTS)
-            for place, each in enumerate(near)
-        ]
+        studies = []
+        for place, one in enumerate(near):
+            found: Mapping[str, Winner] = {}
+            if not shipped and place < WITH_FINALISTS and isinstance(request.shelf, DatabaseShelf):
+                found = request.shelf.finalists(one, [default] if base.config == default else [default, base.config])
+            key = config_key(one.config)
+            known = {**found, key: one}
+            times_us = {name: each.measurement.time_us for name, each in known.items() if each.measurement is not None}
+            others = sorted((name for name in found if name != key), key=lambda name: times_us.get(name, math.inf))
+            served = {name: known[name] for name in [key, *others[: FINALISTS - 1]]}
+            configs = {name: each.config for name, each in served.items()}
+            studies.append((Tuned(one.key.sizes, one.device, configs, times_us), served))
         compared = _compared(request, base, studies)
         if compared is not None:
             winner, verdict, expected = compared
@@ -610,40 +567,16 @@ def _displaced(request: Request, base: Choice, *, shipped: bool, trusted: bool) 
     return base
 
 
-def _allows_winner(request: Request, winner: Winner) -> bool:
-    return request.allows(request.choice_of(winner))
-
-
-def _study(request: Request, winner: Winner, base: Config, *, finalists: bool) -> tuple[Tuned, Mapping[str, Winner]]:
-    """Return a winner and the finalists of its study, and their times and those of the default and of a base."""
-    from autotile.families.preference import FINALISTS
-
-    default = dict(request.kernel.spec.default)
-    configs = [default] if base == default else [default, base]
-    found = request.shelf.finalists(winner, configs) if finalists else {}
-    key = config_key(winner.config)
-    known = {**found, key: winner}
-    times_us = {name: each.measurement.time_us for name, each in known.items() if each.measurement is not None}
-    others = sorted((name for name in found if name != key), key=lambda name: times_us.get(name, math.inf))
-    served = {name: known[name] for name in [key, *others[: FINALISTS - 1]]}
-    return _tuned(winner.key.sizes, winner.device, served, times_us), served
-
-
-def _tuned(
-    sizes: Mapping[str, int],
-    device: DeviceProperties | None,
-    served: Mapping[str, Winner],
-    times_us: Mapping[str, float],
-) -> Tuned:
-    from autotile.families.preference import Tuned
-
-    return Tuned(sizes, device, {name: each.config for name, each in served.items()}, times_us)
-
-
 def _compared(
-    request: Request, base: Choice, studies: Sequence[tuple[Tuned, Mapping[str, Winner]]]
+    request: KernelRequest, base: Choice, studies: Sequence[tuple[Tuned, Mapping[str, Winner]]]
 ) -> tuple[Winner, Compared, Expectation] | None:
-    """Return the most promising result and its comparison with a choice; None if all are that choice."""
+    """Return the most promising result and its comparison with a choice; None if all are that choice.
+
+    Parameters
+    ----------
+    studies
+        Tuned problems, each with the results that may be served from it.
+    """
     from autotile.families.preference import prefer
 
     found = prefer(
@@ -653,7 +586,7 @@ def _compared(
         base.config,
         [tuned for tuned, _ in studies],
         dtype=request.problem.dtype,
-        may_serve=lambda study, key: _allows_winner(request, studies[study][1][key]),
+        may_serve=lambda study, key: request.allows(request.choice_of(studies[study][1][key])),
     )
     if found is None:
         return None
@@ -677,7 +610,7 @@ _MAX_COMBINATIONS = 10**9
 """Combinations of the largest space that is enumerated for a look-up, which takes some 0.1 s."""
 
 
-def untuned_config(request: Request, *, estimates: bool = True) -> tuple[Config, Estimated | None]:
+def untuned_config(request: KernelRequest, *, estimates: bool = True) -> tuple[Config, Estimated | None]:
     """Return the configuration to serve where nothing is tuned, and the reason if it is not the default.
 
     The default is served unless its estimated time is at least twice the estimated least one, and the file states
@@ -686,8 +619,6 @@ def untuned_config(request: Request, *, estimates: bool = True) -> tuple[Config,
 
     Parameters
     ----------
-    request
-        The problem.
     estimates
         Whether estimates may be used.
     """
@@ -695,8 +626,15 @@ def untuned_config(request: Request, *, estimates: bool = True) -> tuple[Config,
     default = dict(spec.default)
     is_valid = not check_config(spec, default, sizes, device, dtype)
     is_served = is_valid and meets_heuristics(spec, default, sizes, device)
-    if is_served and not (estimates and _may_be_slow(request)):
-        return default, None
+    if is_served:
+        may_enumerate = prod(len(each.values) for each in spec.parameters) <= _MAX_COMBINATIONS
+        if not estimates or spec.work.flops is None or not may_enumerate:
+            return default, None
+        from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
+
+        found = estimate_configs(spec, sizes, device, [default], dtype)
+        if found is None or not found.is_declared or found.time_us[0] < CONFIDENT_FACTOR * found.bound_us[0]:
+            return default, None  # by the device's peaks, nothing can be far faster
     from autotile.space.search_space import feasible_space
 
     try:
@@ -705,27 +643,17 @@ def untuned_config(request: Request, *, estimates: bool = True) -> tuple[Config,
         if is_valid:  # the space is too large to enumerate
             return default, None
         raise
-    found = _fastest(request, space, beside=default if is_served else None)
-    if estimates and found is not None:
-        return found
+    fastest = _fastest(request, space, beside=default if is_served else None)
+    if estimates and fastest is not None:
+        return fastest
     return (default if is_served else space.config(0)), None
 
 
-def _may_be_slow(request: Request) -> bool:
-    """Return whether another configuration may be far faster than the default, by the device's peaks."""
-    spec, problem = request.kernel.spec, request.problem
-    if spec.work.flops is None or prod(len(each.values) for each in spec.parameters) > _MAX_COMBINATIONS:
-        return False
-    from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
-
-    found = estimate_configs(spec, problem.sizes, request.device, [spec.default], problem.dtype)
-    return found is not None and found.is_declared and found.time_us[0] >= CONFIDENT_FACTOR * found.bound_us[0]
-
-
-def _fastest(request: Request, space: SearchSpace, *, beside: Config | None) -> tuple[Config, Estimated] | None:
+def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | None) -> tuple[Config, Estimated] | None:
     """Return the configuration of the least estimate; None without estimates, or if ``beside`` may be as fast."""
     import numpy as np
 
+    from autotile.core.text import plural
     from autotile.space.search_space import SearchSpace
     from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
 
@@ -739,56 +667,32 @@ def _fastest(request: Request, space: SearchSpace, *, beside: Config | None) -> 
     found = estimate_times(spec, problem.sizes, device, tried, problem.dtype)
     if found is None or (beside is not None and not found.is_declared):
         return None
+
+    def launch(row: int) -> str:
+        blocks, threads = int(found.blocks[row]), int(found.threads[row])
+        busy = f"{min(blocks, device.sm_count)} of {device.sm_count} SMs"
+        return f"{plural(blocks, 'block')} of {threads} threads on {busy}"
+
     least = float(found.time_us[0]) / CONFIDENT_FACTOR if beside is not None else np.inf
     for row in np.argsort(found.time_us, kind="stable").tolist():
         if found.time_us[row] > least:
             return None
         config = tried.config(row)
-        if not request.is_wrong(config):
-            reason = _comparison(found, row, device) if beside is not None else ""
-            default_us = float(found.time_us[0]) if beside is not None else None
-            return config, Estimated(float(found.time_us[row]), default_us, reason)
+        if config_key(config) not in request.wrong:
+            time_us = float(found.time_us[row])
+            if beside is None:
+                return config, Estimated(time_us, None, "")
+            return config, Estimated(time_us, float(found.time_us[0]), f"{launch(row)}, the default's {launch(0)}")
     return None
 
 
-def _comparison(found: TimeEstimate, row: int, device: DeviceProperties) -> str:
-    """Compare the launch of a row with that of the first one, the default."""
-    from autotile.core.text import plural
+class _DigestColumn(msgspec.Struct):
+    """Telemetry of a trial, as far as it is read here."""
 
-    def launch(index: int) -> str:
-        blocks, threads = int(found.blocks[index]), int(found.threads[index])
-        busy = f"{min(blocks, device.sm_count)} of {device.sm_count} SMs"
-        return f"{plural(blocks, 'block')} of {threads} threads on {busy}"
-
-    ours, default = launch(row), launch(0)
-    return f"{ours}, the default's {default}"
-
-
-class _Telemetry(msgspec.Struct):
     output_digest: Text = ""
 
 
-class _Bits:
-    """Results of one configuration: digests of the outputs by those of the inputs."""
-
-    def __init__(self) -> None:
-        self.varies = False
-        self._outputs: dict[str, str] = {}
-
-    def add(self, digest: str) -> None:
-        """Take a stored digest into account."""
-        inputs, _, outputs = digest.partition(":")
-        if digest == VARYING_OUTPUTS or self._outputs.setdefault(inputs, outputs) != outputs:
-            self.varies = True
-
-    def equal(self, other: _Bits) -> bool:
-        """Return whether both computed the same from the same inputs, and there are such inputs."""
-        common = self._outputs.keys() & other._outputs.keys()
-        is_equal = all(self._outputs[inputs] == other._outputs[inputs] for inputs in common)
-        return bool(common) and is_equal and not (self.varies or other.varies)
-
-
-def same_bits(base: Choice, request: Request) -> Choice:
+def same_bits(base: Choice, request: KernelRequest) -> Choice:
     """Return the fastest configuration that is known to compute the same bits as a choice; else the choice itself.
 
     The order of a sum depends on tile sizes, splits and lanes in ways that differ between kernels, so measurements
@@ -798,37 +702,39 @@ def same_bits(base: Choice, request: Request) -> Choice:
     """
     base_key, shelf = config_key(base.config), request.shelf
     rows = shelf.digested_rows(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else []
-    winners: dict[str, Winner] = {}
-    bits: dict[str, _Bits] = {}
+    timed: dict[str, tuple[float, Winner]] = {}
+    bits: dict[str, dict[str, str]] = {}
+    """Digests of the outputs by those of the inputs, of each configuration."""
+    varying: set[str] = set()
     for row in rows:  # the newest first
         try:
-            digest, winner = convert(row["telemetry"], _Telemetry).output_digest, Winner.from_row(row, None)
+            digest, winner = convert(row["telemetry"], _DigestColumn).output_digest, Winner.from_row(row, None)
         except DataError:
             continue
         name = config_key(winner.config)
         if digest:
-            bits.setdefault(name, _Bits()).add(digest)
+            inputs, _, outputs = digest.partition(":")
+            known = bits.setdefault(name, {})
+            if digest == VARYING_OUTPUTS or known.setdefault(inputs, outputs) != outputs:
+                varying.add(name)
         if winner.measurement is not None:
-            winners.setdefault(name, winner)
-    if base_key not in bits or base_key not in winners:
+            timed.setdefault(name, (winner.measurement.time_us, winner))
+    if base_key not in bits or base_key not in timed or base_key in varying:
         return base
-    base_us = _time_us(winners[base_key])
+    ours = bits[base_key]
     faster = [
-        winner
-        for name, winner in winners.items()
+        (time_us, winner)
+        for name, (time_us, winner) in timed.items()
         if name != base_key
-        and name in bits
-        and not request.is_wrong(winner.config)
-        and bits[name].equal(bits[base_key])
-        and _time_us(winner) < base_us
+        and time_us < timed[base_key][0]
+        and name not in varying
+        and name not in request.wrong
+        and (common := ours.keys() & bits.get(name, {}).keys())
+        and all(ours[inputs] == bits[name][inputs] for inputs in common)
     ]
-    choices = map(request.choice_of, sorted(faster, key=_time_us))
+    choices = (request.choice_of(winner) for _, winner in sorted(faster, key=lambda one: one[0]))
     found = next((one for one in choices if one.tier == "exact" and request.allows(one)), None)
     return base if found is None else replace(found, pinned=base.pinned)
-
-
-def _time_us(winner: Winner) -> float:
-    return winner.measurement.time_us if winner.measurement is not None else math.inf
 
 
 def choose_bundled(
@@ -847,8 +753,25 @@ def choose_bundled(
     from autotile.cuda.function import PackedCubin
     from autotile.exchange.bundle import FALLBACK
 
-    check_device(bundled.kernel.spec, device)
-    cubins = _loadable(bundle, bundled, problem, device)
+    spec, name = bundled.kernel.spec, bundled.kernel.name
+    check_device(spec, device)
+    running = [cubin for cubin in bundled.cubins if runs_on(cubin.target, device.compute_capability)]
+    if not running:
+        targets = ", ".join(sorted({cubin.target for cubin in bundled.cubins}))
+        raise BundleError(
+            f"{bundle.path} holds {name} for {targets}, which does not run on {device.name} ({device.architecture}); "
+            f"make the bundle with --arch {device.architecture}. {FALLBACK}"
+        )
+    flags = {flag: problem.sizes[flag] for flag in spec.compiled_names}
+    fitting = [cubin for cubin in running if cubin.dtype == problem.dtype and dict(cubin.flags) == flags]
+    if not fitting:
+        held = {" ".join([one.dtype, *(f"{flag}={value}" for flag, value in one.flags.items())]) for one in running}
+        raise BundleError(
+            f"{bundle.path} holds {name} compiled for {', '.join(sorted(held))}, but {problem} is requested; tune such "
+            f"a problem and make the bundle again. {FALLBACK}"
+        )
+    nearest_last = sorted(fitting, key=lambda cubin: (int(cubin.target.strip("sm_a")), cubin.target.endswith("a")))
+    cubins = {config_key(cubin.config): cubin for cubin in nearest_last}  # of each, for the nearest architecture
     shelf = Shelf(
         [
             replace(winner, resources=cubins[key].resources)
@@ -857,42 +780,17 @@ def choose_bundled(
         ],
         rules=[one for one in bundled.rules if all(config_key(each.config) in cubins for each in one.rule.configs)],
         estimates=False,
-        compares=config_key(bundled.kernel.spec.default) in cubins,
+        compares=config_key(spec.default) in cubins,
         bundled=True,
     )
-    choice = choose(Request(bundled.kernel, problem, device, bundled.nvrtc_version, shelf))
+    choice = choose(KernelRequest(bundled.kernel, problem, device, bundled.nvrtc_version, shelf))
     cubin = cubins.get(config_key(choice.config))
     if cubin is None:
         raise BundleError(
-            f"{bundle.path} holds no configuration of {bundled.kernel.name} that is valid for {problem} on "
-            f"{device.name}; tune that problem and make the bundle again. {FALLBACK}"
+            f"{bundle.path} holds no configuration of {name} that is valid for {problem} on {device.name}; tune that "
+            f"problem and make the bundle again. {FALLBACK}"
         )
     bundle.read(cubin.member)  # so that damage is reported while the program can still do without the bundle
     packed = PackedCubin(cubin.resources, partial(bundle.read, cubin.member), cubin.symbols)
     origin = f"{bundle.path}, compiled for {cubin.target} with NVRTC {bundled.nvrtc_version}"
     return replace(choice, packed=origin), packed
-
-
-def _loadable(
-    bundle: Bundle, bundled: BundledKernel, problem: Problem, device: DeviceProperties
-) -> Mapping[str, BundledCubin]:
-    """Return the cubins that run on the device, by configuration; for each, the one of the nearest architecture."""
-    from autotile.exchange.bundle import FALLBACK
-
-    running = [cubin for cubin in bundled.cubins if runs_on(cubin.target, device.compute_capability)]
-    if not running:
-        targets = ", ".join(sorted({cubin.target for cubin in bundled.cubins}))
-        raise BundleError(
-            f"{bundle.path} holds {bundled.kernel.name} for {targets}, which does not run on {device.name} "
-            f"({device.architecture}); make the bundle with --arch {device.architecture}. {FALLBACK}"
-        )
-    flags = {name: problem.sizes[name] for name in bundled.kernel.spec.compiled_names}
-    fitting = [cubin for cubin in running if cubin.dtype == problem.dtype and dict(cubin.flags) == flags]
-    if not fitting:
-        held = {" ".join([one.dtype, *(f"{name}={value}" for name, value in one.flags.items())]) for one in running}
-        raise BundleError(
-            f"{bundle.path} holds {bundled.kernel.name} compiled for {', '.join(sorted(held))}, but {problem} is "
-            f"requested; tune such a problem and make the bundle again. {FALLBACK}"
-        )
-    ranked = sorted(fitting, key=lambda cubin: (int(cubin.target.strip("sm_a")), cubin.target.endswith("a")))
-    return {config_key(cubin.config): cubin for cubin in ranked}

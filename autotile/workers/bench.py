@@ -772,9 +772,9 @@ def _cublas(call: LibraryCall, instance: ProblemInstance, device_index: int) -> 
     """Return the launch of cuBLAS, the only library that an operation file may name."""
     if call.library != "cublas":
         raise InputError(f"there is no library {call.library!r} here")
-    from autotile.cuda.cublas import Gemm, Layout
+    from autotile.cuda.cublas import Gemm, GemmLayout
 
-    layout = Layout.of(call.sizes, call.dtype)
+    layout = GemmLayout.of(call.sizes, call.dtype)
     if not layout.is_supported:
         raise InputError("cuBLAS does not compute such a product")
     gemm = Gemm(layout, device_index)

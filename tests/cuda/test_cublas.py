@@ -8,21 +8,21 @@ import pytest
 
 from autotile.cuda import cublas
 from autotile.cuda.compiler import CompileJob, CubinCache, parameter_bytes
-from autotile.cuda.cublas import Gemm, Layout, cublas_version
+from autotile.cuda.cublas import Gemm, GemmLayout, cublas_version
 
 
 def test_a_product_has_the_sizes_and_flags_of_the_operation() -> None:
     sizes = {"M": 3, "N": 5, "K": 7, "BATCH": 2, "TRANS_A": 1, "TRANS_B": 0, "OUT_FP32": 1, "ALIGNED": 0}
-    expected = Layout(3, 5, 7, 2, transpose_a=True, transpose_b=False, factors="bfloat16", result="float32")
-    assert Layout.of(sizes, "bfloat16") == expected
-    assert Layout.of({"M": 3, "N": 5, "K": 7}, "float16").result == "float16"
+    expected = GemmLayout(3, 5, 7, 2, transpose_a=True, transpose_b=False, factors="bfloat16", result="float32")
+    assert GemmLayout.of(sizes, "bfloat16") == expected
+    assert GemmLayout.of({"M": 3, "N": 5, "K": 7}, "float16").result == "float16"
 
 
 @pytest.mark.parametrize(
     ("size", "dtype", "expected"), [(2**31, "float32", False), (8, "int8", False), (8, "float16", True)]
 )
 def test_which_products_cublas_computes(size: int, dtype: str, expected: bool) -> None:
-    assert Layout.of({"M": size, "N": 8, "K": 8}, dtype).is_supported is expected
+    assert GemmLayout.of({"M": size, "N": 8, "K": 8}, dtype).is_supported is expected
 
 
 def _factors(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> tuple[Any, Any, Any]:
@@ -48,7 +48,7 @@ def test_products_are_those_of_numpy_also_in_a_graph(dtype: str, batch: int, tra
     x, y, z = cupy.asarray(a), cupy.asarray(b), cupy.zeros(expected.shape, dtype)
     stream = cupy.cuda.Stream()
     addresses = x.data.ptr, y.data.ptr, z.data.ptr
-    gemm = Gemm(Layout(37, 50, 65, batch, trans_a, trans_b, dtype, dtype), 0)
+    gemm = Gemm(GemmLayout(37, 50, 65, batch, trans_a, trans_b, dtype, dtype), 0)
     cupy.cuda.get_current_stream().synchronize()
     with stream:
         gemm(stream.ptr, addresses)
@@ -67,7 +67,7 @@ def test_float32_is_not_computed_in_tf32() -> None:
 
     a, b = (cupy.full((256, 256), 1 + 2.0**-12, "float32") for _ in range(2))
     c = cupy.empty((256, 256), "float32")
-    gemm = Gemm(Layout(256, 256, 256, 1, False, False, "float32", "float32"), 0)
+    gemm = Gemm(GemmLayout(256, 256, 256, 1, False, False, "float32", "float32"), 0)
     gemm(cupy.cuda.get_current_stream().ptr, (a.data.ptr, b.data.ptr, c.data.ptr))
     exact = 256 * (1 + 2.0**-12) ** 2  # TF32 would round the factors to 1
     assert float(abs(c - exact).max()) / exact < 1e-6
@@ -86,16 +86,16 @@ def test_the_rounding_kernel_compiles(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "expected"),
     [
-        (Layout(653, 1095, 6711, 1, True, True, "bfloat16", "bfloat16"), True),
-        (Layout(653, 1095, 6711, 1, True, True, "bfloat16", "float32"), False),
-        (Layout(653, 1095, 6711, 1, True, True, "float32", "float32"), False),
-        (Layout(656, 1096, 6712, 1, True, True, "bfloat16", "bfloat16"), False),
-        (Layout(65, 109, 6711, 1, True, True, "float16", "float16"), False),
-        (Layout(1653, 2095, 1001, 1, False, False, "float16", "float16"), False),
-        (Layout(16001, 16001, 2001, 1, False, False, "float16", "float16"), False),
+        (GemmLayout(653, 1095, 6711, 1, True, True, "bfloat16", "bfloat16"), True),
+        (GemmLayout(653, 1095, 6711, 1, True, True, "bfloat16", "float32"), False),
+        (GemmLayout(653, 1095, 6711, 1, True, True, "float32", "float32"), False),
+        (GemmLayout(656, 1096, 6712, 1, True, True, "bfloat16", "bfloat16"), False),
+        (GemmLayout(65, 109, 6711, 1, True, True, "float16", "float16"), False),
+        (GemmLayout(1653, 2095, 1001, 1, False, False, "float16", "float16"), False),
+        (GemmLayout(16001, 16001, 2001, 1, False, False, "float16", "float16"), False),
     ],
 )
-def test_which_products_are_rounded_afterwards(layout: Layout, expected: bool) -> None:
+def test_which_products_are_rounded_afterwards(layout: GemmLayout, expected: bool) -> None:
     assert layout.rounds_afterwards is expected
 
 
@@ -105,7 +105,7 @@ def test_products_that_are_rounded_afterwards(m: int, n: int) -> None:
     import cupy
 
     k = 3001
-    layout = Layout(m, n, k, 1, False, False, "float16", "float16")
+    layout = GemmLayout(m, n, k, 1, False, False, "float16", "float16")
     assert layout.rounds_afterwards
     generator = cupy.random.default_rng(0)
     a, b = (generator.standard_normal(shape).astype("float16") for shape in ((m, k), (k, n)))

@@ -23,7 +23,7 @@ from autotile.kernel.expressions import parse_expression
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.selection import Request, Shelf, choose
+from autotile.serving.selection import KernelRequest, Shelf, choose
 from autotile.space.search_space import feasible_space
 
 COMPILER = shutil.which("g++")
@@ -209,7 +209,7 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
     order = list(configs)
     for sizes, line in zip(asked, lines, strict=True):
         problem = resolve_problem(kernel.spec, sizes)
-        choice = choose(Request(kernel, problem, here, "13.0", Shelf(winners, estimates=False, compares=False)))
+        choice = choose(KernelRequest(kernel, problem, here, "13.0", Shelf(winners, estimates=False, compares=False)))
         number = order.index(config_key(choice.config))
         got = line.split()
         assert (sizes, int(got[0]), TIERS[int(got[1])]) == (sizes, number, choice.tier)
@@ -267,7 +267,9 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
     for sizes, line in zip(asked, lines, strict=True):
         problem = resolve_problem(kernel.spec, sizes)
         choice = choose(
-            Request(kernel, problem, here, "13.0", Shelf(winners, rules=[stored], estimates=False, compares=False))
+            KernelRequest(
+                kernel, problem, here, "13.0", Shelf(winners, rules=[stored], estimates=False, compares=False)
+            )
         )
         number = list(configs).index(config_key(choice.config))
         assert (sizes, *map(int, line.split()[:2])) == (sizes, number, TIERS.index(choice.tier))

@@ -17,7 +17,7 @@ from autotile.kernel.library import load_kernel
 from autotile.serving import operations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.racing import Race
+from autotile.serving.racing import FirstUseRace
 from autotile.settings import read_settings
 
 pytestmark = pytest.mark.gpu
@@ -113,10 +113,10 @@ class TestRace:
         kernel = served(race=True, EMULATE=0)
         assert type(kernel) is BoundKernel
         kernel.load()
-        assert isinstance(kernel._launcher, Race)
+        assert isinstance(kernel._launcher, FirstUseRace)
         a, b = factors()
         assert is_close(kernel(a, b), a, b)
-        assert not isinstance(kernel._launcher, Race)
+        assert not isinstance(kernel._launcher, FirstUseRace)
         assert kernel.tier == "exact"
         assert len(kernel.contenders) >= 2
         assert any(one.is_library for one in kernel.contenders)

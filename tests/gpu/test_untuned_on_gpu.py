@@ -9,7 +9,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice
-from autotile.serving.selection import Request, Shelf, untuned_config
+from autotile.serving.selection import KernelRequest, Shelf, untuned_config
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +23,7 @@ def test_the_least_estimate_is_right(name: str, sizes: tuple[int, int, int]) -> 
 
     kernel, device = load_kernel(name), live_device(0)
     problem = resolve_problem(kernel.spec, dict(zip("MNK", sizes, strict=True)), None)
-    config, estimated = untuned_config(Request(kernel, problem, device, "", Shelf()))
+    config, estimated = untuned_config(KernelRequest(kernel, problem, device, "", Shelf()))
     if estimated is None:
         pytest.skip(f"the default is served on {device.name}")
     rng = cupy.random.default_rng(0)
@@ -33,7 +33,7 @@ def test_the_least_estimate_is_right(name: str, sizes: tuple[int, int, int]) -> 
     if half:
         kernel_dtype = resolve_problem(kernel.spec, dict(problem.sizes), "float16")
         problem, a, b = kernel_dtype, a.astype(cupy.float16), b.astype(cupy.float16)
-        config, estimated = untuned_config(Request(kernel, problem, device, "", Shelf()))
+        config, estimated = untuned_config(KernelRequest(kernel, problem, device, "", Shelf()))
     served = BoundKernel(
         KernelCode(kernel, problem, device, config), Choice("default", config, estimated=estimated), device, 0
     )

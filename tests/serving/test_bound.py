@@ -100,7 +100,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def kernel(store: Any, live_gpu: None, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
     store.put(N, BEST)
     kernel: BoundKernel = store.ask(N, device=None)
-    monkeypatch.setattr(kernel._code, "compiled", lambda: SimpleNamespace(path=Path("scale.cubin"), symbols={}))
+    monkeypatch.setattr(kernel._code, "cubin", SimpleNamespace(path=Path("scale.cubin"), symbols={}))
     return kernel
 
 

@@ -25,7 +25,7 @@ from autotile.families.family import Family, FamilyRule, Leaf, RuleConfig, RuleP
 from autotile.families.features import Feature
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving.choice import explain
-from autotile.serving.selection import Request, Shelf, choose
+from autotile.serving.selection import KernelRequest, Shelf, choose
 from autotile.settings import read_settings
 from autotile.space.limits import check_config
 
@@ -147,7 +147,9 @@ class TestForce:
         return self.choice(self.stored(losses))
 
     def choice(self, *rules: StoredRule) -> Any:
-        return choose(Request(self.kernel, Problem("scale", {"n": 4097}, "float32"), H200, "13.0", Shelf(rules=rules)))
+        return choose(
+            KernelRequest(self.kernel, Problem("scale", {"n": 4097}, "float32"), H200, "13.0", Shelf(rules=rules))
+        )
 
     def stored(self, losses: Any, config: Config = SMALL) -> StoredRule:
         """Return a rule with points of given losses when left out, and without the rule."""
@@ -176,7 +178,7 @@ def test_a_rules_choice_that_is_expected_to_be_slower_is_passed_over() -> None:
 
     def served(n: int) -> Any:
         problem = Problem("sgemm_2d", dict.fromkeys("MNK", n), "float32")
-        return choose(Request(kernel, problem, H200, "13.0", Shelf(rules=[StoredRule(key, H200, rule, NOW)])))
+        return choose(KernelRequest(kernel, problem, H200, "13.0", Shelf(rules=[StoredRule(key, H200, rule, NOW)])))
 
     assert (served(4096).tier, served(4096).config) == ("family", wide)
     assert (served(1024).tier, served(1024).config) == ("default", kernel.spec.default)
@@ -213,7 +215,7 @@ class TestNeverServed:
         for registers, expected in ((64, SMALL), (400, DEFAULT)):
             rule = rule_of(family, (SMALL,), Leaf((0,)), Resources(registers, 0, 0, 0, 0))
             stored = StoredRule(key, H200, rule, NOW)
-            assert choose(Request(store.kernel, problem, H200, "13.0", Shelf(rules=[stored]))).config == expected
+            assert choose(KernelRequest(store.kernel, problem, H200, "13.0", Shelf(rules=[stored]))).config == expected
 
     def test_what_was_found_to_be_wrong_for_this_problem(self, store: Any) -> None:
         problem = Problem(store.kernel.name, {"n": 4097}, "float32")
@@ -223,7 +225,9 @@ class TestNeverServed:
         stored = StoredRule(replace(requested, sizes={}), H200, rule, NOW)
 
         def served(*checks: StoredVerdict) -> Any:
-            return choose(Request(store.kernel, problem, H200, "13.0", Shelf(rules=[stored], checks=checks))).config
+            return choose(
+                KernelRequest(store.kernel, problem, H200, "13.0", Shelf(rules=[stored], checks=checks))
+            ).config
 
         wrong = StoredVerdict(requested, config_key(SMALL), passed=False)
         assert served() == SMALL
@@ -255,7 +259,7 @@ def test_whatever_the_sizes_and_the_order_what_is_served_is_valid(
     tree = Split(question, 1.0, Leaf(tuple(order)), Leaf(tuple(reversed(order))))
     family = parse_family(TILED.spec, ["M=1..4096", "N=1..4096", "K=1..4096"])
     stored = StoredRule(key, H200, rule_of(family, TILES, tree), NOW)
-    choice = choose(Request(TILED, problem, H200, "13.0", Shelf(rules=[stored])))
+    choice = choose(KernelRequest(TILED, problem, H200, "13.0", Shelf(rules=[stored])))
     assert check_config(TILED.spec, choice.config, problem.sizes, H200) == ""
     served = stored.rule.order(TILED.spec, H200, problem.sizes)
     valid = [number for number in served if not check_config(TILED.spec, TILES[number], problem.sizes, H200)]

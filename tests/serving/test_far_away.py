@@ -6,7 +6,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.exchange.shipped import shipped_winners
 from autotile.kernel.library import load_kernel
-from autotile.serving.selection import Request, Shelf, choose
+from autotile.serving.selection import KernelRequest, Shelf, choose
 from autotile.space.limits import check_config, meets_heuristics
 from autotile.space.search_space import feasible_space
 
@@ -30,7 +30,7 @@ def test_a_winner_of_far_smaller_products_is_not_served(device: str, size: int) 
         if all(best.key.sizes[name] <= 256 for name in ("M", "N", "K"))
     ]
     assert small
-    chosen = choose(Request(kernel, problem, properties, small[0].key.nvrtc_version, Shelf(small)))
+    chosen = choose(KernelRequest(kernel, problem, properties, small[0].key.nvrtc_version, Shelf(small)))
     assert meets_heuristics(kernel.spec, chosen.config, problem.sizes, properties)
 
 
@@ -40,7 +40,9 @@ def test_a_winner_nearby_is_served_though_a_search_would_not_try_it() -> None:
         best for best in shipped_winners("sgemm", "float32") if best.key.sizes["M"] == best.key.sizes["N"] == 256
     )
     sizes = {**best.key.sizes, "M": 400}
-    chosen = choose(Request(kernel, Problem("sgemm", sizes, "float32"), H200, best.key.nvrtc_version, Shelf([best])))
+    chosen = choose(
+        KernelRequest(kernel, Problem("sgemm", sizes, "float32"), H200, best.key.nvrtc_version, Shelf([best]))
+    )
     assert chosen.tier == "nearest"
     assert chosen.config == best.config
 
@@ -51,7 +53,7 @@ def test_an_untuned_kernel_is_served_as_a_search_would_begin(name: str, sizes: t
     """If any configuration is valid, there is a space to search."""
     kernel = load_kernel(name)
     problem = problem_of(name, **dict(zip("MNK", sizes, strict=True)))
-    chosen = choose(Request(kernel, problem, H200, "13.0", Shelf()))
+    chosen = choose(KernelRequest(kernel, problem, H200, "13.0", Shelf()))
     assert chosen.tier == "default"
     assert check_config(kernel.spec, chosen.config, problem.sizes, H200, problem.dtype) == ""
     space = feasible_space(kernel.spec, problem.sizes, H200, problem.dtype)

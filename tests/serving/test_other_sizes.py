@@ -19,7 +19,7 @@ from autotile.families.preference import Tuned, prefer
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.serving.dispatcher import Dispatcher
-from autotile.serving.selection import Request, Shelf, untuned_config
+from autotile.serving.selection import KernelRequest, Shelf, untuned_config
 from autotile.space.time_estimate import estimate_configs
 
 KERNEL = load_kernel("sgemm_2d")
@@ -92,7 +92,7 @@ def times_elsewhere(path: Path, seed: int, tuned: Sequence[str]) -> dict[str, tu
     found = {}
     for text in RECORDINGS.keys() - set(tuned):
         kernel = serve(path, text)
-        empty, _ = untuned_config(Request(KERNEL, kernel.problem, H200, "", Shelf()))
+        empty, _ = untuned_config(KernelRequest(KERNEL, kernel.problem, H200, "", Shelf()))
         if np.isinf(time_us(text, empty)):
             assert kernel.config == empty
             continue
@@ -262,5 +262,5 @@ def test_a_size_beyond_what_was_checked_gets_the_default(tmp_path: Path) -> None
     tune(path, "4096x4096x4096", seed=11)
     assert serve(path, "2048x2048x2048").choice.tier == "nearest"
     far = serve(path, "100000x100000x8")
-    empty, _ = untuned_config(Request(KERNEL, far.problem, H200, "", Shelf()))
+    empty, _ = untuned_config(KernelRequest(KERNEL, far.problem, H200, "", Shelf()))
     assert (far.choice.tier, far.config) == ("default", empty)

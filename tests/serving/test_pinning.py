@@ -346,7 +346,8 @@ def synchronize(dispatchers: list[Dispatcher]) -> list[Exception | None]:
 
     def run(number: int) -> Exception | None:
         try:
-            dispatchers[number].pins.synchronize(ranks.rank(number))
+            rank = ranks.rank(number)
+            dispatchers[number].pins.synchronize(rank.broadcast, rank.all_agree, is_first=rank.is_first)
         except PinError as error:
             return error
         return None

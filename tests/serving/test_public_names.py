@@ -81,6 +81,7 @@ ARGUMENTS: dict[str, Callable[[BoundKernel, Path], tuple[Any, ...]]] = {
     "bind": lambda kernel, _: (*ARRAYS, array(64, 32)),
     "has_shapes_of": lambda kernel, _: (kernel,),
     "adopt": lambda kernel, _: (kernel,),
+    "launch_at": lambda kernel, _: (0, ()),
     "report_calls": lambda kernel, _: (None,),
 }
 """Arguments of the methods that take some."""

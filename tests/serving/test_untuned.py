@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Config
+from autotile.core.model import Config, config_key
 from autotile.exchange.recording import read_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving import selection
 from autotile.serving.choice import Choice, Estimated, explain
-from autotile.serving.selection import Request, Shelf, choose, untuned_config
+from autotile.serving.selection import KernelRequest, Shelf, choose, untuned_config
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace
 from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
@@ -27,8 +27,8 @@ RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("*.npz"))
 def serve(name: str, device: DeviceProperties = H200, **options: Any) -> tuple[Config, Estimated | None]:
     sizes = {size: options.pop(size) for size in ("M", "N", "K")}
     kernel = load_kernel(name)
-    request = Request(kernel, resolve_problem(kernel.spec, sizes, None), device, "13.0", Shelf())
-    request.is_wrong = options.pop("is_wrong", request.is_wrong)  # type: ignore[method-assign]
+    request = KernelRequest(kernel, resolve_problem(kernel.spec, sizes, None), device, "13.0", Shelf())
+    vars(request)["wrong"] = options.pop("wrong", set())
     return untuned_config(request, **options)
 
 
@@ -47,13 +47,13 @@ def test_one_block_of_a_deep_product_is_split() -> None:
     kernel = load_kernel("gemm_mma")
     problem = resolve_problem(kernel.spec, {"M": 64, "N": 64, "K": 131072}, None)
     assert not check_config(kernel.spec, config, problem.sizes, H200, problem.dtype)
-    choice = choose(Request(kernel, problem, H200, "13.0", Shelf()))
+    choice = choose(KernelRequest(kernel, problem, H200, "13.0", Shelf()))
     assert choice == Choice("default", config, estimated=estimated)
     text = explain(problem, H200, choice)
     assert "It is estimated to be faster than the default: about" in text
     assert "each within about a factor of two" in text
     assert estimated.reason in text
-    assert choose(Request(kernel, problem, H200, "13.0", Shelf(estimates=False))).config == kernel.spec.default
+    assert choose(KernelRequest(kernel, problem, H200, "13.0", Shelf(estimates=False))).config == kernel.spec.default
 
 
 def test_where_the_default_does_not_suit_the_least_estimate_is_served() -> None:
@@ -66,13 +66,23 @@ def test_where_the_default_does_not_suit_the_least_estimate_is_served() -> None:
     assert first != config
 
 
+class AllBut:
+    """A set of all configurations but one."""
+
+    def __init__(self, config: Config) -> None:
+        self._key = config_key(config)
+
+    def __contains__(self, key: str) -> bool:
+        return key != self._key
+
+
 def test_a_wrong_configuration_is_not_served() -> None:
     best, _ = serve("gemm_mma", M=16, N=4096, K=4096)
-    other, estimated = serve("gemm_mma", M=16, N=4096, K=4096, is_wrong=lambda config: config == best)
+    other, estimated = serve("gemm_mma", M=16, N=4096, K=4096, wrong={config_key(best)})
     assert other != best
     assert estimated is not None
     default = dict(load_kernel("gemm_mma").spec.default)
-    assert serve("gemm_mma", M=16, N=4096, K=4096, is_wrong=lambda config: config != default) == (default, None)
+    assert serve("gemm_mma", M=16, N=4096, K=4096, wrong=AllBut(default)) == (default, None)
 
 
 def test_a_guess_does_not_replace_a_default() -> None:
