@@ -15,8 +15,8 @@ from autotile.core.model import Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, StoredTrial, StudySummary, open_for_reading
 from autotile.errors import InputError
-from autotile.exchange.bundle import BundledKernel, write_bundle
-from autotile.exchange.cpp_header import namespace_of
+from autotile.exchange.bundle import BundledKernel, Shipment, prepare_shipments, write_bundle
+from autotile.exchange.cpp_header import namespace_of, write_shipped_header
 from autotile.exchange.kernel_tuner import (
     import_into_database,
     import_into_recording,
@@ -25,7 +25,6 @@ from autotile.exchange.kernel_tuner import (
     write_t4,
 )
 from autotile.exchange.recording import RecordingHeader, write_recording
-from autotile.exchange.shipment import Selection, Shipment, pack_shipment, prepare_shipments, write_shipped_header
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, held_kernel
 from autotile.settings import read_settings, user_path
 from autotile.version import __version__
@@ -264,7 +263,7 @@ def export(
     if format == "c-header":
         if device is not None:
             raise InputError("--device is not for --format c-header: a header holds the results of all GPUs")
-        return _export_header(Selection(_name(kernel), given or None), path, architectures, dtype, database)
+        return _export_header((_name(kernel), given or None), path, architectures, dtype, database)
     if architectures:
         raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
     loaded, problem = open_problem(kernel, given, dtype)
@@ -370,8 +369,8 @@ def bundle(
     file = output_file(output)
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
     shipments = _prepare([_selection(entry) for entry in entries], architectures, dtype, database)
-    images: dict[str, bytes] = {}
-    packed = [pack_shipment(shipment, images) for shipment in shipments]
+    packed = [shipment.bundled for shipment in shipments]
+    images = {member: image for shipment in shipments for member, image in shipment.images.items()}
     names = [entry.kernel.name for entry in packed]
     if len(set(names)) < len(names):
         raise InputError(f"a bundle holds a kernel once, and two of {', '.join(names)} have the same name; make two")
@@ -384,17 +383,20 @@ def _name(kernel: KernelName) -> KernelName:
     return kernel if held_kernel(kernel) else str(kernel)
 
 
-def _selection(entry: KernelSelection) -> Selection:
+def _selection(entry: KernelSelection) -> tuple[KernelName, Mapping[str, int] | None]:
     match entry:
         case str() | Path() | KernelHolder():
-            return Selection(_name(entry))
+            return _name(entry), None
         case (str() | Path() | KernelHolder() as kernel, sizes):
-            return Selection(_name(kernel), dict(sizes) if sizes else None)
+            return _name(kernel), dict(sizes) if sizes else None
     raise InputError(f"{entry!r} is no kernel; expected a name, a path, or a pair of that and sizes")
 
 
 def _prepare(
-    selections: Sequence[Selection], architectures: Sequence[str], dtype: str | None, database: str | Path | None
+    selections: Sequence[tuple[KernelName, Mapping[str, int] | None]],
+    architectures: Sequence[str],
+    dtype: str | None,
+    database: str | Path | None,
 ) -> list[Shipment]:
     if not selections:
         raise InputError("no kernel is named; expected at least one")
@@ -409,13 +411,17 @@ def _entry(packed: BundledKernel) -> BundleEntry:
 
 
 def _export_header(
-    selection: Selection, output: Path, architectures: Sequence[str], dtype: str | None, database: str | Path | None
+    selection: tuple[KernelName, Mapping[str, int] | None],
+    output: Path,
+    architectures: Sequence[str],
+    dtype: str | None,
+    database: str | Path | None,
 ) -> ExportedHeader:
     (shipment,) = _prepare([selection], architectures, dtype, database)
-    spec = shipment.kernel.spec
+    spec = shipment.bundled.kernel.spec
     element_type = dtype or spec.dtypes[0]
     cubins = write_shipped_header(shipment, element_type, output)
-    problems = sum(winner.key.dtype == element_type for winner in shipment.winners)
+    problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
     namespace = f"autotile::{namespace_of(spec, element_type)}"
     return ExportedHeader(output, namespace, cubins, problems, shipment.notices)
 

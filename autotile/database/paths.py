@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
 
-from autotile.errors import DatabaseError
+from autotile.errors import DatabaseError, InputError
 from autotile.settings import absolute_path
 
 DATABASE_MAGIC = b"SQLite format 3\0"
@@ -197,6 +197,16 @@ def atomic_write(path: Path, *, follow_link: bool = True) -> Iterator[BinaryIO]:
         if error.filename is None:  # of a read or a write, which know only the descriptor
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
+
+
+def write_output(path: Path, data: bytes | str, *, content: str = "", follow_link: bool = True) -> None:
+    """Write a file that a user named; an `InputError` if it cannot be written, with what it was to hold."""
+    try:
+        with atomic_write(path, follow_link=follow_link) as stream:
+            stream.write(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        what = f"the {content} to {path}" if content else str(path)
+        raise InputError(f"cannot write {what}: {error.strerror}; name another file") from None
 
 
 def _start_of(path: Path) -> bytes:

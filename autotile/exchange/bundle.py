@@ -1,4 +1,4 @@
-"""Bundles: single files from which kernels are served without a compiler or a database.
+"""Bundles: single files from which kernels are served without a compiler or a database, and what is packed into them.
 
 A bundle is a zip archive. ``manifest.json`` states the format, the length and SHA-256 of every other member, and its
 own SHA-256, so a changed byte anywhere is detected on reading. The other members are, for each kernel, its unchanged
@@ -12,24 +12,34 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from autotile.core.documents import Bytes, Count, Format, Name, canonical_json, decode_json, encode_json
-from autotile.core.model import Config, Resources
+from autotile.core.device import device_profile
+from autotile.core.documents import Bytes, Count, Format, Name, canonical_json, decode_json, encode_json, to_document
+from autotile.core.model import Config, Resources, config_key, config_text
+from autotile.core.text import sizes_text
+from autotile.database.keys import json_hash, space_hash
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, WinnerDocument
 from autotile.errors import BundleError, DataError, InputError
 from autotile.exchange.recording import ARCHIVE_FAULTS, open_archive, read_member
-from autotile.kernel.library import Kernel
+from autotile.exchange.shipped import shipped_rules, shipped_winners
+from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import ARCHITECTURE
+from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, unsupported_reason
+from autotile.settings import read_settings
+
+if TYPE_CHECKING:
+    from autotile.database.database import Database
+    from autotile.database.keys import TuningKey
+    from autotile.workers.compile_pool import CompilePool
 
 BUNDLE_FORMAT = 1
 MANIFEST = "manifest.json"
@@ -41,6 +51,12 @@ _MAX_DOCUMENT_BYTES = 16 * 2**20
 """Maximum size of the manifest and of a kernel's document, since JSON takes up to thirty times as much when parsed."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """Timestamp of every member, the earliest that zip supports, so that equal contents give equal files."""
+_COMPILE_DEADLINE_S = 120.0
+_STAND_IN_PROFILE = "h200"
+"""Device of which only name and compute capability are replaced, for checks that need nothing else of a device."""
+
+FALLBACK = "Without bundle=, kernels are served from the database and the compiler of this machine"
+"""Hint at the end of each error message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,7 @@ class BundledCubin:
     flags
         Values of the kernel's flags, and of the sizes that are compiled in, that it was compiled with.
     member
-        Name of the cubin's member in the bundle.
+        Name of the cubin's member in the bundle, or of its file beside a C++ header.
     symbols
         Name in the cubin of each entry; one that is not listed has its own name.
     """
@@ -87,6 +103,31 @@ class BundledKernel:
     rules: Sequence[StoredRule] = ()
 
 
+class PackedMember(msgspec.Struct):
+    """Length and SHA-256 of a member."""
+
+    bytes: Bytes
+    sha256: Name
+
+
+class BundleManifest(msgspec.Struct):
+    """Schema of ``manifest.json``, besides its format."""
+
+    digest: Name
+    kernels: tuple[Name, ...]
+    members: dict[Name, PackedMember]
+
+
+class BundledDocument(msgspec.Struct):
+    """Schema of the document of a kernel."""
+
+    source_hash: Name
+    nvrtc_version: Name
+    winners: tuple[WinnerDocument, ...]
+    rules: tuple[StoredRuleDocument, ...]
+    cubins: tuple[BundledCubin, ...]
+
+
 class Bundle:
     """Reader of a bundle; safe to use from several threads and after a fork, since it keeps no file open.
 
@@ -110,11 +151,32 @@ class Bundle:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        manifest = self._manifest()
+        text = self._read(MANIFEST, _MAX_DOCUMENT_BYTES)
+        try:
+            found = decode_json(text, Format).format
+            if found != BUNDLE_FORMAT:
+                raise BundleError(
+                    f"{self.path} is a bundle of format {found!r:.40}, this version of autotile reads {BUNDLE_FORMAT}: "
+                    "upgrade autotile, or create the bundle with this version"
+                )
+            manifest = decode_json(text, BundleManifest)
+            if manifest.digest != manifest_digest(decode_json(text, dict[str, Any])):
+                raise self._damaged("its manifest was changed")
+        except BundleError:
+            raise
+        except DataError as error:
+            raise self._damaged(f"its manifest cannot be read: {error}") from None
         self.digest = manifest.digest
         self.kernels = manifest.kernels
         self._members = manifest.members
-        self._check_members()
+        self._known: dict[str, BundledKernel] = {}
+        try:
+            with open_archive(self.path, MAX_BYTES) as archive:
+                members = archive.namelist()
+        except ARCHIVE_FAULTS as error:
+            raise self._unreadable(error) from None
+        if sorted(members) != sorted([MANIFEST, *self._members]):
+            raise self._damaged("its members are not those of its manifest")
 
     def kernel(self, name: str) -> BundledKernel:
         """Return a kernel with its winners, rules and list of cubins; the cubins themselves are not read.
@@ -126,7 +188,22 @@ class Bundle:
         """
         if name not in self.kernels:
             raise BundleError(f"{self.path} does not contain the kernel {name!r}, only {', '.join(self.kernels)}")
-        return _read_kernel(self, name)
+        if (known := self._known.get(name)) is not None:
+            return known
+        try:
+            document = decode_json(self.read(f"kernels/{name}.json"), BundledDocument)
+            text = self.read(f"kernels/{name}.toml").decode()
+            kernel = Kernel(parse_spec(text, f"{self.path}:kernels/{name}.toml"), "", self.path, document.source_hash)
+            winners = tuple(entry.winner() for entry in document.winners)
+            rules = tuple(entry.stored_rule() for entry in document.rules)
+        except BundleError:
+            raise
+        except (InputError, UnicodeDecodeError) as error:
+            raise BundleError(
+                f"{self.path}: the entry of {name} is malformed: {error}; create the bundle again. {FALLBACK}"
+            ) from None
+        found = BundledKernel(kernel, document.nvrtc_version, winners, document.cubins, rules)
+        return self._known.setdefault(name, found)
 
     def read(self, member: str) -> bytes:
         """Return the content of a member.
@@ -136,38 +213,11 @@ class Bundle:
         BundleError
             The member is missing, or differs from the manifest's length or hash.
         """
-        stated = self._members.get(member, _Member(0, ""))
+        stated = self._members.get(member, PackedMember(0, ""))
         data = self._read(member, stated.bytes)
         if len(data) != stated.bytes or hashlib.sha256(data).hexdigest() != stated.sha256:
             raise self._damaged(f"{member} was changed")
         return data
-
-    def _manifest(self) -> _Manifest:
-        text = self._read(MANIFEST, _MAX_DOCUMENT_BYTES)
-        try:
-            found = decode_json(text, Format).format
-            if found != BUNDLE_FORMAT:
-                raise BundleError(
-                    f"{self.path} is a bundle of format {found!r:.40}, this version of autotile reads {BUNDLE_FORMAT}: "
-                    "upgrade autotile, or create the bundle with this version"
-                )
-            manifest = decode_json(text, _Manifest)
-            if manifest.digest != manifest_digest(decode_json(text, dict[str, Any])):
-                raise self._damaged("its manifest was changed")
-        except BundleError:
-            raise
-        except DataError as error:
-            raise self._damaged(f"its manifest cannot be read: {error}") from None
-        return manifest
-
-    def _check_members(self) -> None:
-        try:
-            with open_archive(self.path, MAX_BYTES) as archive:
-                found = archive.namelist()
-        except ARCHIVE_FAULTS as error:
-            raise self._unreadable(error) from None
-        if sorted(found) != sorted([MANIFEST, *self._members]):
-            raise self._damaged("its members are not those of its manifest")
 
     def _read(self, member: str, max_bytes: int) -> bytes:
         try:
@@ -187,39 +237,13 @@ class Bundle:
         return BundleError(f"{self.path} is damaged, changed or not a bundle: {fault}; fetch it again. {FALLBACK}")
 
 
-class _Member(msgspec.Struct):
-    """Length and SHA-256 of a member."""
-
-    bytes: Bytes
-    sha256: Name
-
-
-class _Manifest(msgspec.Struct):
-    """Schema of ``manifest.json``, besides its format."""
-
-    digest: Name
-    kernels: tuple[Name, ...]
-    members: dict[Name, _Member]
-
-
-class _KernelDocument(msgspec.Struct):
-    """Schema of the document of a kernel."""
-
-    source_hash: Name
-    nvrtc_version: Name
-    winners: tuple[WinnerDocument, ...]
-    rules: tuple[StoredRuleDocument, ...]
-    cubins: tuple[BundledCubin, ...]
-
-
-FALLBACK = "Without bundle=, kernels are served from the database and the compiler of this machine"
-"""Hint at the end of each error message."""
-
-
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a manifest's canonical form without its ``digest`` entry."""
-    content = {name: entry for name, entry in manifest.items() if name != "digest"}
-    return hashlib.sha256(canonical_json(content).encode(errors="surrogatepass")).hexdigest()
+    return json_hash({name: entry for name, entry in manifest.items() if name != "digest"})
+
+
+def _max_bytes(member: str) -> int:
+    return _MAX_DOCUMENT_BYTES if member.endswith(".json") else _MAX_MEMBER_BYTES
 
 
 def write_bundle(
@@ -240,24 +264,39 @@ def write_bundle(
         The file cannot be written.
     """
     members = dict(images)
-    names = []
-    for bundled in sorted(kernels, key=lambda bundled: bundled.kernel.name):
+    ordered = sorted(kernels, key=lambda bundled: bundled.kernel.name)
+    for bundled in ordered:
         name = bundled.kernel.name
-        names.append(name)
-        members[_space_member(name)] = bundled.kernel.spec.text.encode()
-        document = encode_json(_kernel_to_json(bundled), compact=True)  # parameters keep their order
-        members[_kernel_member(name)] = document.encode()
+        members[f"kernels/{name}.toml"] = bundled.kernel.spec.text.encode()
+        document: dict[str, Any] = {"source_hash": bundled.kernel.source_hash, "nvrtc_version": bundled.nvrtc_version}
+        document |= {"winners": to_document(bundled.winners), "rules": to_document(bundled.rules), "cubins": []}
+        for cubin in bundled.cubins:
+            entry = to_document(cubin)
+            entry["symbols"] = {name: symbol for name, symbol in cubin.symbols.items() if name != symbol}
+            if not entry["symbols"]:
+                del entry["symbols"]  # as before there were other than extern "C" functions
+            document["cubins"].append(entry)
+        # parameters keep their order
+        members[f"kernels/{name}.json"] = encode_json(document, compact=True).encode()
     manifest: dict[str, Any] = {
         "format": BUNDLE_FORMAT,
         "autotile": autotile_version,
-        "kernels": names,
+        "kernels": [bundled.kernel.name for bundled in ordered],
         "members": {
             name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()
         },
     }
     manifest["digest"] = manifest_digest(manifest)
     members[MANIFEST] = canonical_json(manifest).encode(errors="surrogatepass")
-    _check_sizes(path, members)
+    total = sum(map(len, members.values()))
+    large = next((name for name, data in members.items() if len(data) > _max_bytes(name)), None)
+    if large is not None or total > MAX_BYTES:
+        what = f"its member {large} would have {len(members[large]):,}" if large else f"it would have {total:,}"
+        limit = _max_bytes(large) if large else MAX_BYTES
+        raise BundleError(
+            f"cannot write the bundle {path}: {what} bytes, at most {limit:,} are accepted; bundle fewer kernels, "
+            "problems or architectures"
+        )
     packed = io.BytesIO()  # a special file, such as /dev/null, has no positions
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in [(MANIFEST, members.pop(MANIFEST)), *sorted(members.items())]:
@@ -270,67 +309,172 @@ def write_bundle(
     return str(manifest["digest"])
 
 
-def _check_sizes(path: Path, members: Mapping[str, bytes]) -> None:
-    """Raise if a bundle would be larger than what is read."""
-    total = sum(map(len, members.values()))
-    large = next((name for name, data in members.items() if len(data) > _max_bytes(name)), None)
-    if large is not None or total > MAX_BYTES:
-        what = f"its member {large} would have {len(members[large]):,}" if large else f"it would have {total:,}"
-        limit = _max_bytes(large) if large else MAX_BYTES
-        raise BundleError(
-            f"cannot write the bundle {path}: {what} bytes, at most {limit:,} are accepted; bundle fewer kernels, "
-            "problems or architectures"
-        )
-
-
-def _max_bytes(member: str) -> int:
-    return _MAX_DOCUMENT_BYTES if member.endswith(".json") else _MAX_MEMBER_BYTES
-
-
 def cubin_member(image: bytes) -> str:
     """Return the name of a cubin's member; configurations that compile to the same code share it."""
     return f"cubins/{hashlib.sha256(image).hexdigest()}.cubin"
 
 
-@lru_cache(maxsize=64)
-def _read_kernel(bundle: Bundle, name: str) -> BundledKernel:
+class Shipment(NamedTuple):
+    """A kernel with its results and cubins, for a bundle or a C++ header.
+
+    Attributes
+    ----------
+    bundled
+        Kernel in its current version, with the results for this version.
+    images
+        Cubins, by the names of their members.
+    notices
+        Architectures and configurations that were left out and why, one line each.
+    """
+
+    bundled: BundledKernel
+    images: Mapping[str, bytes]
+    notices: tuple[str, ...]
+
+
+def prepare_shipments(
+    selections: Sequence[tuple[KernelName, Mapping[str, int] | None]],
+    architectures: Sequence[str],
+    database: Database | None,
+    *,
+    dtype: str | None = None,
+) -> list[Shipment]:
+    """Collect the results of kernels and compile their configurations, one shipment for each kernel.
+
+    Parameters
+    ----------
+    selections
+        Kernels, each with the problem to ship; None for all that are tuned. A kernel may be selected with several.
+    architectures
+        Architectures such as ``sm_90``; empty for those of the GPUs that the kernel is tuned on.
+    database
+        Open database; None if the user has none, so that only the results that come with autotile are shipped.
+    dtype
+        Element type of the results to ship; None for all.
+
+    Raises
+    ------
+    InputError
+        A kernel, size or architecture is unknown, a selected problem is not tuned, or no configuration compiles.
+    ToolchainError
+        NVRTC is missing.
+    """
+    from autotile.cuda.compiler import known_architectures  # a bundle is read without a compiler
+    from autotile.cuda.toolchain import nvrtc_version
+    from autotile.workers.compile_pool import CompilePool
+
+    for architecture in architectures:
+        if re.fullmatch(ARCHITECTURE, architecture) is None:
+            raise InputError(f"{architecture!r} is no architecture; expected one such as sm_90")
+        if architecture.removesuffix("a") not in (known := known_architectures()):
+            raise InputError(
+                f"NVRTC {nvrtc_version()} does not know the architecture {architecture!r}; it compiles for "
+                f"{', '.join(known)}"
+            )
+    kernels = {name: load_kernel(name) for name in dict.fromkeys(name for name, _ in selections)}
+    pool = CompilePool(read_settings(), deadline_s=_COMPILE_DEADLINE_S)
     try:
-        document = decode_json(bundle.read(_kernel_member(name)), _KernelDocument)
-        text = bundle.read(_space_member(name)).decode()
-        spec = parse_spec(text, f"{bundle.path}:{_space_member(name)}")
-        winners = tuple(entry.winner() for entry in document.winners)
-        rules = tuple(entry.stored_rule() for entry in document.rules)
-        kernel = Kernel(spec, "", bundle.path, document.source_hash)
-        return BundledKernel(kernel, document.nvrtc_version, winners, document.cubins, rules)
-    except BundleError:
-        raise
-    except (InputError, UnicodeDecodeError) as error:
-        raise BundleError(
-            f"{bundle.path}: the entry of {name} is malformed: {error}; create the bundle again. {FALLBACK}"
-        ) from None
+        shipments = []
+        for name, kernel in kernels.items():
+            winners, rules = _current_results(kernel, database, dtype)
+            problems = [sizes for selected, sizes in selections if selected == name]
+            if None not in problems:  # rules are of all problems
+                asked = [dict(resolve_problem(kernel.spec, given or {}, defaults=True).sizes) for given in problems]
+                tuned = list(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners))
+                for sizes in asked:
+                    if not any(dict(winner.key.sizes) == sizes for winner in winners):
+                        rest = f"tuned is {'; '.join(tuned)}" if tuned else f"nothing is tuned of {kernel.name}"
+                        raise InputError(f"{kernel.name} {sizes_text(sizes)} is not tuned; {rest}. Run `autotile tune`")
+                winners, rules = [winner for winner in winners if dict(winner.key.sizes) in asked], []
+            shipments.append(_compiled(kernel, winners, rules, architectures, dtype=dtype, pool=pool))
+        return shipments
+    finally:
+        pool.close()
 
 
-def _kernel_to_json(bundled: BundledKernel) -> dict[str, Any]:
-    return {
-        "source_hash": bundled.kernel.source_hash,
-        "nvrtc_version": bundled.nvrtc_version,
-        "winners": [winner.to_json() for winner in bundled.winners],
-        "rules": [stored.to_json() for stored in bundled.rules],
-        "cubins": [_cubin_to_json(cubin) for cubin in bundled.cubins],
-    }
+def _current_results(
+    kernel: Kernel, database: Database | None, dtype: str | None
+) -> tuple[list[Winner], list[StoredRule]]:
+    """Return the results for the kernel's current version: those in the database, then those shipped with autotile."""
+    if dtype is not None and dtype not in kernel.spec.dtypes:
+        raise InputError(f"{kernel.name} is not written for dtype {dtype!r}; it takes {', '.join(kernel.spec.dtypes)}")
+    own = [best.winner for best in database.best(kernel.name, dtype=dtype)] if database is not None else []
+    rules = database.rules(kernel.name, dtype) if database is not None else []
+    dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
+    shipped = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
+    rules += [rule for name in dtypes for rule in shipped_rules(kernel.name, name)]
+    digests = {winner.key.digest for winner in own}
+    winners = own + [winner for winner in shipped if winner.key.digest not in digests]
+    version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
+
+    def is_current(key: TuningKey) -> bool:
+        return (key.template_hash, key.space_hash, key.options) == version
+
+    return [w for w in winners if is_current(w.key)], [rule for rule in rules if is_current(rule.key)]
 
 
-def _cubin_to_json(cubin: BundledCubin) -> dict[str, Any]:
-    symbols = {entry: symbol for entry, symbol in cubin.symbols.items() if entry != symbol}
-    document = asdict(replace(cubin, config=dict(cubin.config), flags=dict(cubin.flags), symbols=symbols))
-    if not symbols:
-        del document["symbols"]  # as before there were other than extern "C" functions
-    return document
+def _compiled(
+    kernel: Kernel,
+    winners: Sequence[Winner],
+    rules: Sequence[StoredRule],
+    architectures: Sequence[str],
+    *,
+    dtype: str | None,
+    pool: CompilePool,
+) -> Shipment:
+    """Compile each configuration with the dtype and flags that it was tuned for, and the default with each of these."""
+    from autotile.cuda.compiler import CompileJob, compile_job
+    from autotile.cuda.toolchain import nvrtc_version
 
+    if not winners and not architectures:
+        raise InputError(
+            f"nothing is tuned of {kernel.name}, so there is no GPU to make cubins for; run `autotile tune`, or name "
+            "the architectures with --arch to ship the default configuration"
+        )
+    spec = kernel.spec
+    targets: dict[str, None] = {}
+    notices = []
+    tuned_on = (winner.device.architecture for winner in winners if winner.device is not None)
+    for architecture in dict.fromkeys(architectures or tuned_on):
+        stand_in = replace(
+            device_profile(_STAND_IN_PROFILE), name=architecture, compute_capability=capability_of(architecture)
+        )
+        if fault := unsupported_reason(spec, stand_in):
+            notices.append(f"{architecture} is left out: {fault}")
+        else:
+            targets[spec.architecture or architecture] = None
 
-def _space_member(name: str) -> str:
-    return f"kernels/{name}.toml"
+    def flags_of(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        return tuple((name, sizes[name]) for name in spec.compiled_names)
 
+    variants = [(w.key.dtype, flags_of(w.key.sizes), w.config) for w in winners]
+    for stored in rules:
+        rule_flags = dict.fromkeys(flags_of(point.sizes) for point in stored.rule.points)
+        variants += [(stored.key.dtype, flags, one.config) for flags in rule_flags for one in stored.rule.configs]
+    usual = (dtype or spec.dtypes[0], flags_of(spec.sizes))
+    variants += [(*each, spec.default) for each in dict.fromkeys([*(variant[:2] for variant in variants), usual])]
 
-def _kernel_member(name: str) -> str:
-    return f"kernels/{name}.json"
+    def job(target: str, dtype: str, flags: tuple[tuple[str, int], ...], config: Config) -> CompileJob:
+        return compile_job(kernel, config, dtype, target, {**spec.sizes, **dict(flags)})
+
+    started = {}
+    for target in targets:
+        for element_type, flags, config in variants:
+            identity = (target, element_type, flags, config_key(config))
+            if identity not in started:
+                task = (target, element_type, flags, config)
+                started[identity] = (task, pool.submit(lambda task=task: job(*task)))  # type: ignore[misc]
+    cubins, images = [], {}
+    for (target, element_type, flags, config), future in started.values():
+        compiled = future.result()
+        if compiled.cubin is None:
+            notices.append(f"{kernel.name} {config_text(config)} is left out for {target}: {compiled.reason}")
+            continue
+        image = compiled.cubin.path.read_bytes()
+        images[cubin_member(image)] = image
+        made = compiled.cubin.resources, cubin_member(image), compiled.cubin.symbols
+        cubins.append(BundledCubin(target, element_type, dict(flags), config, *made))
+    if not cubins:
+        raise InputError(f"nothing of {kernel.name} can be shipped: {'; '.join(notices)}")
+    bundled = BundledKernel(kernel, nvrtc_version(), tuple(winners), cubins, tuple(rules))
+    return Shipment(bundled, images, tuple(notices))

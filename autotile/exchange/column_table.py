@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO
 
@@ -53,7 +53,8 @@ class TypedColumn:
             kinds = {"real"}
         if len(kinds) == 1:
             return cls(name, kinds.pop(), values)
-        return cls(name, "text", [None if value is None else _plain_text(value) for value in values])
+        texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+        return cls(name, "text", [None if value is None else text for value, text in zip(values, texts, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,13 @@ class ColumnTable:
         """
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(_inert(column.name) for column in self.columns)
-        cells = [map(_CELL_OF[column.kind], column.values) for column in self.columns]
+        # A missing value, None, is written as an empty cell.
+        cells = [
+            [None if value is None else _CELL_OF[column.kind](value) for value in column.values]
+            if column.kind in _CELL_OF
+            else column.values
+            for column in self.columns
+        ]
         rows: Iterator[tuple[Any, ...]] = zip(*cells, strict=True)
         while chunk := list(islice(rows, _CHUNK_ROWS)):
             writer.writerows(chunk)
@@ -149,14 +156,13 @@ class ColumnTable:
         parquet.write_table(table, stream)
 
 
-Entry = tuple[TuningKey, StoredTrial]
 Read = Callable[[TuningKey, StoredTrial], Any]
 
 _STAGES = ("compile", "load", "verify", "measure")
 _LIMITS = ("threads", "registers", "shared_memory", "blocks")
 
 
-def trial_table(entries: Iterable[Entry]) -> ColumnTable:
+def trial_table(trials: Iterable[tuple[TuningKey, StoredTrial]]) -> ColumnTable:
     """Return trials as a table: a row for each, failures too, and a column for everything that is stored of it.
 
     The columns and their order depend on the kernel only, not on what happened in the trials; columns of telemetry, and
@@ -164,51 +170,42 @@ def trial_table(entries: Iterable[Entry]) -> ColumnTable:
 
     Parameters
     ----------
-    entries
+    trials
         Trials with the keys of their studies.
     """
-    rows = list(entries)
-    columns = [_column(rows, *each) for each in _IDENTITY]
-    columns += _mapped(rows, "size.", lambda key, stored: key.sizes)
-    columns += _mapped(rows, "param.", lambda key, stored: stored.trial.config)
-    columns += [_column(rows, *each) for each in _RESULT]
-    stages = [*_STAGES, *_further(rows, lambda key, stored: stored.trial.seconds, _STAGES)]
-    columns += [_column(rows, f"stage.{name}_s", "real", _second(name)) for name in stages]
-    columns += _mapped(rows, "telemetry.", lambda key, stored: stored.trial.telemetry, ordered=True)
+    rows = list(trials)
+
+    def column(name: str, kind: Kind, read: Read) -> TypedColumn:
+        return TypedColumn(name, kind, [read(*row) for row in rows])
+
+    def mapped(prefix: str, read: Read, *, ordered: bool = False) -> list[TypedColumn]:
+        """Return a column for each name of a mapping; the prefix keeps its names apart from all others."""
+        found = [read(*row) for row in rows]
+        names: Iterable[str] = dict.fromkeys(name for values in found for name in values)
+        return [
+            TypedColumn.of_values(f"{prefix}{name}", [values.get(name) for values in found])
+            for name in (sorted(names) if ordered else names)
+        ]
+
+    further = sorted({name for _, stored in rows for name in stored.trial.seconds} - {*_STAGES})
+    columns = [
+        *(column(*each) for each in _IDENTITY),
+        *mapped("size.", lambda key, stored: key.sizes),
+        *mapped("param.", lambda key, stored: stored.trial.config),
+        *(column(*each) for each in _RESULT),
+        *(column(f"stage.{name}_s", "real", _named("seconds", name)) for name in (*_STAGES, *further)),
+        *mapped("telemetry.", lambda key, stored: stored.trial.telemetry, ordered=True),
+    ]
     return ColumnTable(tuple(columns))
 
 
-def _column(rows: Sequence[Entry], name: str, kind: Kind, read: Read) -> TypedColumn:
-    return TypedColumn(name, kind, [read(key, stored) for key, stored in rows])
+def _of(part: str, name: str) -> Read:
+    """Read an attribute of a part of the trial that a failed one may lack."""
+    return lambda key, stored: getattr(getattr(stored.trial, part), name, None)
 
 
-def _mapped(rows: Sequence[Entry], prefix: str, read: Read, *, ordered: bool = False) -> list[TypedColumn]:
-    """Return a column for each name of a mapping; the prefix keeps its names apart from all others."""
-    names: Iterable[str] = dict.fromkeys(name for entry in rows for name in read(*entry))
-    return [
-        TypedColumn.of_values(f"{prefix}{name}", [read(*entry).get(name) for entry in rows])
-        for name in (sorted(names) if ordered else names)
-    ]
-
-
-def _further(rows: Sequence[Entry], read: Read, known: Sequence[str]) -> list[str]:
-    return sorted({name for entry in rows for name in read(*entry)} - {*known})
-
-
-def _second(stage: str) -> Read:
-    return lambda key, stored: stored.trial.seconds.get(stage)
-
-
-def _measured(name: str) -> Read:
-    return lambda key, stored: getattr(stored.trial.measurement, name, None)
-
-
-def _resource(name: str) -> Read:
-    return lambda key, stored: getattr(stored.trial.resources, name, None)
-
-
-def _occupancy(name: str) -> Read:
-    return lambda key, stored: getattr(stored.trial.occupancy, name, None)
+def _named(mapping: str, name: str) -> Read:
+    return lambda key, stored: getattr(stored.trial, mapping).get(name)
 
 
 def _limit(name: str) -> Read:
@@ -240,21 +237,21 @@ _RESULT: tuple[tuple[str, Kind, Read], ...] = (
     ("outcome", "text", lambda key, stored: str(stored.trial.outcome)),
     ("stage", "text", lambda key, stored: stored.trial.stage),
     ("reason", "text", lambda key, stored: stored.trial.reason),
-    ("time_us", "real", _measured("time_us")),
-    ("time_low_us", "real", _measured("low_us")),
-    ("time_high_us", "real", _measured("high_us")),
-    ("samples_us", "reals", _measured("samples_us")),
+    ("time_us", "real", _of("measurement", "time_us")),
+    ("time_low_us", "real", _of("measurement", "low_us")),
+    ("time_high_us", "real", _of("measurement", "high_us")),
+    ("samples_us", "reals", _of("measurement", "samples_us")),
     *((f"grid_{axis}", "whole", _extent("grid", index)) for index, axis in enumerate("xyz")),
     *((f"block_{axis}", "whole", _extent("block", index)) for index, axis in enumerate("xyz")),
-    ("dynamic_smem_bytes", "whole", lambda key, stored: getattr(stored.trial.geometry, "dynamic_smem_bytes", None)),
-    ("static_smem_bytes", "whole", _resource("static_smem_bytes")),
-    ("registers_per_thread", "whole", _resource("registers")),
-    ("stack_bytes", "whole", _resource("stack_bytes")),
-    ("spill_store_bytes", "whole", _resource("spill_store_bytes")),
-    ("spill_load_bytes", "whole", _resource("spill_load_bytes")),
-    ("occupancy_fraction", "real", _occupancy("occupancy")),
-    ("blocks_per_sm", "whole", _occupancy("blocks_per_sm")),
-    ("warps_per_sm", "whole", _occupancy("warps_per_sm")),
+    ("dynamic_smem_bytes", "whole", _of("geometry", "dynamic_smem_bytes")),
+    ("static_smem_bytes", "whole", _of("resources", "static_smem_bytes")),
+    ("registers_per_thread", "whole", _of("resources", "registers")),
+    ("stack_bytes", "whole", _of("resources", "stack_bytes")),
+    ("spill_store_bytes", "whole", _of("resources", "spill_store_bytes")),
+    ("spill_load_bytes", "whole", _of("resources", "spill_load_bytes")),
+    ("occupancy_fraction", "real", _of("occupancy", "occupancy")),
+    ("blocks_per_sm", "whole", _of("occupancy", "blocks_per_sm")),
+    ("warps_per_sm", "whole", _of("occupancy", "warps_per_sm")),
     ("limited_by", "text", lambda key, stored: " ".join(getattr(stored.trial.occupancy, "limited_by", ())) or None),
     *((f"blocks_allowed_by_{name}", "whole", _limit(name)) for name in _LIMITS),
     ("cubin_hash", "text", lambda key, stored: stored.trial.cubin_hash or None),
@@ -269,10 +266,6 @@ def _kind(value: object) -> Kind:
     return "real" if isinstance(value, float) else "text"
 
 
-def _plain_text(value: object) -> str:
-    return _flag_cell(value) if isinstance(value, bool) else str(value)
-
-
 _FORMULA = re.compile(r"(?:\A|(?<=[,;|\t\r\n]))([\s\"']*)(?=[=+\-@\t\r\uff1d\uff0b\uff0d\uff20])")
 """Beginnings of what a spreadsheet takes for a formula, in a cell or after what may separate cells:
 https://owasp.org/www-community/attacks/CSV_Injection."""
@@ -283,31 +276,10 @@ def _inert(text: str) -> str:
     return _FORMULA.sub(r"\1'", shown_text(text, lines=True))
 
 
-def _text_cell(value: str | None) -> str | None:
-    return None if value is None else _inert(value)
-
-
-def _flag_cell(value: object) -> str:
-    return "" if value is None else "true" if value else "false"
-
-
-def _moment_cell(value: datetime | None) -> str:
-    return "" if value is None else value.isoformat(timespec="microseconds")
-
-
-def _reals_cell(value: Sequence[float] | None) -> str:
-    return "" if value is None else encode_json(list(value))
-
-
-def _number_cell(value: float | None) -> float | None:
-    return value
-
-
-_CELL_OF: dict[Kind, Callable[[Any], Any]] = {
-    "whole": _number_cell,
-    "real": _number_cell,
-    "flag": _flag_cell,
-    "text": _text_cell,
-    "moment": _moment_cell,
-    "reals": _reals_cell,
+_CELL_OF: dict[Kind, Callable[[Any], str]] = {
+    "flag": lambda value: "true" if value else "false",
+    "text": _inert,
+    "moment": lambda value: str(value.isoformat(timespec="microseconds")),
+    "reals": lambda value: encode_json(list(value)),
 }
+"""Text of a value that is no number, by the type of its column."""

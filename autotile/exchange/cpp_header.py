@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import assert_never
 
 import numpy as np
 
 from autotile.core.device import EXPRESSION_NAMES, limits_for
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Config, Resources, Value, config_key
+from autotile.core.model import Value, config_key
 from autotile.core.text import shown_text
 from autotile.cuda.driver import variable_symbols
+from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
+from autotile.exchange.bundle import BundledCubin, Shipment
 from autotile.families.family import FamilyRule, Leaf, Split
 from autotile.families.features import Feature, Traits
 from autotile.kernel.arguments import (
@@ -34,6 +37,7 @@ from autotile.kernel.arguments import (
 from autotile.kernel.expressions import Expression, Node, evaluate
 from autotile.kernel.problem import capability_of, runs_on
 from autotile.kernel.spec import KernelSpec, Launch
+from autotile.version import __version__
 
 _BITS = {
     "float16": "std::uint16_t",
@@ -577,24 +581,45 @@ _ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin
 """Properties that are needed to check the limits of any launch."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderCubin:
-    """A compiled configuration, and the name of the cubin file beside the header."""
+def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[str, ...]:
+    """Write a C++ header for one element type, and its cubins beside it; return the names of the cubins' files.
 
-    target: str
-    flags: Mapping[str, int]
-    config: Config
-    resources: Resources
-    file: str
-    symbols: Mapping[str, str] = field(default_factory=dict)
-    """Name in the cubin of each entry; one that is not listed has its own name."""
+    Raises
+    ------
+    InputError
+        A file cannot be written, or the kernel depends on a property of the device that a header cannot know.
+    """
+
+    def precedence(winner: Winner) -> tuple[bool, bool, bool, float]:
+        """Put measured ones, cold L2, the user's own and the newest first; the user's own are in order already."""
+        age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
+        return (winner.key.source != "cuda", winner.key.l2_mode != "cold", winner.shipped, age)
+
+    bundled, images, cubins = shipment.bundled, {}, []
+    winners = sorted((winner for winner in bundled.winners if winner.key.dtype == dtype), key=precedence)
+    rules = [stored for stored in bundled.rules if stored.key.dtype == dtype]
+    for cubin in bundled.cubins:
+        if cubin.dtype == dtype:
+            file = f"{output.stem}.{cubin.target}.{Path(cubin.member).stem[:12]}.cubin"
+            images[file] = shipment.images[cubin.member]
+            cubins.append(replace(cubin, member=file))
+    spec = bundled.kernel.spec
+    text = write_header(spec, dtype, winners, cubins, rules=rules, stem=output.stem, version=__version__)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {error.strerror}; name another file") from None
+    write_output(output, text)
+    for file, image in images.items():
+        write_output(output.with_name(file), image, follow_link=False)
+    return tuple(sorted(images))
 
 
 def write_header(
     spec: KernelSpec,
     dtype: str,
     winners: Sequence[Winner],
-    cubins: Sequence[HeaderCubin],
+    cubins: Sequence[BundledCubin],
     *,
     rules: Sequence[StoredRule] = (),
     stem: str,
@@ -711,7 +736,7 @@ def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
     return f"    {{{sizes}, {number}, {time_us:.6g}, {literal(key.gpu_name)}, {capability}}},".replace("e+", "e")
 
 
-def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> str:
+def _cubin(spec: KernelSpec, cubin: BundledCubin, numbers: Mapping[str, int]) -> str:
     capability = capability_of(cubin.target)
     major = capability.partition(".")[0]
     this_capability_only = not runs_on(cubin.target, f"{major}.9")
@@ -726,7 +751,7 @@ def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> 
         used.registers,
         used.static_smem_bytes,
     )
-    return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.file)}, {literal(symbol)}}},"
+    return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.member)}, {literal(symbol)}}},"
 
 
 def _rules(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:

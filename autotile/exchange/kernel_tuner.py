@@ -21,7 +21,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.model import Outcome, Trial, Value
 from autotile.database.database import Database, StoredTrial, standing_trials
 from autotile.database.keys import TuningKey
-from autotile.database.paths import atomic_write
+from autotile.database.paths import write_output
 from autotile.errors import DataError, InputError
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.problem import MAX_SIZE
@@ -72,31 +72,30 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
         "tune_params": {parameter.name: list(parameter.values) for parameter in parameters},
         "objective": "time",
     }
-    entries = [
-        f"{encode_json(','.join(str(one.trial.config[name]) for name in names))}: {encode_json(_entry(one))}"
-        for one in standing_trials(trials)
-        if one.trial.outcome.is_finding
-    ]
+    entries = []
+    for one in standing_trials(trials):
+        trial = one.trial
+        if not trial.outcome.is_finding:
+            continue
+        entry: dict[str, Any] = dict(trial.config)
+        if trial.outcome in _ERRORS:
+            entry["__error__"] = _ERRORS[trial.outcome]
+        elif trial.measurement is not None:
+            entry["time"] = trial.measurement.time_us / 1e3
+            entry["times"] = [time_us / 1e3 for time_us in trial.measurement.samples_us]
+        entry |= {**_stage_times(trial, STAGES, "framework_time"), "timestamp": str(one.created_at)}
+        label = ",".join(str(trial.config[name]) for name in names)
+        entries.append(f"{encode_json(label)}: {encode_json(entry)}")
     # Kernel Tuner's own layout, since it recognizes a finished file by the last three characters.
     text = encode_json(head, indent="")[:-2] + ',\n"cache": {\n' + ",\n".join(entries) + "}\n}"
-    write_text(path, text)
+    write_output(path, text)
 
 
-def _entry(stored: StoredTrial) -> dict[str, Any]:
-    trial = stored.trial
-    entry: dict[str, Any] = dict(trial.config)
-    if trial.outcome in _ERRORS:
-        entry["__error__"] = _ERRORS[trial.outcome]
-    elif trial.measurement is not None:
-        entry["time"] = trial.measurement.time_us / 1e3
-        entry["times"] = [time_us / 1e3 for time_us in trial.measurement.samples_us]
-    return {**entry, **_stage_times(trial), "timestamp": str(stored.created_at)}
-
-
-def _stage_times(trial: Trial) -> dict[str, float]:
-    times = dict.fromkeys(STAGES.values(), 0.0)
+def _stage_times(trial: Trial, names: Mapping[str, str], other: str) -> dict[str, float]:
+    """Return the time of each stage in milliseconds, under another tool's names; what it has no name for is added."""
+    times = {**dict.fromkeys(names.values(), 0.0), other: 0.0}
     for stage, seconds in trial.seconds.items():
-        times[STAGES.get(stage, "framework_time")] += 1e3 * seconds
+        times[names.get(stage, other)] += 1e3 * seconds
     return times
 
 
@@ -115,7 +114,7 @@ _EXPECTED = "expected a file that tune_kernel(..., cache=...) wrote"
 _MAX_BYTES = 2**30
 
 
-class _Document(msgspec.Struct):
+class CacheDocument(msgspec.Struct):
     """Schema of a cache file."""
 
     device_name: Name
@@ -133,7 +132,7 @@ class _Document(msgspec.Struct):
         return self.problem_size if isinstance(self.problem_size, tuple) else (self.problem_size,)
 
 
-class _Measured(msgspec.Struct):
+class MeasuredEntry(msgspec.Struct):
     """Times of an entry that has no error mark, in milliseconds."""
 
     time: NonNegative
@@ -203,12 +202,19 @@ def read_cache(path: Path) -> KernelTunerCache:
         The file cannot be read, or is not a cache file; the message names the entry.
     """
     document = _load(path)
-    parameters = tuple(_parameter(path, name, document.tune_params.get(name, ())) for name in document.tune_params_keys)
+    listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
+    if (lacking := next((name for name, values in listed.items() if not values), None)) is not None:
+        raise _malformed(path, f"'tune_params' lacks values for {lacking!r:.80}")
+    parameters = tuple(Parameter(name, tuple(dict.fromkeys(values))) for name, values in listed.items())
+    try:
+        device = device_profile(document.device_name)
+    except InputError:
+        device = None
     return KernelTunerCache(
         path=path,
         kernel=document.kernel_name,
         gpu_name=document.device_name,
-        device=_known_device(document.device_name),
+        device=device,
         problem_size=document.sizes,
         parameters=parameters,
         trials=tuple(_trial(path, label, entry, parameters) for label, entry in document.cache.items()),
@@ -241,7 +247,7 @@ def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -
     write_recording(path, header, cache.trials)
 
 
-def _load(path: Path) -> _Document:
+def _load(path: Path) -> CacheDocument:
     try:
         text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
     except OSError as error:
@@ -256,7 +262,7 @@ def _load(path: Path) -> _Document:
         except DataError:
             continue
         try:
-            return convert(data, _Document)
+            return convert(data, CacheDocument)
         except DataError as error:
             raise _malformed(path, str(error)) from None
     raise _malformed(path, "it is not a JSON object")
@@ -264,19 +270,6 @@ def _load(path: Path) -> _Document:
 
 def _malformed(path: Path, problem: str) -> DataError:
     return DataError(f"{path} cannot be read as a cache file of Kernel Tuner: {problem}; {_EXPECTED}")
-
-
-def _known_device(name: str) -> DeviceProperties | None:
-    try:
-        return device_profile(name)
-    except InputError:
-        return None
-
-
-def _parameter(path: Path, name: str, values: tuple[Value, ...]) -> Parameter:
-    if not values:
-        raise _malformed(path, f"'tune_params' lacks values for {name!r:.80}")
-    return Parameter(name, tuple(dict.fromkeys(values)))
 
 
 def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ...]) -> Trial:
@@ -288,7 +281,7 @@ def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[P
     extra = {name: value for name, value in entry.items() if name not in config and name not in _OWN_ENTRIES}
     mark = next((value for value in entry.values() if isinstance(value, str) and value in _FAILURES), None)
     outcome, stage, reason = _FAILURES[mark] if mark else (Outcome.OK, "measure", "")
-    trial = {
+    trial: dict[str, Any] = {
         "config": config,
         "outcome": outcome,
         "reason": f"Kernel Tuner: {reason}" if reason else "",
@@ -298,20 +291,19 @@ def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[P
         "telemetry": {name: value for name, value in extra.items() if _is_number(value) or isinstance(value, str)},
     }
     try:
-        return convert(trial if mark else trial | {"measurement": _measurement(convert(entry, _Measured))}, Trial)
+        if mark is None:
+            found = convert(entry, MeasuredEntry)
+            # The range of the runs, which for 6 or more holds the median with over 95 %.
+            trial["measurement"] = {
+                "time_us": 1e3 * found.time,
+                "low_us": 1e3 * min(found.times, default=found.time),
+                "high_us": 1e3 * max(found.times, default=found.time),
+                "samples_us": [1e3 * run_ms for run_ms in found.times],
+                "l2": "hot",
+            }
+        return convert(trial, Trial)
     except DataError as error:
         raise _malformed(path, f"the entry {label!r:.80}: {error}") from None
-
-
-def _measurement(found: _Measured) -> dict[str, Any]:
-    """Return Kernel Tuner's time with the range of its runs, which for 6 or more holds the median with over 95 %."""
-    return {
-        "time_us": 1e3 * found.time,
-        "low_us": 1e3 * min(found.times, default=found.time),
-        "high_us": 1e3 * max(found.times, default=found.time),
-        "samples_us": [1e3 * run_ms for run_ms in found.times],
-        "l2": "hot",
-    }
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -375,45 +367,25 @@ def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     for target, document in ((path, t4_results(trials)), (metadata, t4_metadata(device))):
-        write_text(target, encode_json(document, indent=1) + "\n")
+        write_output(target, encode_json(document, indent=1) + "\n")
     return path, metadata
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
-    try:
-        with atomic_write(path) as stream:
-            stream.write(text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def _result(stored: StoredTrial) -> dict[str, Any]:
     trial = stored.trial
+    times = _stage_times(trial, _TIMES, "framework")
+    samples_us = trial.measurement.samples_us if trial.measurement else ()
+    # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
+    more = {"compilation_time": times["compilation"], "runtimes": [time_us / 1e3 for time_us in samples_us]}
     return {
         "timestamp": str(stored.created_at),
         "configuration": dict(trial.config),
-        "times": _times(trial),
+        "times": {**times, **more},
         "invalidity": _INVALIDITY[trial.outcome],
         "correctness": 0 if _INVALIDITY[trial.outcome] == "correctness" else 1,
         "measurements": _measurements(trial),
         "objectives": ["time"],
     }
-
-
-def _times(trial: Trial) -> dict[str, Any]:
-    times = dict.fromkeys((*_TIMES.values(), "framework"), 0.0)
-    for stage, seconds in trial.seconds.items():
-        times[_TIMES.get(stage, "framework")] += 1e3 * seconds
-    samples_us = trial.measurement.samples_us if trial.measurement else ()
-    # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
-    return {**times, "compilation_time": times["compilation"], "runtimes": [time_us / 1e3 for time_us in samples_us]}
 
 
 def _measurements(trial: Trial) -> list[dict[str, Any]]:

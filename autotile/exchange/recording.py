@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,24 @@ import msgspec
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Moment, Name, NotRegularError, Text, Whole, decode_json, encode_json, open_regular
+from autotile.core.documents import (
+    Moment,
+    Name,
+    NotRegularError,
+    Text,
+    Whole,
+    decode_json,
+    encode_json,
+    open_regular,
+    to_document,
+)
 from autotile.core.dtypes import parse_npy
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial, Value, config_text
 from autotile.core.text import file_name
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
+from autotile.database.winners import RESOURCE_COLUMNS
 from autotile.errors import DataError, RecordingError
 from autotile.kernel.spec import Parameter
 from autotile.version import __version__
@@ -96,22 +107,6 @@ MAX_BYTES = 256 * 2**20
 """Maximum decompressed size of a file: ten times that of a recording of a million configurations."""
 
 
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray], *, follow_link: bool = True) -> None:
-    """Write compressed arrays atomically; ``follow_link`` is as for `atomic_write`.
-
-    Raises
-    ------
-    RecordingError
-        The file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path, follow_link=follow_link) as stream:
-            np.savez_compressed(stream, allow_pickle=False, **arrays)
-    except OSError as error:
-        raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another path") from None
-
-
 class NpzReader:
     """Reader of the arrays of an ``.npz`` file, as a context manager.
 
@@ -153,16 +148,7 @@ class NpzReader:
         return RecordingError(f"the recording {self.path} is damaged: {problem}; fetch or record it again")
 
     def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """Return one array.
-
-        Parameters
-        ----------
-        name
-            Name of the array.
-        dtype
-            Expected dtype.
-        shape
-            Expected shape; None for one axis of any length.
+        """Return one array, of an expected dtype and shape; None for one axis of any length.
 
         Raises
         ------
@@ -206,7 +192,6 @@ _COLUMNS: Mapping[str, np.dtype[Any]] = {
 of NaN means not measured, 0 registers not compiled. Single precision is far finer than the noise of any timing."""
 
 _LABELS = ("outcome", "stage", "reason")
-_RESOURCE_COLUMNS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,26 +224,12 @@ class RecordingHeader:
         return {
             "format": _FORMAT,
             "format_version": FORMAT_VERSION,
-            "key": self.key.to_json(),
+            **{each.name: to_document(getattr(self, each.name)) for each in fields(self)},
             "parameters": [[parameter.name, list(parameter.values)] for parameter in self.parameters],
-            "device": self.device.to_json() if self.device else None,
-            "driver": self.driver,
-            "settings": dict(self.settings),
-            "valid_configs": self.valid_configs,
-            "chosen": self.chosen,
-            "created_at": self.created_at.isoformat(),
-            "autotile_version": self.autotile_version,
         }
 
 
-class _Versions(msgspec.Struct):
-    """The format that a header states."""
-
-    format: Any = None
-    format_version: Any = None
-
-
-class _Labels(msgspec.Struct):
+class RecordingLabels(msgspec.Struct):
     """Values that the columns are indices into, by column."""
 
     outcome: tuple[Outcome, ...]
@@ -266,8 +237,10 @@ class _Labels(msgspec.Struct):
     reason: tuple[Text, ...]
 
 
-class _Labeled(msgspec.Struct):
-    labels: _Labels
+class LabeledHeader(msgspec.Struct):
+    """The part of a file's header that is not `RecordingHeader`."""
+
+    labels: RecordingLabels
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +299,10 @@ class Recording:
         pairs = zip(self.header.parameters, self.codes[row].tolist(), strict=True)
         return {parameter.name: parameter.values[code] for parameter, code in pairs}
 
+    @cached_property
+    def _positions(self) -> _Positions:
+        return _positions_of(self.header.parameters)
+
     def row_of(self, config: Config) -> int | None:
         """Return the row of a configuration; None if it was not recorded."""
         codes = _codes_of(config, self._positions)
@@ -345,7 +322,7 @@ class Recording:
             outcome=self.outcomes[values["outcome"]],
             reason=self.reasons[values["reason"]],
             stage=self.stages[values["stage"]],
-            resources=Resources(**{name: values[name] for name in _RESOURCE_COLUMNS}) if values["registers"] else None,
+            resources=Resources(**{name: values[name] for name in RESOURCE_COLUMNS}) if values["registers"] else None,
             dynamic_smem_bytes=values["dynamic_smem_bytes"],
             blocks_per_sm=values["blocks_per_sm"],
             occupancy=values["occupancy"],
@@ -353,10 +330,6 @@ class Recording:
             samples=values["samples"],
             seconds=values["seconds"],
         )
-
-    @cached_property
-    def _positions(self) -> _Positions:
-        return _positions_of(self.header.parameters)
 
     @cached_property
     def rows(self) -> Mapping[bytes, int]:
@@ -417,7 +390,12 @@ def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]
     code_table = np.array(sorted(newest), _code_dtype(header.parameters)).reshape(len(rows), len(header.parameters))
     columns = {name: np.array([row[name] for row in rows], dtype) for name, dtype in _COLUMNS.items()}
     arrays = {"header": np.frombuffer(text, np.uint8), "codes": code_table, **columns}
-    write_npz(path, arrays, follow_link=follow_link)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path, follow_link=follow_link) as stream:
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another path") from None
 
 
 def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
@@ -468,15 +446,14 @@ def read_recording_header(path: Path) -> RecordingHeader:
 
 def _row(trial: Trial) -> dict[str, Any]:
     measurement, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+    times = ("time_us", "low_us", "high_us")
     return {
         "outcome": str(trial.outcome),
         "stage": trial.stage,
         "reason": trial.reason,
-        "time_us": measurement.time_us if measurement else np.nan,
-        "low_us": measurement.low_us if measurement else np.nan,
-        "high_us": measurement.high_us if measurement else np.nan,
+        **{name: getattr(measurement, name) if measurement else np.nan for name in times},
         "samples": len(measurement.samples_us) if measurement else 0,
-        **{name: getattr(resources, name) if resources else 0 for name in _RESOURCE_COLUMNS},
+        **{name: getattr(resources, name) if resources else 0 for name in RESOURCE_COLUMNS},
         "dynamic_smem_bytes": trial.geometry.dynamic_smem_bytes if trial.geometry else 0,
         "blocks_per_sm": occupancy.blocks_per_sm if occupancy else 0,
         "occupancy": occupancy.occupancy if occupancy else 0.0,
@@ -484,30 +461,28 @@ def _row(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _read_header(reader: NpzReader) -> tuple[RecordingHeader, _Labels]:
+def _read_header(reader: NpzReader) -> tuple[RecordingHeader, RecordingLabels]:
     text = reader.read("header", np.dtype("u1")).tobytes()
     try:
-        versions = decode_json(text, _Versions)
-        if versions.format != _FORMAT:
+        document = decode_json(text, dict[str, Any])
+        if document.get("format") != _FORMAT:
             raise DataError(f"it is not the header of an {_FORMAT}")
-        if versions.format_version != FORMAT_VERSION:
-            raise _other_version(versions.format_version, reader.path)
+        version = document.get("format_version")
+        if version != FORMAT_VERSION:
+            newer = isinstance(version, int) and version > FORMAT_VERSION
+            remedy = "pip install --upgrade autotile" if newer else "record it again"
+            raise RecordingError(
+                f"the recording {reader.path} has format version {version!r:.40}, expected {FORMAT_VERSION}: {remedy}"
+            )
         header = decode_json(text, RecordingHeader)
         for parameter in header.parameters:
             if len({(type(value), value) for value in parameter.values}) < max(1, len(parameter.values)):
                 raise DataError(f"{parameter.name!r:.80} has no values, or one twice", field="parameters")
-        return header, decode_json(text, _Labeled).labels
+        return header, decode_json(text, LabeledHeader).labels
     except RecordingError:
         raise
     except DataError as error:
         raise reader.damaged(f"its header cannot be used ({error})") from None
-
-
-def _other_version(version: object, path: Path) -> RecordingError:
-    newer = isinstance(version, int) and version > FORMAT_VERSION
-    remedy = "pip install --upgrade autotile" if newer else "record it again"
-    shown = f"{version!r:.40}"
-    return RecordingError(f"the recording {path} has format version {shown}, expected {FORMAT_VERSION}: {remedy}")
 
 
 def _inconsistency(recording: Recording) -> str:
@@ -524,16 +499,11 @@ def _inconsistency(recording: Recording) -> str:
     measured = ~np.isnan(columns["time_us"])
     if not measured[recording.ok].all():
         return "a configuration that is ok has no time"
-    if name := next((name for name, valid in _valid_figures(columns, measured) if not valid.all()), ""):
-        return f"a configuration has a value of {name} that is negative or not finite"
-    return ""
-
-
-def _valid_figures(columns: Mapping[str, np.ndarray], measured: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield where the figures of each column are possible; times only of measured configurations."""
     for name, least in (("time_us", 1e-6), ("low_us", 0.0), ("high_us", 0.0), ("occupancy", 0.0), ("seconds", 0.0)):
         figures = columns[name][measured] if name.endswith("_us") else columns[name]
-        yield name, (figures >= np.float32(least)) & np.isfinite(figures)
+        if not ((figures >= np.float32(least)) & np.isfinite(figures)).all():
+            return f"a configuration has a value of {name} that is negative or not finite"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,7 +518,13 @@ class RecordingFile:
 
 def list_recordings(folders: Sequence[Path]) -> list[RecordingFile]:
     """Return the recordings in folders, ordered by folder and name; damaged ones are listed with their problem."""
-    return [_open(path) for folder in folders for path in sorted(folder.glob("*.npz"))]
+    found = []
+    for path in (path for folder in folders for path in sorted(folder.glob("*.npz"))):
+        try:
+            found.append(RecordingFile(path, read_recording_header(path)))
+        except RecordingError as error:
+            found.append(RecordingFile(path, None, str(error)))
+    return found
 
 
 def find_recording(
@@ -558,7 +534,10 @@ def find_recording(
     matching = [
         (found.header.created_at, number, found)
         for number, found in enumerate(list_recordings(folders))
-        if found.header is not None and _matches(found.header, kernel, sizes, dtype, gpu_name)
+        if found.header is not None
+        and (found.header.key.kernel, dict(found.header.key.sizes), found.header.key.dtype)
+        == (kernel, dict(sizes), dtype)
+        and gpu_name in (None, found.header.key.gpu_name)
     ]
     return max(matching)[-1] if matching else None
 
@@ -567,16 +546,3 @@ def recording_name(header: RecordingHeader) -> str:
     """Return the file name of a recording: ``sgemm-nvidia-h200-4096x4096x4096-float32.npz``."""
     words = [header.key.kernel, header.key.gpu_name, "x".join(map(str, header.key.sizes.values())), header.key.dtype]
     return file_name(*(word.lower() for word in words if word), suffix=".npz")
-
-
-def _open(path: Path) -> RecordingFile:
-    try:
-        return RecordingFile(path, read_recording_header(path))
-    except RecordingError as error:
-        return RecordingFile(path, None, str(error))
-
-
-def _matches(header: RecordingHeader, kernel: str, sizes: Mapping[str, int], dtype: str, gpu_name: str | None) -> bool:
-    key = header.key
-    same_problem = key.kernel == kernel and key.dtype == dtype and dict(key.sizes) == dict(sizes)
-    return same_problem and gpu_name in (None, key.gpu_name)

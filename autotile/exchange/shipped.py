@@ -7,12 +7,12 @@ before tuning anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from autotile.core.documents import Count, Format, Name, Text, decode_json, enco
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import file_name
 from autotile.database.keys import TuningKey
-from autotile.database.paths import atomic_write
+from autotile.database.paths import atomic_write, write_output
 from autotile.database.winners import ResultDocument, StoredRule, StoredRuleDocument, Winner
 from autotile.errors import DataError, InputError
 from autotile.settings import data_folder
@@ -45,7 +45,7 @@ _SAME_SPEED = {"float16": ("bfloat16",)}
 Schema = TypeVar("Schema")
 
 
-class _Entry(ResultDocument):
+class ShippedWinner(ResultDocument):
     """One winner: its key without the fields of the device, and its result."""
 
     kernel: Name
@@ -71,42 +71,30 @@ class _Entry(ResultDocument):
         return self.winner_of(key, device, shipped=False)
 
 
-class _WinnersDocument(msgspec.Struct):
+class WinnersFile(msgspec.Struct):
     """Schema of a file of winners, besides its format."""
 
     device: DeviceProperties
-    winners: tuple[_Entry, ...]
+    winners: tuple[ShippedWinner, ...]
 
 
-class _RulesDocument(msgspec.Struct):
+class RulesFile(msgspec.Struct):
     """Schema of a file of rules, besides its format."""
 
     rules: tuple[StoredRuleDocument, ...]
 
 
 def shipped_winners(kernel: str, dtype: str) -> list[Winner]:
-    """Return the winners of a kernel that ship with autotile, of all GPUs.
-
-    Raises
-    ------
-    InputError
-        A file is damaged.
-    """
+    """Return the winners of a kernel that ship with autotile, of all GPUs; an `InputError` if a file is damaged."""
     files = sorted(data_folder("tuned").glob("*.json"))
-    found = (winner for path in files for winner in _cached_winners(path))
+    found = (winner for path in files for winner in _known_winners(path))
     return [
         replace(winner, shipped=True) for winner in found if (winner.key.kernel, winner.key.dtype) == (kernel, dtype)
     ]
 
 
 def shipped_rules(kernel: str, dtype: str) -> list[StoredRule]:
-    """Return the rules of a kernel's families that ship with autotile, of all GPUs.
-
-    Raises
-    ------
-    InputError
-        A file is damaged.
-    """
+    """Return the rules of a kernel's families that ship with autotile, of all GPUs; errors as `shipped_winners`."""
     files = sorted((data_folder("tuned") / "families").glob(f"*.{escape(kernel)}.json"))
     found = (rule for path in files for rule in read_rules(path))
     return [replace(rule, shipped=True) for rule in found if (rule.key.kernel, rule.key.dtype) == (kernel, dtype)]
@@ -174,15 +162,12 @@ def _model_file(gpu_name: str, operation: str, dtype: str) -> str:
 
 
 def read_winners(path: Path) -> list[Winner]:
-    """Read a file of winners.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, is damaged, or was written by a newer autotile.
-    """
-    document = _read(path, "winners", _WINNERS_FORMAT, _WinnersDocument)
+    """Read a file of winners; an `InputError` if it cannot be read, is damaged, or is of a newer autotile."""
+    document = _read(path, "winners", _WINNERS_FORMAT, WinnersFile)
     return [entry.winner(document.device) for entry in document.winners]
+
+
+_known_winners = lru_cache(read_winners)
 
 
 def write_winners(path: Path, winners: Iterable[Winner]) -> int:
@@ -198,23 +183,18 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
     device = devices.pop() if len(devices) == 1 else None
     if device is None:
         raise InputError(f"a file of winners holds those of one known GPU; got {len(devices)} GPUs")
-    lines = ",\n".join(encode_json(_entry(winner)) for winner in ordered)
+    keys = [{n: v for n, v in winner.key.to_json().items() if n not in _DEVICE_FIELDS} for winner in ordered]
+    lines = ",\n".join(encode_json(key | winner.result_to_json()) for key, winner in zip(keys, ordered, strict=True))
     head = encode_json({"format": _WINNERS_FORMAT, "device": device.to_json()}, indent=1)[:-2]
     text = f'{head},\n "winners": [\n{lines}\n ]\n}}\n'
-    _write(path, "winners", text)
+    write_output(path, text, content="winners")
     return len(ordered)
 
 
 @lru_cache
 def read_rules(path: Path) -> tuple[StoredRule, ...]:
-    """Read a file of rules, once a process.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, is damaged, or was written by a newer autotile.
-    """
-    document = _read(path, "rules", _RULES_FORMAT, _RulesDocument)
+    """Read a file of rules, once a process; errors as `read_winners`."""
+    document = _read(path, "rules", _RULES_FORMAT, RulesFile)
     try:
         return tuple(entry.stored_rule() for entry in document.rules)
     except DataError as error:
@@ -222,26 +202,10 @@ def read_rules(path: Path) -> tuple[StoredRule, ...]:
 
 
 def write_rules(path: Path, rules: Iterable[StoredRule]) -> int:
-    """Write a file of rules, and return their number.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
+    """Write a file of rules, and return their number; an `InputError` if the file cannot be written."""
     entries = [rule.to_json() for rule in rules]
-    _write(path, "rules", encode_json({"format": _RULES_FORMAT, "rules": entries}, indent=1) + "\n")
+    write_output(path, encode_json({"format": _RULES_FORMAT, "rules": entries}, indent=1) + "\n", content="rules")
     return len(entries)
-
-
-@lru_cache
-def _cached_winners(path: Path) -> Sequence[Winner]:
-    return read_winners(path)
-
-
-def _entry(winner: Winner) -> dict[str, Any]:
-    key = {name: value for name, value in winner.key.to_json().items() if name not in _DEVICE_FIELDS}
-    return key | winner.result_to_json()
 
 
 def _read(path: Path, content: str, expected_format: int, schema: type[Schema]) -> Schema:
@@ -258,14 +222,6 @@ def _read(path: Path, content: str, expected_format: int, schema: type[Schema]) 
     raise DataError(
         f"{path} has format {found!r:.40}, this version of autotile reads {expected_format}: upgrade autotile"
     )
-
-
-def _write(path: Path, content: str, text: str) -> None:
-    try:
-        with atomic_write(path) as stream:
-            stream.write(text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write the {content} to {path}: {error.strerror}; name another file") from None
 
 
 def _damaged(path: Path, content: str, error: DataError) -> DataError:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.documents import decode_json, read_regular
+from autotile.database.paths import write_output
 from autotile.errors import DataError, InputError
-from autotile.exchange.kernel_tuner import t4_metadata, write_text
+from autotile.exchange.kernel_tuner import t4_metadata
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
@@ -83,7 +84,7 @@ def store_metadata_file(metadata_filename: str | Path, target: str = "nvidia") -
 def _write(filename: str | Path, document: Mapping[str, Any]) -> None:
     path = _json_path(filename)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(document, cls=NpEncoder, indent=1) + "\n")
+    write_output(path, json.dumps(document, cls=NpEncoder, indent=1) + "\n")
 
 
 _MAX_BYTES = 2**30

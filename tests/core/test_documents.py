@@ -37,8 +37,8 @@ from autotile.workers import jobs, protocol
 SCHEMAS = [
     DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState, ResultDocument,
     StoredRuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
-    recording.RecordingHeader, recording._Labeled, kernel_tuner._Document, kernel_tuner._Measured,
-    bundle._Manifest, bundle._KernelDocument, shipped._WinnersDocument, shipped._RulesDocument,
+    recording.RecordingHeader, recording.LabeledHeader, kernel_tuner.CacheDocument, kernel_tuner.MeasuredEntry,
+    bundle.BundleManifest, bundle.BundledDocument, shipped.WinnersFile, shipped.RulesFile,
     jobs.Reading, jobs.Workload, jobs.SanitizerRequest, jobs.Candidate, jobs.Race, protocol.Answer,
     protocol.CompiledCubin, protocol.ErrorReply,
 ]  # fmt: skip

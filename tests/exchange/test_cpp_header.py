@@ -16,7 +16,8 @@ from autotile.core.model import Measurement, Resources, config_key
 from autotile.cuda.headers import header_folders
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
-from autotile.exchange.cpp_header import HeaderCubin, literal, to_cpp, write_header
+from autotile.exchange.bundle import BundledCubin
+from autotile.exchange.cpp_header import literal, to_cpp, write_header
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
 from autotile.families.features import Feature, Traits
 from autotile.kernel.expressions import parse_expression
@@ -196,7 +197,7 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
     winners = winners_of(here, some[:8], 1) + winners_of(there, some[4:], 2)
     configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
     cubins = [
-        HeaderCubin(target, {}, config, RESOURCES, f"{number}.{target}")
+        BundledCubin(target, "float32", {}, config, RESOURCES, f"{number}.{target}")
         for number, config in enumerate(configs.values())
         for target in targets
     ]
@@ -257,7 +258,7 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
     stored = StoredRule(
         replace(winners[0].key, sizes={}), here, rule_of(winners, features, thresholds), datetime.now(UTC)
     )
-    cubins = [HeaderCubin("sm_90", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
+    cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
     text = write_header(kernel.spec, "float32", winners, cubins, rules=[stored], stem="sgemm_2d", version="0")
     (tmp_path / "sgemm_2d.hpp").write_text(text)
     words = (here.name, here.compute_capability.replace(".", ""), str(here.smem_per_block_optin_bytes))
@@ -281,7 +282,10 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
 def test_flags_workspaces_and_tensor_maps(tmp_path: Path) -> None:
     """A kernel with every kind of argument compiles without warnings, and the flags select the cubin."""
     spec = parse_spec(EVERYTHING, "everything.toml")
-    cubins = [HeaderCubin("sm_90a", {"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin") for flag in (0, 1)]
+    cubins = [
+        BundledCubin("sm_90a", "bfloat16", {"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin")
+        for flag in (0, 1)
+    ]
     text = write_header(spec, "bfloat16", [], cubins, stem="everything", version="0")
     (tmp_path / "everything.hpp").write_text(text)
     assert "namespace autotile::every_thing_bfloat16 {" in text
