@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from autotile.kernel.python_arguments import Scalar as Scalar
     from autotile.kernel.python_arguments import Scratch as Scratch
     from autotile.report.comparison import compare as compare
-    from autotile.report.live_server import watch as watch
+    from autotile.report.live import watch as watch
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.bound import capture as capture
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
@@ -181,7 +181,7 @@ _NAMES = {
         "Scratch",
     ),
     "report.comparison": ("compare",),
-    "report.live_server": ("watch",),
+    "report.live": ("watch",),
     "serving.bound": ("BoundKernel", "capture"),
     "serving.dispatcher": (
         "Dispatcher",

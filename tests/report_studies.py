@@ -18,7 +18,7 @@ from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.report.report_data import read_report
-from autotile.report.study_data import StudyData
+from autotile.report.study import StudyData
 from autotile.space.limits import occupancy
 
 ROOT = Path(__file__).parent.parent

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from autotile.exchange.column_table import ColumnTable
-    from autotile.report.study_data import StudyData
+    from autotile.report.study import StudyData
 
 
 def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
@@ -249,7 +249,7 @@ class TrialList(Result, StudyPlots):
         InputError
             There are no trials, or trials of several problems or devices.
         """
-        from autotile.report.study_data import StudyData
+        from autotile.report.study import StudyData
 
         keys = {entry.key.digest: entry.key for entry in self.trials}
         if len(keys) != 1:

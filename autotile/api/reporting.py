@@ -17,7 +17,7 @@ from autotile.kernel.library import KernelName, is_path, load_kernel
 from autotile.report.page import write_page
 from autotile.report.report_data import ReportData, read_operation_report, read_report, report_of_study
 from autotile.report.sections import report_page
-from autotile.report.study_reading import study_of_recording
+from autotile.report.study import study_of_recording
 from autotile.settings import user_path
 
 

@@ -40,7 +40,7 @@ from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import KernelName, load_kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
-from autotile.report.study_reading import study_without_trials
+from autotile.report.study import study_without_trials
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Compared, Contender, resources_document
 from autotile.serving.dispatcher import find_best_kernel

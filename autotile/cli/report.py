@@ -16,7 +16,7 @@ from autotile.database.keys import study_columns
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
-    from autotile.report.comparison import Comparison
+    from autotile.report.comparison import DatabaseComparison
 
 FailIfSlowerOption = Annotated[
     str | None,
@@ -153,7 +153,7 @@ def report_comparison(
     limit = read_percentage(fail_if_slower) if fail_if_slower is not None else None
     found = replace(compare(a, b), limit=limit)
     if output is not None:
-        _write_page(found, limit, output)
+        _write_page(found, output)
     show(found, as_json=as_json)
     if limit is None:
         return
@@ -164,17 +164,16 @@ def report_comparison(
         raise typer.Exit(failures[0][1])
 
 
-def _write_page(found: Comparison, limit: float | None, output: str) -> None:
+def _write_page(found: DatabaseComparison, output: str) -> None:
     from autotile.api.reporting import report_file
-    from autotile.report.comparison_page import comparison_page
     from autotile.report.page import write_page
 
     path = report_file(output)
-    write_page(comparison_page(found, limit), path)
+    write_page(found.page(), path)
     notice(f"page: {path}")
 
 
-def _failures(found: Comparison, limit: float) -> Iterator[tuple[str, int]]:
+def _failures(found: DatabaseComparison, limit: float) -> Iterator[tuple[str, int]]:
     """Yield what ``--fail-if-slower`` fails for, each with its exit code, the worst first."""
     if found.broken:
         names = ", ".join(" ".join(study_columns(one.key)[:2]) for one in found.broken)

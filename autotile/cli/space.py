@@ -114,9 +114,8 @@ def _survey(  # noqa: PLR0917 - the options of the command
     if output is not None:
         from autotile.api.targets import output_file
         from autotile.report.page import write_page
-        from autotile.report.survey_page import survey_page
 
-        write_page(survey_page(found), path := output_file(output))
+        write_page(found.page(), path := output_file(output))
         notice(f"wrote {path}")
     if csv is not None:
         write_table_file(csv, found.table(), "configuration")

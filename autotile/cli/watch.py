@@ -32,13 +32,13 @@ def watch(
     Their charts follow the trials. The page is served to this machine only, at an address with a random token, until
     Ctrl-C ends it. It reads the database, and writes nothing.
     """
-    from autotile.report import live_server
+    from autotile.report.live import watch as serve
 
     given = words or []
     databases = [word for word in given if is_database(word)]
     kernels = [word for word in given if not is_database(word)]
     notice("Ctrl-C ends it")
-    live_server.watch(*databases, kernels=kernels, port=port, open_browser=not no_open)
+    serve(*databases, kernels=kernels, port=port, open_browser=not no_open)
 
 
 def register(app: typer.Typer) -> None:

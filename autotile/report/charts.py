@@ -1,42 +1,109 @@
-"""Charts of the results of a study: finals, limits, progress, gates, failures, roofline and Pareto front."""
+"""Charts of a study, of a family's rule and of an operation: each answers one question, with the numbers behind it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
-from autotile.core.model import ENERGY, ERROR, REGISTERS, TIME, Outcome, Trial, config_key, config_text
-from autotile.core.text import NOTHING, interval_text, plural, source_text
-from autotile.report.failures import FailureGroup
-from autotile.report.roofline import Roof, Roofline
-from autotile.report.study_data import Finalist, StudyData
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.model import (
+    ENERGY,
+    ERROR,
+    REGISTERS,
+    TIME,
+    Outcome,
+    Trial,
+    Value,
+    config_key,
+    config_text,
+)
+from autotile.core.text import (
+    NOTHING,
+    ResultTable,
+    duration_text,
+    interval_text,
+    percent_text,
+    plural,
+    sizes_text,
+    source_text,
+)
+from autotile.database.winners import StoredRule
+from autotile.families.family import Leaf, Tree
+from autotile.report.report_data import OperationData
+from autotile.report.study import EffectEntry, FailureGroup, Finalist, StudyData
 from autotile.report.theme import (
     ACCENT,
     FAINT,
     FAINT_ACCENT,
+    FAST_TO_SLOW,
     INK,
+    MICRO_S,
     MUTED,
+    PAPER,
     SOFT,
     TIME_AXIS,
     Chart,
-    ChartTable,
     bare_time,
+    bars,
+    error_bars,
     figure,
     hover_text,
     label,
     load_plotly,
     log_axis,
     measured_text,
+    points,
     with_units,
 )
 
-BEST_COUNT = 12
-"""Number of configurations of which the limits are shown."""
+_BEST_COUNT = 12
+"""Number of configurations whose limits are shown, and of reasons of failures that are drawn."""
 _MAX_POINTS = 3000
-"""Dominated configurations that the chart of the front draws."""
+"""Trials that a chart draws one by one; of more, an even selection, with all that improved on the best."""
+_MAX_LINES = 4000
+"""Trials that the parallel coordinates draw: the fastest, and an even selection of the others."""
+_MAX_VALUES = 40
+"""Values of a parameter that are shown one by one."""
+_SLOWEST = 0.95
+"""Quantile of the times at which the whiskers and the colour scale end, so that single slow trials squeeze nothing."""
+_LOG_RATIO = 5.0
+"""Ratio of the slowest to the fastest time above which an axis is logarithmic."""
 _ROW_PX = 26
+
+
+def study_charts(study: StudyData, parameters: int) -> Iterator[Chart]:
+    """Yield the charts of a study, those first that change most while a session runs.
+
+    Parameters
+    ----------
+    parameters
+        Number of parameters, the most important first, against which the time is drawn.
+    """
+    yield best_so_far_chart(study)
+    yield finals_chart(study)
+    yield limits_chart(study)
+    effects = study_effects(study)
+    yield importance_chart(study, effects)
+    names = effects.order(study.parameters)
+    for name in names[:parameters]:
+        yield time_by_parameter_chart(study, name)
+    yield heat_map_chart(study, *names[:2])
+    yield parallel_coordinates_chart(study)
+    yield best_so_far_chart(study, "seconds")
+    yield funnel_chart(study)
+    yield failures_chart(study)
+    yield roofline_chart(study)
+    yield front_chart(study)
+    yield drift_chart(study)
+
+
+_FAR = 1.5
+"""Excess of the default over the winner, relative to that of the slowest other finalist, above which it is left out."""
 
 
 def finals_chart(study: StudyData) -> Chart:
@@ -46,37 +113,59 @@ def finals_chart(study: StudyData) -> Chart:
         return Chart("finals", title, None, "No finals were held, so that times are those of the search.")
     ranked = finals.ranked
     low, high = _bounds(ranked[0].trial)
-    go = load_plotly()
+    default = next((one for one in ranked if one.is_default), None)
+    others = [_bounds(one.trial) for one in ranked if not one.is_default]
+    x: dict[str, Any] = {"title": TIME_AXIS}
+    notes: list[dict[str, Any]] = []
+    if default is not None and len(others) > 1:
+        least, most = min(bounds[0] for bounds in others), max(bounds[1] for bounds in others)
+        if (default.trial.time_us or 0.0) - low > _FAR * (most - low):  # the others' intervals could not be told apart
+            x["range"] = [least - 0.06 * (most - least), most + 0.2 * (most - least)]
+            text = f"{with_units(label(measured_text(default.trial)))} \N{RIGHTWARDS ARROW}"
+            place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(default), "yref": "y"}
+            notes.append({**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}})
+    kinds: Sequence[tuple[str, str, str, Callable[[Finalist], bool]]] = (
+        ("winner", "circle", ACCENT, lambda one: one.rank == 1),
+        ("ties with the winner", "circle-open", ACCENT, lambda one: one.is_tie and not one.is_default),
+        ("default", "diamond", INK, lambda one: one.is_default and one.rank > 1),
+        ("slower", "circle", MUTED, lambda one: not one.is_tie and not one.is_default and one.rank > 1),
+    )
     traces = []
-    for name, chosen, marker in _finalist_groups(ranked):
-        times = [(*_bounds(one.trial), one.trial.time_us or 0.0) for one in chosen]
-        traces.append(
-            go.Scatter(
-                x=[time for _, _, time in times],
-                y=[finalist_label(one) for one in chosen],
-                error_x={
-                    "type": "data",
-                    "array": [high_us - time for _, high_us, time in times],
-                    "arrayminus": [time - low_us for low_us, _, time in times],
-                    "color": marker["line"]["color"],
-                    "thickness": 3,
-                    "width": 7,
-                },
-                mode="markers",
-                marker=marker,
+    for name, symbol, color, belongs in kinds:
+        if chosen := [one for one in ranked if belongs(one)]:
+            times = [(one.trial.time_us or 0.0, *_bounds(one.trial)) for one in chosen]
+            trace = points(
+                [time_us for time_us, _, _ in times],
+                [finalist_label(one) for one in chosen],
                 name=name,
-                hovertext=[_finalist_hover(one) for one in chosen],
-                hoverinfo="text",
+                symbol=symbol,
+                color=color,
+                size=8,
+                marker={"line": {"color": color, "width": 2}},
+                error_x=error_bars(times, color=color, thickness=3, width=7),
+                hover=[
+                    hover_text(
+                        finalist_label(one),
+                        measured_text(one.trial),
+                        f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else "",
+                        config_text(one.trial.config),
+                    )
+                    for one in chosen
+                ],
             )
-        )
-    order = [finalist_label(one) for one in ranked]
+            traces.append(trace)
+    band = {"x0": low, "x1": high, "y0": 0, "y1": 1, "xref": "x", "yref": "paper", "layer": "below"}
     made = figure(
         traces,
         height=96 + _ROW_PX * len(ranked),
-        x={"title": {"text": TIME_AXIS}, **_near(ranked)},
-        y={"categoryorder": "array", "categoryarray": order[::-1], "showgrid": False},
-        shapes=[_band(low, high)],
-        annotations=list(_far(ranked)),
+        x=x,
+        y={
+            "categoryorder": "array",
+            "categoryarray": [finalist_label(one) for one in reversed(ranked)],
+            "showgrid": False,
+        },
+        shapes=[{"type": "rect", **band, "fillcolor": FAINT_ACCENT, "line": {"width": 0}}],
+        annotations=notes,
         showlegend=True,
     )
     ties = sum(one.is_tie for one in ranked)
@@ -84,63 +173,8 @@ def finals_chart(study: StudyData) -> Chart:
         f"{plural(len(ranked), 'finalist')} were timed in turn; "
         f"{plural(ties, 'configuration ties', 'configurations tie')} with the winner."
     )
-    return Chart("finals", title, made, summary, _finals_table(ranked))
-
-
-_FAR = 1.5
-"""Excess of the default over the winner, relative to that of the slowest other finalist, above which it is left out."""
-
-
-def _is_far(ranked: Sequence[Finalist]) -> bool:
-    """Return whether the default is so slow that the intervals of the others could not be told apart."""
-    others = [_bounds(one.trial)[1] for one in ranked if not one.is_default]
-    default = next((one.trial.time_us for one in ranked if one.is_default), None)
-    low = _bounds(ranked[0].trial)[0]
-    return default is not None and len(others) > 1 and default - low > _FAR * (max(others) - low)
-
-
-def _near(ranked: Sequence[Finalist]) -> dict[str, Any]:
-    if not _is_far(ranked):
-        return {}
-    others = [one.trial for one in ranked if not one.is_default]
-    low, high = min(_bounds(trial)[0] for trial in others), max(_bounds(trial)[1] for trial in others)
-    return {"range": [low - 0.06 * (high - low), high + 0.2 * (high - low)]}
-
-
-def _far(ranked: Sequence[Finalist]) -> Iterable[dict[str, Any]]:
-    for one in ranked:
-        if one.is_default and _is_far(ranked):
-            text = f"{with_units(label(measured_text(one.trial)))} \N{RIGHTWARDS ARROW}"
-            place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(one), "yref": "y"}
-            yield {**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}}
-
-
-def _finalist_groups(ranked: Sequence[Finalist]) -> Iterable[tuple[str, list[Finalist], dict[str, Any]]]:
-    kinds: tuple[tuple[str, str, str, str, Callable[[Finalist], bool]], ...] = (
-        ("winner", "circle", ACCENT, ACCENT, lambda one: one.rank == 1),
-        ("ties with the winner", "circle-open", ACCENT, ACCENT, lambda one: one.is_tie and not one.is_default),
-        ("default", "diamond", INK, INK, lambda one: one.is_default and one.rank > 1),
-        ("slower", "circle", MUTED, MUTED, lambda one: not one.is_tie and not one.is_default and one.rank > 1),
-    )
-    for name, symbol, color, line, belongs in kinds:
-        if chosen := [one for one in ranked if belongs(one)]:
-            yield name, chosen, {"symbol": symbol, "color": color, "size": 8, "line": {"color": line, "width": 2}}
-
-
-def finalist_label(one: Finalist) -> str:
-    """Return the place of a finalist with what marks it: ``#2 tie``."""
-    marks = ("winner" if one.rank == 1 else "", "tie" if one.is_tie else "", "default" if one.is_default else "")
-    return " ".join(filter(None, [f"#{one.rank}", *marks]))
-
-
-def _finalist_hover(one: Finalist) -> str:
-    ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
-    return hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
-
-
-def _finals_table(ranked: Sequence[Finalist]) -> ChartTable:
-    headings = ("place", "time, \N{MICRO SIGN}s", "95 % interval, \N{MICRO SIGN}s", "time / winner's", "configuration")
-    rows = tuple(
+    headings = ("place", f"time, {MICRO_S}", f"95 % interval, {MICRO_S}", "time / winner's", "configuration")
+    rows = [
         (
             finalist_label(one),
             bare_time(one.trial),
@@ -149,65 +183,30 @@ def _finals_table(ranked: Sequence[Finalist]) -> ChartTable:
             config_text(one.trial.config),
         )
         for one in ranked
-    )
-    return ChartTable(headings, rows)
+    ]
+    return Chart("finals", title, made, summary, ResultTable(headings, rows))
 
 
-def best_trials(study: StudyData, count: int = BEST_COUNT) -> list[Trial]:
-    """Return the finalists, followed by the best other trials of the search."""
+def finalist_label(one: Finalist) -> str:
+    """Return the place of a finalist with what marks it: ``#2 tie``."""
+    marks = ("winner" if one.rank == 1 else "", "tie" if one.is_tie else "", "default" if one.is_default else "")
+    return " ".join(filter(None, [f"#{one.rank}", *marks]))
+
+
+def _bounds(trial: Trial) -> tuple[float, float]:
+    measured = trial.measurement
+    return (measured.low_us, measured.high_us) if measured is not None else (math.nan, math.nan)
+
+
+def best_trials(study: StudyData) -> list[Trial]:
+    """Return a dozen trials: the finalists, followed by the best others of the search."""
     ranked = [one.trial for one in study.finals.ranked] if study.finals is not None else []
-    timed = [one.trial for one in study.newest if one.trial.outcome is Outcome.OK and one.trial.cost is not None]
-    others = sorted(timed, key=lambda trial: trial.cost or 0.0)
     refused = {config_key(trial.config) for trial in study.finals.refused} if study.finals is not None else set()
-    found = {config_key(trial.config): trial for trial in reversed([*ranked, *others])}
-    ordered = dict.fromkeys(config_key(trial.config) for trial in [*ranked, *others])
-    return [found[key] for key in ordered if key not in refused][:count]
-
-
-def limits_chart(study: StudyData) -> Chart:
-    """Return the limits of the best configurations: registers, shared memory, occupancy, waves, spills, roofline."""
-    trials = best_trials(study)
-    title = f"Resources of the best {len(trials)}, and how near they are to the limit"
-    measures = [(name, [_measure(study, trial, name) for trial in trials]) for name in _MEASURES]
-    known = [(name, values) for name, values in measures if any(values)]
-    if not known:
-        return Chart("limits", title, None, "No resources of the best configurations are stored.")
-    go = load_plotly()
-    from plotly.subplots import make_subplots
-
-    columns = min(3, len(known))
-    lines = math.ceil(len(known) / columns)
-    headings = [_MEASURES[name] for name, _ in known]
-    grid = make_subplots(lines, columns, subplot_titles=headings, shared_yaxes=True, vertical_spacing=0.2)
-    places = [f"#{place}" for place in range(1, len(trials) + 1)]
-    colors = [ACCENT, *[SOFT] * (len(trials) - 1)]
-    for index, (name, values) in enumerate(known):
-        bars = go.Bar(
-            y=places,
-            x=values,
-            orientation="h",
-            marker={"color": colors},
-            hovertext=[_limits_hover(study, trial, place) for trial, place in zip(trials, places, strict=True)],
-            hoverinfo="text",
-        )
-        grid.add_trace(bars, row=index // columns + 1, col=index % columns + 1)
-        if name in ("occupancy", "share"):
-            grid.update_xaxes(range=[0, 105], row=index // columns + 1, col=index % columns + 1)
-    made = figure([], height=60 + lines * (70 + 17 * len(trials)))
-    grid.update_layout(made.layout)
-    grid.update_xaxes({**made.layout.xaxis.to_plotly_json(), "rangemode": "tozero", "nticks": 4})
-    grid.update_yaxes(
-        {**made.layout.yaxis.to_plotly_json(), "autorange": "reversed", "showgrid": False, "type": "category"}
-    )
-    grid.update_layout(margin={"t": 36}, bargap=0.25)
-    grid.update_annotations(font={"size": 12, "color": MUTED})
-    limiting = trials[0].occupancy.limited_by if trials and trials[0].occupancy is not None else ()
-    by = f"; its occupancy is limited by {', '.join(limiting).replace('_', ' ')}" if limiting else ""
-    bound = study.bound(trials[0]) if trials else None
-    share = f"The best reaches {with_units(bound.text)}{by}." if bound else f"Places are by time{by}."
-    if all(trial.resources is not None and not trial.resources.spill_bytes for trial in trials):
-        share += " None of them spills registers."
-    return Chart("limits", title, grid, share, _limits_table(study, trials))
+    timed = [one.trial for one in study.newest if one.trial.outcome is Outcome.OK and one.trial.cost is not None]
+    found: dict[str, Trial] = {}
+    for trial in [*ranked, *sorted(timed, key=lambda trial: trial.cost or 0.0)]:
+        found.setdefault(config_key(trial.config), trial)
+    return [trial for key, trial in found.items() if key not in refused][:_BEST_COUNT]
 
 
 _MEASURES = {
@@ -220,162 +219,508 @@ _MEASURES = {
 }
 
 
-def _measure(study: StudyData, trial: Trial, name: str) -> float | None:
+def limits_chart(study: StudyData) -> Chart:
+    """Return the limits of the best configurations: registers, shared memory, occupancy, waves, spills, roofline."""
+    trials = best_trials(study)
+    title = f"Resources of the best {len(trials)}, and how near they are to the limit"
+    measured = [_measures(study, trial) for trial in trials]
+    known = [name for name in _MEASURES if any(values[name] for values in measured)]
+    if not known:
+        return Chart("limits", title, None, "No resources of the best configurations are stored.")
+    columns = min(3, len(known))
+    lines = math.ceil(len(known) / columns)
+    grid = _panels(
+        lines,
+        columns,
+        [_MEASURES[name] for name in known],
+        height=60 + lines * (70 + 17 * len(trials)),
+        top=36,
+        x={"rangemode": "tozero", "nticks": 4},
+        y={"autorange": "reversed", "showgrid": False, "type": "category"},
+        shared_yaxes=True,
+        vertical_spacing=0.2,
+    )
+    grid.update_layout(bargap=0.25)
+    limited = [", ".join(trial.occupancy.limited_by) if trial.occupancy is not None else "" for trial in trials]
+    bounds = [study.bound(trial) for trial in trials]
+    places = [f"#{place}" for place in range(1, len(trials) + 1)]
+    hover = [
+        hover_text(
+            f"{place}  {measured_text(trial)}",
+            f"occupancy limited by {by.replace('_', ' ')}" if by else "",
+            with_units(bound.text) if bound is not None else "",
+            config_text(trial.config),
+        )
+        for place, trial, by, bound in zip(places, trials, limited, bounds, strict=True)
+    ]
+    for index, name in enumerate(known):
+        trace = load_plotly().Bar(
+            y=places,
+            x=[values[name] for values in measured],
+            orientation="h",
+            marker={"color": [ACCENT, *[SOFT] * (len(trials) - 1)]},
+            hovertext=hover,
+            hoverinfo="text",
+        )
+        place = {"row": index // columns + 1, "col": index % columns + 1}
+        grid.add_trace(trace, **place)
+        if name in ("occupancy", "share"):
+            grid.update_xaxes(range=[0, 105], **place)
+    by = f"; its occupancy is limited by {limited[0].replace('_', ' ')}" if limited[0] else ""
+    first = bounds[0]
+    summary = f"The best reaches {with_units(first.text)}{by}." if first is not None else f"Places are by time{by}."
+    if all(trial.resources is not None and not trial.resources.spill_bytes for trial in trials):
+        summary += " None of them spills registers."
+    rows = [
+        (
+            place,
+            bare_time(trial),
+            *(f"{value:,.4g}" if value is not None else NOTHING for value in values.values()),
+            by,
+            config_text(trial.config),
+        )
+        for place, trial, values, by in zip(places, trials, measured, limited, strict=True)
+    ]
+    headings = ("place", f"time, {MICRO_S}", *_MEASURES.values(), "occupancy limited by", "configuration")
+    return Chart("limits", title, grid, summary, ResultTable(headings, rows))
+
+
+def _measures(study: StudyData, trial: Trial) -> dict[str, float | None]:
     used, geometry, occupancy = trial.resources, trial.geometry, trial.occupancy
-    match name:
-        case "registers":
-            return used.registers if used is not None else None
-        case "smem":
-            dynamic = geometry.dynamic_smem_bytes if geometry is not None else 0
-            return (used.static_smem_bytes + dynamic) / 1024 if used is not None else None
-        case "occupancy":
-            return 100 * occupancy.occupancy if occupancy is not None else None
-        case "waves":
-            resident = occupancy.blocks_per_sm * study.device.sm_count if occupancy and study.device else 0
-            return geometry.blocks / resident if geometry is not None and resident else None
-        case "spills":
-            return used.spill_bytes if used is not None else None
-        case _:
-            bound = study.bound(trial)
-            return 100 * bound.share if bound is not None else None
+    found: dict[str, float | None] = dict.fromkeys(_MEASURES)
+    if used is not None:
+        dynamic = geometry.dynamic_smem_bytes if geometry is not None else 0
+        found |= {"registers": used.registers, "smem": (used.static_smem_bytes + dynamic) / 1024}
+        found |= {"spills": used.spill_bytes}
+    if occupancy is not None:
+        found["occupancy"] = 100 * occupancy.occupancy
+        resident = occupancy.blocks_per_sm * study.device.sm_count if study.device else 0
+        if geometry is not None and resident:
+            found["waves"] = geometry.blocks / resident
+    if (bound := study.bound(trial)) is not None:
+        found["share"] = 100 * bound.share
+    return found
 
 
-def _limits_hover(study: StudyData, trial: Trial, place: str) -> str:
-    limited = trial.occupancy.limited_by if trial.occupancy is not None else ()
-    by = f"occupancy limited by {', '.join(limited).replace('_', ' ')}" if limited else ""
-    bound = study.bound(trial)
-    share = with_units(bound.text) if bound is not None else ""
-    return hover_text(f"{place}  {measured_text(trial)}", by, share, config_text(trial.config))
+def _panels(
+    lines: int,
+    columns: int,
+    titles: Sequence[str],
+    *,
+    height: int,
+    top: int,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    **options: Any,
+) -> Any:
+    """Return a figure of several panels with titles, in the style of all figures."""
+    load_plotly()
+    from plotly.subplots import make_subplots
+
+    grid = make_subplots(lines, columns, subplot_titles=titles, **options)
+    made = figure([], height=height)
+    grid.update_layout(made.layout)
+    grid.update_xaxes({**made.layout.xaxis.to_plotly_json(), **x})
+    grid.update_yaxes({**made.layout.yaxis.to_plotly_json(), **y})
+    grid.update_layout(margin={"t": top})
+    grid.update_annotations(font={"size": 12, "color": MUTED})
+    return grid
 
 
-def _limits_table(study: StudyData, trials: Sequence[Trial]) -> ChartTable:
-    rows = []
-    for place, trial in enumerate(trials, start=1):
-        values = [_measure(study, trial, name) for name in _MEASURES]
-        limited = trial.occupancy.limited_by if trial.occupancy is not None else ()
-        numbers = [f"{value:,.4g}" if value is not None else NOTHING for value in values]
-        rows.append((f"#{place}", bare_time(trial), *numbers, ", ".join(limited), config_text(trial.config)))
-    headings = ("place", "time, \N{MICRO SIGN}s", *_MEASURES.values(), "occupancy limited by", "configuration")
-    return ChartTable(headings, tuple(rows))
+def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "trials") -> Chart:
+    """Return the best result so far over trials or seconds, with the outcome of each trial and what was expected."""
+    name, title = f"best_over_{axis}", f"Best so far over {axis}"
+    found = (study.score(one.trial) for one in study.trials)
+    scores = np.array([math.nan if score is None else score for score in found], np.float64)
+    timed = np.isfinite(scores) & (scores > 0)
+    if not timed.any():
+        return Chart(name, title, None, "No trial has a time yet.")
+    xs = np.arange(1, len(scores) + 1, dtype=np.float64) if axis == "trials" else np.array(study.elapsed_s)
+    worst, accumulated = (-np.inf, np.maximum) if study.settings.maximize else (np.inf, np.minimum)
+    best = accumulated.accumulate(np.where(timed, scores, worst))
+    best = np.where(np.isinf(best), np.nan, best)
+    improved = np.append(True, best[1:] != best[:-1])
+    drawn = np.ones(len(best), np.bool_)
+    if len(best) > _MAX_POINTS:
+        drawn[:] = False
+        drawn[np.linspace(0, len(best) - 1, _MAX_POINTS).astype(np.int64)] = True
+        drawn[1:] |= improved[1:]
+    quantity = label(study.settings.objective) if study.has_own_objective else TIME_AXIS
+    outcomes = np.array([str(one.trial.outcome) for one in study.trials])
+    above = np.full(len(xs), float(np.nanmax(scores)) * 1.08)  # where the failed trials are drawn
+    traces = []
+    for chosen, text, symbol, color, ys in (
+        (drawn & timed & (outcomes == str(Outcome.OK)), "measured", "circle", SOFT, scores),
+        (drawn & timed & (outcomes == str(Outcome.PRUNED)), "dropped as slow", "circle-open", FAINT, scores),
+        (drawn & ~timed, "failed", "x-thin-open", MUTED, above),
+    ):
+        if chosen.any():
+            hover = [_trial_hover(study, int(index)) for index in np.flatnonzero(chosen)]
+            traces.append(points(xs[chosen], ys[chosen], name=text, symbol=symbol, color=color, size=6, hover=hover))
+    line = {"color": ACCENT, "width": 2.5, "shape": "hv"}
+    go = load_plotly()
+    traces.append(go.Scatter(x=xs, y=best, mode="lines", line=line, name="best so far", hoverinfo="skip"))
+    expected, stopped = "", study.summary.stopped
+    if stopped is not None and stopped.expected_gain is not None and stopped.more_trials:
+        gain = 100 * stopped.expected_gain
+        shown = f"{gain:.2g} %" if gain >= 0.01 else "less than 0.01 %"
+        expected = f"At the end, {stopped.more_trials:,} more trials were expected to gain {shown}."
+        if not study.has_own_objective:
+            last_x, last_y = float(xs[-1]), float(best[-1])
+            end = last_x + last_x / len(xs) * min(stopped.more_trials, 0.15 * len(xs))
+            traces.append(
+                go.Scatter(
+                    x=[last_x, end],
+                    y=[last_y, last_y / (1 + max(stopped.expected_gain, 0.0))],
+                    mode="lines",
+                    line={"color": ACCENT, "width": 2, "dash": "dot"},
+                    name="expected of more",
+                    hovertext=hover_text(expected),
+                    hoverinfo="text",
+                )
+            )
+    least, most = scores[timed].min(), scores[timed].max()
+    made = figure(
+        traces,
+        height=360,
+        x={"title": "trials" if axis == "trials" else "seconds of tuning", "rangemode": "tozero"},
+        y={"title": quantity, **(log_axis(least, most) if most / least > _LOG_RATIO else {})},
+        showlegend=True,
+        margin={"t": 40},
+    )
+    last = np.flatnonzero(timed & (scores == best[-1]))[0]
+    when = f"trial {last + 1:,}" if axis == "trials" else f"{duration_text(float(xs[last]))} of tuning"
+    summary = f"The best of {plural(len(scores), 'trial')} was found after {when}. {expected}".strip()
+    note = f"{int(drawn.sum()):,} of {len(scores):,} trials are drawn." if not drawn.all() else ""
+    rows = [
+        (
+            f"{i + 1:,}",
+            duration_text(study.elapsed_s[i]),
+            f"{scores[i]:,.6g}",
+            config_text(study.trials[i].trial.config),
+        )
+        for i in np.flatnonzero(improved & np.isfinite(scores) & (scores == best))
+    ]
+    table = ResultTable(("trial", "after", quantity, "configuration that became the best"), rows)
+    return Chart(name, title, made, summary, table, note)
+
+
+def _trial_hover(study: StudyData, index: int) -> str:
+    trial = study.trials[index].trial
+    failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
+    return hover_text(f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
+
+
+@dataclass(frozen=True, slots=True)
+class StudyEffects:
+    """The parameters that matter in a study.
+
+    Attributes
+    ----------
+    effects
+        All parameters that were varied, the most important first; empty where the trials do not support a statement.
+    doubt
+        Reason for empty ``effects``.
+    insight
+        Summary in one sentence.
+    """
+
+    effects: tuple[EffectEntry, ...]
+    doubt: str = ""
+    insight: str = ""
+
+    def order(self, parameters: Sequence[str]) -> list[str]:
+        """Return parameters, the most important first."""
+        ranked = [effect.parameter for effect in self.effects if effect.parameter in parameters]
+        return [*ranked, *(name for name in parameters if name not in ranked)]
+
+
+def study_effects(study: StudyData) -> StudyEffects:
+    """Return the effects that a session found, else those that the trials show."""
+    stored = study.summary.importance
+    if stored is not None:
+        known = {name for one in study.newest for name in one.trial.config}
+        effects = tuple(
+            EffectEntry(one.parameter, min(max(one.share, 0.0), 1.0), one.alone, one.matters)
+            for one in stored
+            if one.parameter in known
+        )
+        insight = study.summary.insight or ""
+        return StudyEffects(effects, "" if effects else insight, insight if effects else "")
+    timed = timed_trials(study)
+    if not timed:
+        return StudyEffects((), "no trial has a time")
+    from autotile.kernel.spec import Parameter
+    from autotile.search.importance import importance_of  # imports SciPy
+    from autotile.space.search_space import SearchSpace
+
+    values = {name: values_of(timed, name) for name in timed[0].config}
+    codes = {name: {_typed(value): code for code, value in enumerate(each)} for name, each in values.items()}
+    rows = np.array([[codes[name][_typed(trial.config[name])] for name in values] for trial in timed], np.uint32)
+    parameters = tuple(Parameter(name, each) for name, each in values.items())
+    space = SearchSpace(parameters, rows, combinations=len(rows), rules=(), limits=(), seconds=0.0)
+    found, doubt = importance_of(space, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
+    effects = tuple(EffectEntry(one.parameter, one.share, one.alone, one.matters) for one in found)
+    return StudyEffects(effects, doubt)
+
+
+def timed_trials(study: StudyData) -> list[Trial]:
+    """Return the newest trial of each configuration that has a time and all parameters, fastest first."""
+    names = set(study.parameters)
+    timed = [one.trial for one in study.newest if one.trial.outcome.has_time and one.trial.cost]
+    return sorted((trial for trial in timed if trial.config.keys() == names), key=lambda trial: trial.cost or 0.0)
+
+
+def values_of(trials: Sequence[Trial], name: str) -> tuple[Value, ...]:
+    """Return the values that a parameter had, numbers in ascending order."""
+    found = {_typed(trial.config[name]): trial.config[name] for trial in trials}
+
+    def order(value: Value) -> tuple[bool, float, str]:
+        is_text = isinstance(value, str)
+        return is_text, 0.0 if is_text else float(value), str(value)
+
+    return tuple(sorted(found.values(), key=order))
+
+
+def _typed(value: Value) -> tuple[type, Value]:
+    return type(value), value  # True equals 1
+
+
+def importance_chart(study: StudyData, effects: StudyEffects | None = None) -> Chart:
+    """Return the share of each parameter in the differences between the times."""
+    name, title = "importance", "What matters: shares of the differences in time"
+    found = effects if effects is not None else study_effects(study)
+    if not found.effects:
+        return Chart(name, title, None, f"No statement on what matters: {found.doubt or 'there are too few trials'}.")
+    shown = found.effects
+    top = max(20.0, 100 * max(one.share for one in shown))
+    made = bars(
+        [label(one.parameter, 24) for one in shown],
+        [100 * one.share for one in shown],
+        x={"title": "share of the variance of the logarithm of the time, %", "range": [0, 1.25 * top]},
+        color=[ACCENT if one.matters else FAINT for one in shown],
+        text=[f"{100 * one.share:.0f} %" if one.matters else "no effect seen" for one in shown],
+        hover=[
+            hover_text(one.parameter, f"{percent_text(one.share)}, of which {percent_text(one.alone)} alone")
+            for one in shown
+        ],
+    )
+    rows = [
+        (one.parameter, percent_text(one.share), percent_text(one.alone), "yes" if one.matters else "not seen")
+        for one in shown
+    ]
+    summary = f"{found.insight[:1].upper()}{found.insight[1:]}." if found.insight else ""
+    note = "" if study.summary.importance is not None else "Shares are of the configurations that were tried."
+    return Chart(name, title, made, summary, ResultTable(("parameter", "share", "alone", "effect"), rows), note)
+
+
+def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
+    """Return the distribution of the times at each value of a parameter."""
+    chart, title = f"time_by_{name}", f"Time against {name}"
+    timed = [trial for trial in timed_trials(study) if name in trial.config]
+    if not timed:
+        return Chart(chart, title, None, f"No trial with a time states {name}.")
+    grouped: dict[tuple[type, Value], list[float]] = {}
+    for trial in timed:
+        grouped.setdefault(_typed(trial.config[name]), []).append(trial.time_us or math.nan)
+    values = values_of(timed, name)[:_MAX_VALUES]
+    times = [grouped[_typed(value)] for value in values]
+    quantiles = [np.quantile(each, (0.0, 0.25, 0.5, 0.75, _SLOWEST)).tolist() for each in times]
+    fastest, lower, median, upper, slowest = (list(column) for column in zip(*quantiles, strict=True))
+    best, names = min(fastest), [label(value, 14) for value in values]
+    boxes = load_plotly().Box(
+        x=names,
+        lowerfence=fastest,
+        q1=lower,
+        median=median,
+        q3=upper,
+        upperfence=slowest,
+        boxpoints=False,
+        line={"color": MUTED, "width": 1.5},
+        fillcolor=SOFT,
+        whiskerwidth=0.4,
+        hoverinfo="y",
+    )
+    marks = points(
+        names,
+        fastest,
+        name="",
+        symbol="line-ew-open",
+        color=[ACCENT if low == best else INK for low in fastest],
+        size=8,
+        hover=[
+            hover_text(f"{name} = {value}", f"fastest {low:,.6g} {MICRO_S}", plural(len(each), "trial"))
+            for value, low, each in zip(values, fastest, times, strict=True)
+        ],
+    )
+    made = figure(
+        [boxes, marks],
+        height=250,
+        x={"title": label(name, 24), "type": "category", "showgrid": False},
+        y={
+            "title": TIME_AXIS,
+            "nticks": 5,
+            **(log_axis(best, max(slowest)) if max(slowest) > _LOG_RATIO * best else {}),
+        },
+    )
+    rows = [
+        (str(value), f"{len(each):,}", *(f"{time_us:,.6g}" for time_us in found[:4]))
+        for value, each, found in zip(values, times, quantiles, strict=True)
+    ]
+    figures = (f"{text}, {MICRO_S}" for text in ("fastest", "lower quartile", "median", "upper"))
+    summary = f"The fastest trial has {name} = {values[fastest.index(best)]}."
+    return Chart(chart, title, made, summary, ResultTable((name, "trials", *figures), rows))
+
+
+def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None) -> Chart:
+    """Return the best time at each pair of values of two parameters; None selects the two that matter most."""
+    name, title = "heat_map", "Best time by the two parameters that matter most"
+    timed = timed_trials(study)
+    if x is None or y is None:
+        varied = [each for each in study.parameters if timed and len(values_of(timed, each)) > 1]
+        order = [each for each in study_effects(study).order(varied) if each not in (x, y)]
+        x = x if x is not None else order.pop(0) if order else None
+        y = y if y is not None else order.pop(0) if order else None
+    if not timed or x is None or y is None or not {x, y} <= set(study.parameters):
+        return Chart(name, title, None, "Fewer than two parameters were varied.")
+    columns, lines = values_of(timed, x)[:_MAX_VALUES], values_of(timed, y)[:_MAX_VALUES]
+    best: dict[tuple[Any, Any], float] = {}
+    for trial in timed:  # fastest first
+        best.setdefault((_typed(trial.config[x]), _typed(trial.config[y])), trial.time_us or math.nan)
+    cells = [[best.get((_typed(column), _typed(line))) for column in columns] for line in lines]
+    found = np.array(cells, np.float64)
+    heat = load_plotly().Heatmap(
+        x=[label(value, 14) for value in columns],
+        y=[label(value, 14) for value in lines],
+        z=found,
+        colorscale=[list(stop) for stop in FAST_TO_SLOW],
+        zmin=float(np.nanmin(found)),
+        zmax=float(np.nanquantile(found, _SLOWEST)),
+        colorbar={
+            "title": {"text": f"best, {MICRO_S}", "font": {"color": MUTED, "size": 12}},
+            "tickfont": {"color": MUTED},
+            "outlinewidth": 0,
+            "thickness": 12,
+        },
+        xgap=2,
+        ygap=2,
+        texttemplate="%{z:,.4~g}" if found.size <= 120 else None,
+        hovertemplate=f"%{{z:,.6~g}} {MICRO_S}<extra></extra>",
+        hoverongaps=False,
+    )
+    made = figure(
+        [heat],
+        height=110 + 34 * min(len(lines), 16),
+        x={"title": label(x), "type": "category", "showgrid": False},
+        y={"title": label(y), "type": "category", "showgrid": False},
+    )
+    rows = [
+        (str(line), *(f"{cell:,.6g}" if cell is not None else NOTHING for cell in row))
+        for line, row in zip(lines, cells, strict=True)
+    ]
+    table = ResultTable((f"{y} \\ {x}", *map(str, columns)), rows)
+    summary = "The best time of each pair; an empty cell was not tried."
+    return Chart(name, f"Best time by {x} and {y}", made, summary, table)
+
+
+def parallel_coordinates_chart(study: StudyData) -> Chart:
+    """Return one line for each trial over all parameters and its time; ranges of the axes select lines."""
+    name, title = "parallel", "All parameters at once"
+    timed = timed_trials(study)
+    values = {each: values_of(timed, each) for each in study.parameters} if timed else {}
+    varied = {each: listed for each, listed in values.items() if len(listed) > 1}
+    if not varied:
+        return Chart(name, title, None, "No parameter was varied.")
+    drawn = timed
+    if len(timed) > _MAX_LINES:
+        rest = np.linspace(_MAX_LINES // 4, len(timed) - 1, 3 * _MAX_LINES // 4).astype(np.int64)
+        drawn = [*timed[: _MAX_LINES // 4], *(timed[index] for index in dict.fromkeys(rest.tolist()))]
+    times = np.array([trial.time_us or math.nan for trial in drawn])
+    dimensions: list[dict[str, Any]] = []
+    for parameter, listed in varied.items():
+        codes = {_typed(value): code for code, value in enumerate(listed)}
+        every = max(1, math.ceil(len(listed) / 16))
+        dimension = {
+            "label": label(parameter, 16),
+            "values": np.array([codes[_typed(trial.config[parameter])] for trial in drawn]),
+            "range": [0, len(listed) - 1],
+            "tickvals": list(range(0, len(listed), every)),
+            "ticktext": [label(value, 12) for value in listed[::every]],
+        }
+        dimensions.append(dimension)
+    dimensions.append({"label": f"time, {MICRO_S}", "values": times})
+    lines = load_plotly().Parcoords(
+        dimensions=dimensions,
+        line={
+            "color": times,
+            "colorscale": [list(stop) for stop in FAST_TO_SLOW],
+            "cmin": float(times.min()),
+            "cmax": float(np.quantile(times, _SLOWEST)),
+        },
+        labelfont={"color": INK, "size": 12},
+        tickfont={"color": MUTED, "size": 11},
+        rangefont={"color": MUTED, "size": 11},
+    )
+    axes = [*({"name": each, "values": [str(one) for one in listed]} for each, listed in varied.items())]
+    meta = {"axes": [*axes, {"name": "time"}]}
+    made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta=meta)
+    summary = f"Each of {len(drawn):,} lines is a configuration; the darkest are the fastest."
+    left_out = f"{len(drawn):,} of {len(timed):,} configurations are drawn, the fastest among them."
+    return Chart(name, title, made, summary, note=left_out if len(drawn) < len(timed) else "")
 
 
 def funnel_chart(study: StudyData) -> Chart:
     """Return the number of configurations that each gate let through."""
-    title, gates = "From all combinations to the finals", study.gates
-    go = load_plotly()
-    counts = [max(gate.count, 0) for gate in gates]
-    names = [label(gate.label) for gate in gates]
-    bars = go.Bar(
-        y=names,
-        x=[max(count, 0.5) for count in counts],
-        orientation="h",
-        marker={"color": [*[SOFT] * (len(counts) - 1), ACCENT]},
-        text=[f"{count:,}" for count in counts],
-        textposition="outside",
-        cliponaxis=False,
-        hoverinfo="skip",
-    )
+    gates = study.gates
+    counts = [max(count, 0) for _, count in gates]
     top = math.log10(max([*counts, 10])) * 1.3
-    made = figure(
-        [bars],
-        height=70 + 30 * len(counts),
-        x={"title": {"text": "configurations (logarithmic)"}, "type": "log", "range": [-0.3, top], "dtick": 2},
-        y={"autorange": "reversed", "showgrid": False, "type": "category"},
-        bargap=0.3,
+    made = bars(
+        [label(name) for name, _ in gates],
+        [max(count, 0.5) for count in counts],
+        x={"title": "configurations (logarithmic)", "type": "log", "range": [-0.3, top], "dtick": 2},
+        color=[*[SOFT] * (len(counts) - 1), ACCENT],
+        text=[f"{count:,}" for count in counts],
     )
-    lost = [(b, a.count - b.count) for a, b in pairwise(gates) if a.count > b.count]
-    rows = tuple(
-        (gate.label, f"{gate.count:,}", f"{gates[i - 1].count - gate.count:,}" if i else NOTHING)
-        for i, gate in enumerate(gates)
-    )
-    most = max(lost, key=lambda pair: pair[1], default=None)
-    summary = f"{counts[0]:,} {gates[0].label}; {counts[-1]:,} {gates[-1].label}."
-    if most is not None:
-        summary += f" Most were left out before '{most[0].label}': {most[1]:,}."
-    return Chart("funnel", title, made, summary, ChartTable(("gate", "configurations left", "left out"), rows))
+    lost = [(name, before - left) for (_, before), (name, left) in pairwise(gates)]
+    out = [NOTHING, *(f"{number:,}" for _, number in lost)]
+    rows = [(name, f"{count:,}", left) for (name, count), left in zip(gates, out, strict=True)]
+    summary = f"{counts[0]:,} {gates[0][0]}; {counts[-1]:,} {gates[-1][0]}."
+    name, most = max(lost, key=lambda pair: pair[1], default=("", 0))
+    if most > 0:
+        summary += f" Most were left out before '{name}': {most:,}."
+    table = ResultTable(("gate", "configurations left", "left out"), rows)
+    return Chart("funnel", "From all combinations to the finals", made, summary, table)
 
 
-def failures_chart(study: StudyData) -> Chart:
-    """Return the failures by reason, with the words of the compiler, the verification or the sanitizer."""
-    return failure_groups_chart(study.failures)
-
-
-def failure_groups_chart(groups: Sequence[FailureGroup]) -> Chart:
-    """Return groups of failures, the most frequent first, as bars."""
+def failures_chart(found: StudyData | Sequence[FailureGroup]) -> Chart:
+    """Return failures by reason, the most frequent first, with the words of compiler, verification or sanitizer."""
+    groups = found.failures if isinstance(found, StudyData) else found
     if not groups:
         return Chart("failures", "Failures by reason", None, "No configuration failed.")
-    go, shown = load_plotly(), groups[:BEST_COUNT]
-    names = [f"{place}. {str(group.outcome).replace('_', ' ')}" for place, group in enumerate(shown, start=1)]
-    bars = go.Bar(
-        y=names,
-        x=[group.count for group in shown],
-        orientation="h",
-        marker={"color": SOFT},
+    shown = groups[:_BEST_COUNT]
+    names = [str(group.outcome).replace("_", " ") for group in groups]
+    made = bars(
+        [f"{place}. {name}" for place, name in enumerate(names[:_BEST_COUNT], start=1)],
+        [group.count for group in shown],
+        x={"title": "configurations", "rangemode": "tozero", "range": [0, 1.15 * shown[0].count]},
         text=[f"{group.count:,}" for group in shown],
-        textposition="outside",
-        cliponaxis=False,
-        hovertext=[hover_text(group.reason or str(group.outcome)) for group in shown],
-        hoverinfo="text",
-    )
-    made = figure(
-        [bars],
-        height=70 + 30 * len(shown),
-        x={"title": {"text": "configurations"}, "rangemode": "tozero", "range": [0, 1.15 * shown[0].count]},
-        y={"autorange": "reversed", "showgrid": False, "type": "category"},
-        bargap=0.35,
+        hover=[hover_text(group.reason or str(group.outcome)) for group in shown],
     )
     total = sum(group.count for group in groups)
     summary = f"{plural(total, 'configuration')} failed for {plural(len(groups), 'reason')}."
-    rows = tuple(
+    rows = [
         (
             f"{place}",
-            str(group.outcome).replace("_", " "),
+            name,
             group.stage or NOTHING,
             f"{group.count:,}",
             group.reason or NOTHING,
-            "\n".join(config_text(config) for config in group.examples),
+            "\n".join(map(config_text, group.examples)),
         )
-        for place, group in enumerate(groups, start=1)
-    )
-    headings = ("", "outcome", "stage", "configurations", "reason", "for example")
-    return Chart("failures", "Failures by reason", made, summary, ChartTable(headings, rows))
-
-
-def front_chart(study: StudyData) -> Chart:
-    """Return the measured configurations by their objectives, and the Pareto front."""
-    title, points = "Several objectives: the Pareto front", study.front
-    if not points:
-        return Chart("front", title, None, "No configuration has a value for every objective.")
-    go, names = load_plotly(), [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
-    best = sorted((point for point in points if point.is_on_front), key=lambda point: point.values)
-    others = [point for point in points if not point.is_on_front][:_MAX_POINTS]
-    traces = [
-        go.Scatter(
-            x=[point.values[0] for point in chosen],
-            y=[point.values[1] for point in chosen],
-            mode=mode,
-            name=name,
-            marker={"color": color, "size": size},
-            line={"color": color, "shape": "hv", "width": 2},
-            hovertext=[
-                hover_text(
-                    *(f"{axis}: {value:.6g}" for axis, value in zip(names, point.values, strict=True)),
-                    config_text(point.trial.config),
-                )
-                for point in chosen
-            ],
-            hoverinfo="text",
-        )
-        for name, chosen, mode, color, size in (
-            ("dominated", others, "markers", FAINT, 6),
-            ("front", best, "lines+markers" if len(names) == 2 else "markers", ACCENT, 9),
-        )
+        for place, (name, group) in enumerate(zip(names, groups, strict=True), start=1)
     ]
-    made = figure(traces, height=380, x={"title": {"text": names[0]}}, y={"title": {"text": names[1]}}, showlegend=True)
-    rows = tuple((*(f"{value:.6g}" for value in point.values), config_text(point.trial.config)) for point in best)
-    more = f" The chart shows the first two of {len(names)} objectives." if len(names) > 2 else ""
-    summary = f"{plural(len(best), 'configuration is', 'configurations are')} on the front, of {len(points):,}.{more}"
-    return Chart("front", title, made, summary, ChartTable((*names, "configuration"), rows))
+    headings = ("", "outcome", "stage", "configurations", "reason", "for example")
+    return Chart("failures", "Failures by reason", made, summary, ResultTable(headings, rows))
 
 
 _OBJECTIVE_AXES = {
@@ -386,112 +731,329 @@ _OBJECTIVE_AXES = {
 }
 
 
-def roofline_chart(studies: Sequence[StudyData]) -> Chart:
+def front_chart(study: StudyData) -> Chart:
+    """Return the measured configurations by their objectives, and the Pareto front."""
+    title, found = "Several objectives: the Pareto front", study.front
+    if not found:
+        return Chart("front", title, None, "No configuration has a value for every objective.")
+    axes = [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
+    best = sorted((point for point in found if point.is_on_front), key=lambda point: point.values)
+    others = [point for point in found if not point.is_on_front][:_MAX_POINTS]
+    traces = [
+        points(
+            [point.values[0] for point in chosen],
+            [point.values[1] for point in chosen],
+            name=name,
+            symbol="circle",
+            color=color,
+            size=size,
+            mode=mode,
+            line={"color": color, "shape": "hv", "width": 2},
+            hover=[
+                hover_text(
+                    *(f"{axis}: {value:.6g}" for axis, value in zip(axes, point.values, strict=True)),
+                    config_text(point.trial.config),
+                )
+                for point in chosen
+            ],
+        )
+        for name, chosen, mode, color, size in (
+            ("dominated", others, "markers", FAINT, 6),
+            ("front", best, "lines+markers" if len(axes) == 2 else "markers", ACCENT, 9),
+        )
+    ]
+    made = figure(traces, height=380, x={"title": axes[0]}, y={"title": axes[1]}, showlegend=True)
+    rows = [(*(f"{value:.6g}" for value in point.values), config_text(point.trial.config)) for point in best]
+    more = f" The chart shows the first two of {len(axes)} objectives." if len(axes) > 2 else ""
+    summary = f"{plural(len(best), 'configuration is', 'configurations are')} on the front, of {len(found):,}.{more}"
+    return Chart("front", title, made, summary, ResultTable((*axes, "configuration"), rows))
+
+
+def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
     """Return the roofline of one device and element type, with the best trials of some studies.
 
     Parameters
     ----------
     studies
-        Studies on one device with one element type, at least one. Of one study the default and the best dozen are
-        shown; of several, the winner of each.
+        A study, or several on one device with one element type. Of one study the default and the best dozen are shown;
+        of several, the winner of each.
     """
+    studies = [studies] if isinstance(studies, StudyData) else studies
     title, roofline = "Rates against the ceilings of the GPU", studies[0].roofline
-    points = [point for study in studies for point in _roofline_points(study, alone=len(studies) == 1)]
-    if not points or roofline.memory is None:
-        missing = "the kernel does not state its operations and bytes ([work])" if not points else roofline.origin
+    alone, memory = len(studies) == 1, roofline.memory
+    found: list[tuple[str, Trial, float, float, str]] = []  # kind, trial, FLOP/B, TFLOP/s, configuration or problem
+    for study in studies:
+        others = [("others", trial) for trial in best_trials(study)[1:]] + [("default", study.default)]
+        for kind, trial in [*(others if alone else ()), ("winner", study.winner)]:
+            work = study.work_of(trial)
+            if trial is not None and trial.time_us and work.flops and work.bytes:
+                text = config_text(trial.config) if alone else source_text(str(study.problem), study.key.source)
+                found.append((kind, trial, work.flops / work.bytes, work.flops / trial.time_us / 1e6, text))
+    if not found or memory is None:
+        missing = "the kernel does not state its operations and bytes ([work])" if not found else roofline.origin
         return Chart("roofline", title, None, f"There is no roofline: {missing}.")
-    go = load_plotly()
-    intensities = [flops / size for _, _, flops, size, _ in points]
-    roofs = _arithmetic_roofs(studies)
-    ridge = [roof.rate / roofline.memory.rate for roof in roofs]
-    low, high = min([*intensities, *ridge]) / 4, max([*intensities, *ridge]) * 4
-    traces = list(_roofs(go, roofline, roofs, low, high, top=max(ridge, default=max(intensities))))
+    go, intensities = load_plotly(), [intensity for _, _, intensity, _, _ in found]
+    bounding = (roof for study in studies for roof in study.roofline.of(study.work_of(study.winner)) or ())
+    roofs = sorted(dict.fromkeys(bounding), key=lambda roof: roof.rate)
+    ridges = [roof.rate / memory.rate for roof in roofs]
+    low, high = min([*intensities, *ridges]) / 4, max([*intensities, *ridges]) * 4
+    dash = "solid" if roofline.is_measured else "dash"
+    lines = [(memory, [low, max(ridges, default=max(intensities))], INK)]
+    colors = (INK, MUTED, FAINT)
+    for place, (roof, ridge) in enumerate(zip(roofs, ridges, strict=True)):
+        lines.append((roof, [max(low, ridge), high], colors[place % 3]))
+    traces = [
+        go.Scatter(
+            x=ends,
+            y=[end * roof.rate / 1e12 if roof.is_memory else roof.rate / 1e12 for end in ends],
+            mode="lines",
+            line={"color": color, "width": 1.5, "dash": dash},
+            name=label(roof.text),
+            hoverinfo="name",
+        )
+        for roof, ends, color in lines
+    ]
     for name, symbol, color in (
         ("others", "circle-open", MUTED),
         ("default", "diamond", INK),
         ("winner", "circle", ACCENT),
     ):
-        chosen = [point for point in points if point[0] == name]
-        if chosen:
-            traces.append(
-                go.Scatter(
-                    x=[flops / size for _, _, flops, size, _ in chosen],
-                    y=[flops / (trial.time_us or 1.0) / 1e6 for _, trial, flops, _, _ in chosen],
-                    mode="markers",
-                    marker={"symbol": symbol, "color": color, "size": 10},
-                    name=name if len(studies) == 1 else "winners",
-                    hovertext=[hover_text(text, measured_text(trial)) for _, trial, _, _, text in chosen],
-                    hoverinfo="text",
-                )
+        if chosen := [point for point in found if point[0] == name]:
+            trace = points(
+                [intensity for _, _, intensity, _, _ in chosen],
+                [rate for _, _, _, rate, _ in chosen],
+                name=name if alone else "winners",
+                symbol=symbol,
+                color=color,
+                size=10,
+                hover=[hover_text(text, measured_text(trial)) for _, trial, _, _, text in chosen],
             )
+            traces.append(trace)
     rates = [rate for trace in traces for rate in trace.y]
     made = figure(
         traces,
         height=420,
-        x={"title": {"text": "operations per byte of minimum traffic, FLOP/B"}, **log_axis(low, high)},
-        y={"title": {"text": "TFLOP/s"}, **log_axis(min(rates), max(rates))},
+        x={"title": "operations per byte of minimum traffic, FLOP/B", **log_axis(low, high)},
+        y={"title": "TFLOP/s", **log_axis(min(rates), max(rates))},
         showlegend=True,
         margin={"t": 40},
     )
-    rows = tuple(
-        (name, text, f"{flops / size:,.4g}", f"{flops / (trial.time_us or 1.0) / 1e6:,.4g}", bare_time(trial))
-        for name, trial, flops, size, text in points
-    )
-    headings = ("", "configuration or problem", "FLOP/B", "TFLOP/s", "time, \N{MICRO SIGN}s")
+    rows = [
+        (kind, text, f"{intensity:,.4g}", f"{rate:,.4g}", bare_time(trial))
+        for kind, trial, intensity, rate, text in found
+    ]
+    headings = ("", "configuration or problem", "FLOP/B", "TFLOP/s", f"time, {MICRO_S}")
     best = studies[0].bound(studies[0].winner)
-    summary = f"The winner reaches {best.text}." if best is not None and len(studies) == 1 else ""
-    return Chart(
-        "roofline",
-        title,
-        made,
-        summary,
-        ChartTable(headings, rows),
-        f"Ceilings: {roofline.origin.replace(chr(96), chr(39))}.",
+    summary = f"The winner reaches {best.text}." if best is not None and alone else ""
+    note = f"Ceilings: {roofline.origin.replace('`', chr(39))}."
+    return Chart("roofline", title, made, summary, ResultTable(headings, rows), note)
+
+
+_TELEMETRY = {
+    "reference_us": "reference kernel, % above its fastest",
+    "sm_clock_mhz": "SM clock, MHz",
+    "power_w": "power, W",
+    "temperature_c": "temperature, \N{DEGREE SIGN}C",
+}
+_THROTTLE_REASONS = {
+    0x4: "the power limit",
+    0x8: "a hardware slowdown",
+    0x20: "a thermal slowdown",
+    0x40: "a thermal slowdown",
+    0x80: "an external power brake",
+}
+"""Bits of NVML's clock event reasons that lower the clock, as in ``nvml.h``."""
+
+
+def drift_chart(study: StudyData) -> Chart:
+    """Return the drift of the reference kernel and the clock, power and temperature of the GPU over the session."""
+    name, title = "drift", "Drift, clocks, power and temperature"
+    elapsed_s, known = np.array(study.elapsed_s), dict[str, NDArray[np.float64]]()
+    for key, heading in _TELEMETRY.items():
+        stated = (one.trial.telemetry.get(key) for one in study.trials)
+        values = np.array([float(one) if isinstance(one, int | float) else math.nan for one in stated], np.float64)
+        if key == "reference_us" and (values > 0).any():
+            values = 100 * (values / float(np.nanmin(np.where(values > 0, values, np.nan))) - 1)
+        if np.isfinite(values).any():
+            known[heading] = values
+    if not known:
+        reason = "replayed from a recording" if study.key.source == "replayed" else "without telemetry"
+        return Chart(name, title, None, f"The times are {reason}, so that no drift, clock or power is known.")
+    height = 80 + 120 * len(known)
+    spacing = {"shared_xaxes": True, "vertical_spacing": 0.09}
+    grid = _panels(len(known), 1, list(known), height=height, top=30, x={}, y={"nticks": 4}, **spacing)
+    for row, (heading, values) in enumerate(known.items(), start=1):
+        drawn = np.flatnonzero(np.isfinite(values))
+        drawn = drawn[np.linspace(0, len(drawn) - 1, min(len(drawn), _MAX_POINTS)).astype(np.int64)]
+        trace = load_plotly().Scatter(
+            x=elapsed_s[drawn],
+            y=values[drawn],
+            mode="lines",
+            line={"color": ACCENT if row == 1 else MUTED, "width": 1.5},
+            hovertext=[hover_text(f"trial {i + 1:,}", f"{heading}: {values[i]:.6g}") for i in drawn.tolist()],
+            hoverinfo="text",
+        )
+        grid.add_trace(trace, row=row, col=1)
+    grid.update_xaxes(title_text="seconds of tuning", row=len(known))
+    rows = [
+        (heading, *(f"{value:,.5g}" for value in (np.nanmin(values), np.nanmedian(values), np.nanmax(values))))
+        for heading, values in known.items()
+    ]
+    reference = known.get(_TELEMETRY["reference_us"])
+    summary = ""
+    if reference is not None:
+        summary = f"The reference kernel, timed beside each trial, varied by {np.nanmax(reference):.2g} %."
+    stated = (one.trial.telemetry.get("throttle_reasons") for one in study.trials)
+    masks = [mask for mask in stated if isinstance(mask, int)]
+    limits = dict.fromkeys(text for bit, text in _THROTTLE_REASONS.items() if any(mask & bit for mask in masks))
+    limited = sum(any(mask & bit for bit in _THROTTLE_REASONS) for mask in masks)
+    note = f"During {plural(limited, 'trial')}, {' and '.join(limits)} lowered the clock." if limits else ""
+    return Chart(name, title, grid, summary, ResultTable(("", "minimum", "median", "maximum"), rows), note)
+
+
+def family_loss_chart(stored: StoredRule) -> Chart:
+    """Return the loss of a family's rule at the sizes that it was learned from, and where each was left out."""
+    rule = stored.rule
+    names = [name for name in rule.points[0].sizes if len({point.sizes[name] for point in rule.points}) > 1]
+    placed = [(math.prod(point.sizes[name] for name in names), point) for point in rule.points]
+    placed.sort(key=lambda pair: pair[0])
+    served = [(x, point, point.loss) for x, point in placed]
+    held_out = [(x, point, point.held_out) for x, point in placed if point.held_out is not None]
+    traces = [
+        points(
+            [x for x, _, _ in chosen],
+            [100 * loss for _, _, loss in chosen],
+            name=name,
+            symbol=symbol,
+            color=color,
+            size=9,
+            marker={"line": {"color": color, "width": 2}},
+            hover=[hover_text(sizes_text(point.sizes), f"loss {percent_text(loss)}") for _, point, loss in chosen],
+        )
+        for name, symbol, color, chosen in (
+            ("served by the rule", "circle", ACCENT, served),
+            ("of a rule learned without the size", "circle-open", MUTED, held_out),
+        )
+        if chosen
+    ]
+    across = " \N{MULTIPLICATION SIGN} ".join(names) if names else "problem"
+    xs = [x for x, _ in placed]
+    made = figure(
+        traces,
+        height=340,
+        x={"title": f"{label(across)} (logarithmic)", **log_axis(max(min(xs), 1), max(*xs, 10))},
+        y={"title": "loss against the best known, %", "rangemode": "tozero"},
+        showlegend=True,
+        margin={"t": 40},
     )
+    held = f", {percent_text(rule.mean_held_out)} at sizes left out" if rule.mean_held_out is not None else ""
+    summary = (
+        f"The mean loss at {plural(len(rule.points), 'size')} is {percent_text(rule.mean_loss)}{held}; the greatest is "
+        f"{percent_text(rule.worst.loss)} at {sizes_text(rule.worst.sizes)}."
+    )
+    if rule.verdict:
+        summary += f" The rule is {'' if rule.in_force else 'not '}in force: {rule.verdict}."
+    rows = [
+        (
+            sizes_text(point.sizes),
+            f"{point.best_us:,.6g}",
+            *(
+                percent_text(loss) if loss is not None else NOTHING
+                for loss in (point.loss, point.held_out, point.without)
+            ),
+        )
+        for _, point in placed
+    ]
+    headings = ("sizes", f"best known, {MICRO_S}", "loss", "loss if left out", "loss without the rule")
+    return Chart("family_loss", "Loss by size", made, summary, ResultTable(headings, rows))
 
 
-def _roofline_points(study: StudyData, *, alone: bool) -> Iterable[tuple[str, Trial, int, int, str]]:
-    winner, default = study.winner, study.default
-    others = best_trials(study)[1:] if alone else []
-    named = [("others", trial) for trial in others] + [("default", default)] * alone + [("winner", winner)]
-    for name, trial in named:
-        work = study.work_of(trial)
-        if trial is not None and trial.time_us and work.flops and work.bytes:
-            text = config_text(trial.config) if alone else source_text(str(study.problem), study.key.source)
-            yield name, trial, work.flops, work.bytes, text
+def tree_lines(tree: Tree, depth: int = 0, prefix: str = "") -> list[tuple[int, str]]:
+    """Return a rule's tree in words: the depth and the text of each question and answer, in reading order."""
+    if isinstance(tree, Leaf):
+        return [(depth, f"{prefix}configuration #{tree.order[0]}")]
+    return [
+        (depth, f"{prefix}{tree.feature} at most {tree.at_most:,.6g}?"),
+        *tree_lines(tree.then, depth + 1, "yes: "),
+        *tree_lines(tree.otherwise, depth + 1, "no: "),
+    ]
 
 
-def _arithmetic_roofs(studies: Sequence[StudyData]) -> list[Roof]:
-    """Return the rates that bound the kernels of some studies, slowest first."""
-    found = (roof for study in studies for roof in study.roofline.of(study.work_of(study.winner)) or ())
-    return sorted(dict.fromkeys(found), key=lambda roof: roof.rate)
+_BEND = 0.12
+"""Where the line from a question to its answers bends, in steps of the depth."""
 
 
-def _roofs(
-    go: Any, roofline: Roofline, compute: Sequence[Roof], low: float, high: float, *, top: float
-) -> Iterable[Any]:
-    """Yield the line of the memory, up to the operations per byte ``top``, and that of each arithmetic unit."""
-    memory = roofline.memory
-    assert memory is not None
-    ends = [low, top]
-    line = {"color": INK, "width": 1.5}
-    if not roofline.is_measured:
-        line["dash"] = "dash"
-    flops = [end * memory.rate / 1e12 for end in ends]
-    yield go.Scatter(x=ends, y=flops, mode="lines", line=line, name=label(memory.text), hoverinfo="name")
-    for place, roof in enumerate(compute):
-        start = max(low, roof.rate / memory.rate)
-        dash = {"color": (INK, MUTED, FAINT)[place % 3], "width": 1.5, "dash": line.get("dash", "solid")}
-        rates = [roof.rate / 1e12] * 2
-        yield go.Scatter(x=[start, high], y=rates, mode="lines", line=dash, name=label(roof.text), hoverinfo="name")
+def rule_tree_chart(stored: StoredRule) -> Chart:
+    """Return a family's rule as a tree: each question with its two branches, and the configuration of each leaf."""
+    rule, title = stored.rule, "The rule as a tree"
+    if isinstance(rule.tree, Leaf):
+        return Chart("rule_tree", title, None, "One configuration is served for the whole family.")
+    nodes: list[dict[str, Any]] = []
+    lines: list[tuple[int, float, float]] = []
+    leaves = 0
+
+    def visit(node: Tree, depth: int, answer: str) -> float:
+        nonlocal leaves
+        config = ""
+        if isinstance(node, Leaf):
+            row, leaves = float(leaves), leaves + 1
+            text, config = f"#{node.order[0]}", config_text(rule.configs[node.order[0]].config)
+        else:
+            first, second = visit(node.then, depth + 1, "yes: "), visit(node.otherwise, depth + 1, "no: ")
+            row = (first + second) / 2
+            text = f"{node.feature} \N{LESS-THAN OR EQUAL TO} {node.at_most:,.4g}"
+            lines.extend(((depth, row, first), (depth, row, second)))
+        style = {"font": {"color": ACCENT if config else INK, "size": 12}, "bgcolor": PAPER, "borderpad": 2}
+        place = {"x": depth, "y": row, "xanchor": "left", "showarrow": False, "text": label(answer + text, 40)}
+        nodes.append({**place, **style, **({"hovertext": hover_text(config)} if config else {})})
+        return row
+
+    visit(rule.tree, 0, "")
+    edges = load_plotly().Scatter(
+        x=[x for above, _, _ in lines for x in (above + _BEND, above + _BEND, above + 1, None)],
+        y=[y for _, start, end in lines for y in (start, end, end, None)],
+        mode="lines",
+        line={"color": FAINT, "width": 1.5},
+        hoverinfo="skip",
+    )
+    made = figure(
+        [edges],
+        height=60 + 40 * leaves,
+        x={"visible": False, "range": [-0.05, max(node["x"] for node in nodes) + 0.6]},
+        y={"visible": False, "autorange": "reversed"},
+        annotations=nodes,
+    )
+    rows = [(f"#{index}", config_text(one.config)) for index, one in enumerate(rule.configs)]
+    summary = f"{plural(leaves, 'leaf', 'leaves')} choose among {plural(len(rule.configs), 'configuration')}."
+    return Chart("rule_tree", title, made, summary, ResultTable(("number", "configuration"), rows))
 
 
-def _band(low: float, high: float) -> dict[str, Any]:
-    """Return the shape of an interval of times, across a chart."""
-    sides = {"x0": low, "x1": high, "y0": 0, "y1": 1, "xref": "x", "yref": "paper"}
-    return {"type": "rect", **sides, "fillcolor": FAINT_ACCENT, "line": {"width": 0}, "layer": "below"}
-
-
-def _bounds(trial: Trial) -> tuple[float, float]:
-    measured = trial.measurement
-    return (measured.low_us, measured.high_us) if measured is not None else (math.nan, math.nan)
+def operation_chart(operation: OperationData) -> Chart:
+    """Return the times of the kernels and libraries that compute a problem of an operation."""
+    title = f"{operation.title}: kernels and libraries"
+    timed = [(one, one.trial.measurement) for one in operation.contenders if one.trial.measurement is not None]
+    if not timed:
+        return Chart("operation", title, None, "Nothing that computes the problem was timed.")
+    times = [(one.time_us, one.low_us, one.high_us) for _, one in timed]
+    made = bars(
+        [label(one.name, 28) for one, _ in timed],
+        [time_us for time_us, _, _ in times],
+        x={"title": TIME_AXIS, "rangemode": "tozero"},
+        color=[ACCENT, *[MUTED] * (len(timed) - 1)],
+        hover=[hover_text(one.name, measured_text(one.trial), config_text(one.trial.config)) for one, _ in timed],
+        error_x=error_bars(times, color=INK, thickness=1.5),
+    )
+    rows = [
+        (
+            one.name,
+            "library" if one.is_library else "kernel",
+            source_text(bare_time(one.trial), one.source),
+            interval_text(measured.low_us, measured.high_us),
+            f"{measured.time_us / times[0][0]:.4f}",
+            config_text(one.trial.config) or NOTHING,
+        )
+        for one, measured in timed
+    ]
+    headings = ("name", "", f"time, {MICRO_S}", f"95 % interval, {MICRO_S}", "time / fastest", "configuration")
+    summary = f"{timed[0][0].name} is the fastest with {with_units(timed[0][0].time_text)}."
+    return Chart("operation", title, made, summary, ResultTable(headings, rows))

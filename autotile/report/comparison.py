@@ -10,12 +10,12 @@ false alarm more likely.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
@@ -41,6 +41,21 @@ from autotile.database.keys import (
     study_columns,
     versioned_document,
 )
+from autotile.report.page import DataTable, Markup, Page, number, static_table, tag, words
+from autotile.report.theme import (
+    ACCENT,
+    FAINT,
+    INK,
+    MICRO_S,
+    MUTED,
+    Chart,
+    error_bars,
+    figure,
+    hover_text,
+    label,
+    points,
+    with_units,
+)
 
 _MIN_SAMPLES = 6
 """Fewest samples whose median has a 95 % interval, see `median_interval`."""
@@ -63,8 +78,18 @@ _LABELS = {
 _HASH_DIGITS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+_MAX_DRAWN = 60
+"""Problems that the chart draws: those that changed most in either direction."""
+_ROW_PX = 26
+_VERDICTS = {
+    "slower": ("slower in B", "circle", INK),
+    "faster": ("faster in B", "diamond", ACCENT),
+    "unresolved": ("not told apart", "circle-open", MUTED),
+}
+"""Label, symbol and colour of each verdict on the page."""
+
+
+class Difference(NamedTuple):
     """Something other than the times in which two results differ, with both values as text."""
 
     name: str
@@ -131,6 +156,35 @@ class ComparedProblem:
         """Return whether ``b`` is slower by more than a relative ``limit``, with confidence."""
         return self.ratio is not None and self.ratio.low > 1.0 + limit
 
+    def beyond_text(self, limit: float | None) -> str:
+        """Return the mark of a problem that is slower by more than a limit; empty for any other."""
+        return f" by more than {percent_text(limit)}" if limit is not None and self.is_slower_by(limit) else ""
+
+    @property
+    def devices_text(self) -> str:
+        """The GPUs of both results, as one where they are the same."""
+        return " -> ".join(dict.fromkeys(source_text(side.key.gpu_name, side.key.source) for side in (self.a, self.b)))
+
+    def to_json(self, limit: float | None) -> dict[str, Any]:
+        """Return all of it, with the mark for a limit."""
+        ratios = {"ratio": self.ratio, "retimed": self.retimed, "common": self.common}
+        shown = {name: one.to_json("value") if one is not None else None for name, one in ratios.items()}
+        return {
+            **versioned_document(self.key),
+            "a": _best_document(self.a),
+            "b": _best_document(self.b),
+            "ratio": shown["ratio"],
+            "verdict": self.verdict,
+            "slower_than_limit": self.is_slower_by(limit) if limit is not None else None,
+            "same_config": self.same_config,
+            "retimed": shown["retimed"],
+            "common": shown["common"],
+            "common_configs": self.common_count,
+            "repeat_spread": self.repeat_spread,
+            "clock_ratio": self.clock_ratio,
+            "differences": [each._asdict() for each in self.differences],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedStudy:
@@ -150,9 +204,20 @@ class UnmatchedStudy:
     best: StoredBest | None
     fails: bool = False
 
+    @property
+    def remark(self) -> str:
+        """Remark on the other database; empty for none."""
+        return "no configuration works in the other" if self.fails else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the study with its result."""
+        measurement = self.best.trial.measurement if self.best is not None else None
+        config = self.best.trial.config if self.best is not None else {}
+        return {**versioned_document(self.key), **timed_config(config, measurement), "fails_in_other": self.fails}
+
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Comparison(Result):
+class DatabaseComparison(Result):
     """Comparison of the results of two databases.
 
     Attributes
@@ -194,11 +259,7 @@ class Comparison(Result):
     @property
     def differences(self) -> tuple[tuple[Difference, int], ...]:
         """The differences, each with its number of problems, the most frequent first."""
-        counts: dict[Difference, int] = {}
-        for one in self.problems:
-            for difference in one.differences:
-                counts[difference] = counts.get(difference, 0) + 1
-        return tuple(sorted(counts.items(), key=lambda item: -item[1]))
+        return tuple(Counter(each for one in self.problems for each in one.differences).most_common())
 
     @property
     def clock_ratio(self) -> float | None:
@@ -209,26 +270,48 @@ class Comparison(Result):
     def counts_text(self) -> str:
         """Return how many problems got slower, got faster or cannot be told apart."""
         verdicts = [one.verdict for one in self.problems]
-        named = [("slower", "slower"), ("faster", "faster"), ("unresolved", "not told apart"), ("unknown", "unknown")]
-        counts = [f"{verdicts.count(verdict)} {text}" for verdict, text in named if verdict in verdicts]
+        named = {"slower": "slower", "faster": "faster", "unresolved": "not told apart", "unknown": "unknown"}
+        counts = [f"{verdicts.count(verdict)} {text}" for verdict, text in named.items() if verdict in verdicts]
         return f"{plural(len(self.problems), 'problem')} compared" + (f": {', '.join(counts)}" if counts else "")
+
+    def _changes(self, arrow: str) -> Iterator[tuple[str, str]]:
+        """Yield what differs besides the times, the clock included, as pairs of a name and a text."""
+        total = len(self.problems)
+        for one, count in self.differences:
+            of = "" if count == total else f" ({count} of {plural(total, 'problem')})"
+            yield one.name, f"{one.a} {arrow} {one.b}{of}"
+        if (clock := self.clock_ratio) is not None:
+            change = f"{percent_text(abs(clock - 1))} {'longer' if clock > 1 else 'less'}"
+            yield "clock", f"the reference kernel, which follows it, took {change} in B"
+
+    def _left_out(self) -> list[tuple[str, str]]:
+        return [("left out", f"{plural(self.superseded, 'study', 'studies')} of older versions")] * bool(
+            self.superseded
+        )
 
     def _headline(self) -> str:
         return f"A {self.a}, B {self.b}: {self.counts_text()}"
 
     def _parts(self) -> Iterator[Part]:
         """Yield what differs, one row for each compared problem, and those that one database has alone."""
-        yield self._facts()
+        facts: Facts = [("A", self.a), ("B", self.b), ("result", self.counts_text())]
+        if texts := [f"{name}: {text}" for name, text in self._changes("->")]:
+            facts.append(("differs", texts))
+        facts += self._left_out()
+        if self.problems:
+            facts.append(("intervals", "95 % for all problems together"))
+        yield facts
         if self.problems:
             rows = [
                 (
                     one.key.kernel,
                     key_text(one.key),
-                    device_pair(one),
-                    best_time(one.a),
-                    best_time(one.b),
-                    change_text(one.ratio),
-                    _verdict_text(one, self.limit),
+                    one.devices_text,
+                    _best_time(one.a),
+                    _best_time(one.b),
+                    _change_text(one.ratio),
+                    {"unresolved": "not told apart", "unknown": "too few samples"}.get(one.verdict, one.verdict)
+                    + one.beyond_text(self.limit),
                     _configs_text(one),
                 )
                 for one in self.problems
@@ -238,27 +321,8 @@ class Comparison(Result):
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
                 columns = (f"only in {name}", *STUDY_HEADINGS[1:], f"{RIGHT}time", "remark")
-                fails = {True: "no configuration works in the other", False: NOTHING}
-                rows_of_one = [(*study_columns(one.key), best_time(one.best), fails[one.fails]) for one in only]
+                rows_of_one = [(*study_columns(one.key), _best_time(one.best), one.remark or NOTHING) for one in only]
                 yield ResultTable(columns, rows_of_one, ("device",))
-
-    def _facts(self) -> Facts:
-        facts: Facts = [("A", self.a), ("B", self.b), ("result", self.counts_text())]
-        total = len(self.problems)
-        texts = [
-            f"{one.name}: {one.a} -> {one.b}" + ("" if count == total else f" ({count} of {plural(total, 'problem')})")
-            for one, count in self.differences
-        ]
-        if (clock := self.clock_ratio) is not None:
-            change = f"{percent_text(abs(clock - 1))} {'longer' if clock > 1 else 'less'}"
-            texts.append(f"clock: the reference kernel, which follows it, took {change} in B")
-        if texts:
-            facts.append(("differs", texts))
-        if self.superseded:
-            facts.append(("left out", f"{plural(self.superseded, 'study', 'studies')} of older versions"))
-        if self.problems:
-            facts.append(("intervals", "95 % for all problems together"))
-        return facts
 
     def to_json(self) -> dict[str, Any]:
         """Return everything."""
@@ -268,17 +332,73 @@ class Comparison(Result):
             "b": self.b,
             "limit": limit,
             "slower_than_limit": len(self.slower_by(limit)) if limit is not None else None,
-            "problems": [_problem_document(one, limit) for one in self.problems],
-            "only_a": [_only_document(one) for one in self.only_a],
-            "only_b": [_only_document(one) for one in self.only_b],
+            "problems": [one.to_json(limit) for one in self.problems],
+            "only_a": [one.to_json() for one in self.only_a],
+            "only_b": [one.to_json() for one in self.only_b],
             "superseded": self.superseded,
         }
 
+    def page(self) -> str:
+        """Return the page as HTML: the changes as intervals, what differs, and every problem in a table.
 
-def _verdict_text(one: ComparedProblem, limit: float | None) -> str:
-    named = {"unresolved": "not told apart", "unknown": "too few samples"}
-    beyond = f" by more than {percent_text(limit)}" if limit is not None and one.is_slower_by(limit) else ""
-    return named.get(one.verdict, one.verdict) + beyond
+        Raises
+        ------
+        ToolchainError
+            Plotly is not installed.
+        """
+        page = Page("B against A", self.counts_text())
+        result: list[tuple[str, str | Markup]] = [("A", self.a), ("B", self.b)]
+        if self.limit is not None:
+            slower = self.slower_by(self.limit)
+            beyond = f"slower by more than {percent_text(self.limit)}, with 95 % confidence"
+            text = f"{plural(len(slower), 'problem')} {beyond}"
+            result.append(("limit", tag("strong", text) if slower else text))
+        if self.broken:
+            result.append(("failed in B", tag("strong", plural(len(self.broken), "problem"))))
+        result += [*self._changes("\N{RIGHTWARDS ARROW}"), *self._left_out()]
+        page.body.append(page.section("answer", "Result", static_table(("", ""), result), link="Result"))
+        if self.problems:
+            page.body.append(page.section("changes", "Changes", page.chart(changes_chart(self)), link="Changes"))
+            table = page.data_table(self._problem_table())
+            page.body.append(page.section("problems", "Problems", table, link="Problems"))
+        for name, only in (("A", self.only_a), ("B", self.only_b)):
+            if only:
+                rows = [(*study_columns(one.key), with_units(_best_time(one.best)), one.remark) for one in only]
+                table = static_table(("kernel", "problem", "device", "time", "remark"), rows)
+                heading = f"Only in {name}"
+                page.body.append(page.section(f"only-{name.lower()}", heading, table, link=heading))
+        return page.html()
+
+    def _problem_table(self) -> DataTable:
+        columns = [
+            *words("kernel", "problem", "device"),
+            *(number(name, MICRO_S) for name in ("A", "B")),
+            *(number(name, "%") for name in ("change", "low", "high")),
+            *words("verdict", "configuration in A", "configuration in B"),
+            *(number(name, "%") for name in ("former winner in B", "all that both measured")),
+        ]
+
+        def percents(ratio: Interval | None) -> list[float | None]:
+            values = (ratio.value, ratio.low, ratio.high) if ratio is not None else ()
+            return [round(100 * (value - 1), 3) for value in values] or [None] * 3
+
+        rows = [
+            (
+                one.key.kernel,
+                key_text(one.key),
+                one.devices_text,
+                one.a.trial.time_us,
+                one.b.trial.time_us,
+                *percents(one.ratio),
+                _VERDICTS[one.verdict][0] + one.beyond_text(self.limit) if one.ratio is not None else "too few samples",
+                config_text(one.a.trial.config),
+                config_text(one.b.trial.config),
+                percents(one.retimed)[0],
+                percents(one.common)[0],
+            )
+            for one in self.problems
+        ]
+        return DataTable("comparison", columns, rows)
 
 
 def _configs_text(one: ComparedProblem) -> str:
@@ -286,28 +406,10 @@ def _configs_text(one: ComparedProblem) -> str:
     config = config_text(one.a.trial.config) or NOTHING
     parts = [config if one.same_config else f"{config} -> {config_text(one.b.trial.config)}"]
     if one.retimed is not None and not one.same_config:
-        parts.append(f"the former in both: {change_text(one.retimed)}")
+        parts.append(f"the former in both: {_change_text(one.retimed)}")
     if one.common is not None:
-        parts.append(f"all {one.common_count:,} that both measured: {change_text(one.common)}")
+        parts.append(f"all {one.common_count:,} that both measured: {_change_text(one.common)}")
     return "; ".join(parts)
-
-
-def _problem_document(one: ComparedProblem, limit: float | None) -> dict[str, Any]:
-    return {
-        **versioned_document(one.key),
-        "a": _best_document(one.a),
-        "b": _best_document(one.b),
-        "ratio": one.ratio.to_json("value") if one.ratio is not None else None,
-        "verdict": one.verdict,
-        "slower_than_limit": one.is_slower_by(limit) if limit is not None else None,
-        "same_config": one.same_config,
-        "retimed": one.retimed.to_json("value") if one.retimed is not None else None,
-        "common": one.common.to_json("value") if one.common is not None else None,
-        "common_configs": one.common_count,
-        "repeat_spread": one.repeat_spread,
-        "clock_ratio": one.clock_ratio,
-        "differences": [{"name": each.name, "a": each.a, "b": each.b} for each in one.differences],
-    }
 
 
 def _best_document(best: StoredBest) -> dict[str, Any]:
@@ -325,14 +427,76 @@ def _best_document(best: StoredBest) -> dict[str, Any]:
     }
 
 
-def _only_document(one: UnmatchedStudy) -> dict[str, Any]:
-    measurement = one.best.trial.measurement if one.best is not None else None
-    config = one.best.trial.config if one.best is not None else {}
-    return {**versioned_document(one.key), **timed_config(config, measurement), "fails_in_other": one.fails}
+def _change_text(ratio: Interval | None) -> str:
+    """Format a ratio of times as a change with its interval: ``+3.1 % (+2.6 to +3.5 %)``."""
+    if ratio is None:
+        return NOTHING
+    value, low, high = (f"{100 * (one - 1):+.1f}" for one in (ratio.value, ratio.low, ratio.high))
+    return f"{value} % ({low} to {high} %)"
+
+
+def _best_time(best: StoredBest | None) -> str:
+    return time_text(best.trial.time_us if best is not None else None)
+
+
+def changes_chart(found: DatabaseComparison) -> Chart:
+    """Return the change of each problem's time with its interval, those that got slower most at the top."""
+    title = "Time of B against A, with intervals that hold at 95 % for all problems together"
+    known = [(one, one.ratio) for one in found.problems if one.ratio is not None]
+    if not known:
+        return Chart("changes", title, None, "No problem has times whose uncertainty is known in both.")
+    labels, seen = [], Counter[str]()
+    for one, _ in known:  # those of equal problems on several GPUs are numbered
+        text = label(f"{one.key.kernel} {key_text(one.key)}")
+        seen[text] += 1
+        labels.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
+    half = _MAX_DRAWN // 2
+    every = list(zip(labels, known, strict=True))
+    drawn = every if len(every) <= _MAX_DRAWN else [*every[:half], *every[-half:]]
+    traces = []
+    for verdict, (name, symbol, color) in _VERDICTS.items():
+        chosen = [(text, one, ratio) for text, (one, ratio) in drawn if one.verdict == verdict]
+        if not chosen:
+            continue
+        percent = [[100 * (value - 1) for value in (r.value, r.low, r.high)] for _, _, r in chosen]
+        hover = []
+        for _, one, ratio in chosen:
+            a, b = (config_text(side.trial.config) or NOTHING for side in (one.a, one.b))
+            times = with_units(f"{_best_time(one.a)} -> {_best_time(one.b)}: {_change_text(ratio)}")
+            configs = [a] if one.same_config else [f"A: {a}", f"B: {b}"]
+            hover.append(hover_text(f"{one.key.kernel} {key_text(one.key)}", one.devices_text, times, *configs))
+        trace = points(
+            [value for value, _, _ in percent],
+            [text for text, _, _ in chosen],
+            name=name,
+            symbol=symbol,
+            color=color,
+            size=9,
+            marker={"line": {"color": color, "width": 1.5}},
+            error_x=error_bars([(value, low, high) for value, low, high in percent], color=color, thickness=2, width=5),
+            hover=hover,
+        )
+        traces.append(trace)
+    limit = found.limit
+    lines = [(0.0, FAINT, "solid"), *([(100 * limit, INK, "dash")] if limit is not None else [])]
+    across = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
+    made = figure(
+        traces,
+        height=110 + _ROW_PX * len(drawn),
+        x={"title": "change of the time, %", "ticksuffix": ""},
+        y={"categoryorder": "array", "categoryarray": [text for text, _ in reversed(drawn)], "showgrid": False},
+        shapes=[{**across, "x0": x, "x1": x, "line": {"color": color, "dash": dash}} for x, color, dash in lines],
+        showlegend=True,
+    )
+    summary = f"{found.counts_text()}." + (f" The dashed line is the limit of {percent_text(limit)}." if limit else "")
+    rows = [(text, one.devices_text, _change_text(ratio)) for text, (one, ratio) in every]
+    left_out = f"{len(drawn)} of {len(known):,} problems are drawn, those that changed most."
+    table = ResultTable(("problem", "device", "B against A"), rows)
+    return Chart("changes", title, made, summary, table, left_out if len(drawn) < len(known) else "")
 
 
 @checked
-def compare(a: str | Path, b: str | Path) -> Comparison:
+def compare(a: str | Path, b: str | Path) -> DatabaseComparison:
     """Compare the best results of two databases: two machines, two versions of kernels, or two compilers.
 
     Problems are matched by kernel, sizes, dtype and L2 mode, those on the same GPU first. Of several versions of a
@@ -349,43 +513,29 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
         One of them does not exist or cannot be read.
     """
     with open_existing(a) as first, open_existing(b) as second:
-        studies_a, studies_b = _Studies(first), _Studies(second)
-        pairs = [
-            (ours, theirs)
-            for ours, theirs in _matched(studies_a.newest, studies_b.newest)
-            if ours.best is not None and theirs.best is not None
+        (ours, older_a), (theirs, older_b) = _newest(first), _newest(second)
+        matched = _matched(ours, theirs)
+        pairs = [(x, y, x.best, y.best) for x, y in matched if x.best is not None and y.best is not None]
+        level = sum(_is_resolved(one.trial) and _is_resolved(other.trial) for _, _, one, other in pairs)
+        problems = [
+            _compared(one, other, x.measured_trials(), y.measured_trials(), max(level, 1)) for x, y, one, other in pairs
         ]
-        level = sum(_has_interval(one.best) and _has_interval(other.best) for one, other in pairs)
-        problems = [_compared(ours, theirs, max(level, 1)) for ours, theirs in pairs]
         problems.sort(key=lambda one: -one.ratio.low if one.ratio is not None else math.inf)
-        matched = {id(study) for pair in pairs for study in pair}
-        return Comparison(
+        used = {id(study) for x, y, *_ in pairs for study in (x, y)}
+
+        def unmatched(studies: Iterable[_Study], others: Iterable[_Study]) -> tuple[UnmatchedStudy, ...]:
+            failed = {other.subject for other in others if other.best is None}
+            left = (one for one in studies if id(one) not in used and one.best is not None)
+            return tuple(UnmatchedStudy(one.key, one.best, one.subject in failed) for one in left)
+
+        return DatabaseComparison(
             a=first.location,
             b=second.location,
             problems=tuple(problems),
-            only_a=tuple(_unmatched(studies_a.newest, studies_b.newest, matched)),
-            only_b=tuple(_unmatched(studies_b.newest, studies_a.newest, matched)),
-            superseded=studies_a.superseded + studies_b.superseded,
+            only_a=unmatched(ours, theirs),
+            only_b=unmatched(theirs, ours),
+            superseded=older_a + older_b,
         )
-
-
-def change_text(ratio: Interval | None) -> str:
-    """Format a ratio of times as a change with its interval: ``+3.1 % (+2.6 to +3.5 %)``."""
-    if ratio is None:
-        return NOTHING
-    value, low, high = (f"{100 * (one - 1):+.1f}" for one in (ratio.value, ratio.low, ratio.high))
-    return f"{value} % ({low} to {high} %)"
-
-
-def best_time(best: StoredBest | None) -> str:
-    """Format the time of a result."""
-    return time_text(best.trial.time_us if best is not None else None)
-
-
-def device_pair(one: ComparedProblem) -> str:
-    """Format the GPUs of two results, as one where they are the same."""
-    names = [source_text(side.key.gpu_name, side.key.source) for side in (one.a, one.b)]
-    return names[0] if names[0] == names[1] else " -> ".join(names)
 
 
 class _Study:
@@ -393,11 +543,8 @@ class _Study:
 
     def __init__(self, database: Database, summary: StudySummary, best: StoredBest | None) -> None:
         self._database = database
-        self.key = summary.key
+        self.key = key = summary.key
         self.best = best
-        self.is_tried = summary.trials > 0
-        self.recorded_at: datetime = summary.last_at or summary.created_at
-        key = summary.key
         self.subject = (key.kernel, key.dtype, frozenset(key.sizes.items()), key.l2_mode)
         """The problem, whatever the GPU, the compiler and the version of the kernel."""
         self.device = (key.gpu_name, key.source)
@@ -405,24 +552,23 @@ class _Study:
 
     def measured_trials(self) -> list[Trial]:
         """Return the trials with a time that may be compared, oldest first."""
-        study_id = self.best.study_id if self.best is not None else None
-        trials = self._database.trials(study_id) if study_id is not None else []
+        trials = self._database.trials(self.best.study_id) if self.best is not None else []
         return [trial for trial in trials if trial.outcome is Outcome.OK and trial.measurement is not None]
 
 
-class _Studies:
-    """The newest study of each problem and GPU in a database."""
+def _newest(database: Database) -> tuple[list[_Study], int]:
+    """Return the newest study of each problem and GPU, and the number of older ones."""
+    best = {one.study_id: one for one in database.best()}
+    found = [one for one in database.studies() if one.trials or one.study_id in best]
+    tried = [
+        _Study(database, one, best.get(one.study_id))
+        for one in sorted(found, key=lambda one: one.last_at or one.created_at)
+    ]
+    newest = {(one.subject, one.device): one for one in tried}
+    return list(reversed(newest.values())), len(tried) - len(newest)
 
-    def __init__(self, database: Database) -> None:
-        best = {one.study_id: one for one in database.best()}
-        found = [_Study(database, one, best.get(one.study_id)) for one in database.studies()]
-        tried = sorted((one for one in found if one.is_tried or one.best is not None), key=lambda one: one.recorded_at)
-        newest = {(one.subject, one.device): one for one in tried}
-        self.newest = list(reversed(newest.values()))
-        self.superseded = len(tried) - len(newest)
 
-
-def _matched(ours: Sequence[_Study], theirs: Sequence[_Study]) -> Iterable[tuple[_Study, _Study]]:
+def _matched(ours: Sequence[_Study], theirs: Sequence[_Study]) -> Iterator[tuple[_Study, _Study]]:
     """Yield pairs of studies of the same problem, first those on the same GPU, each study once."""
     left: dict[object, list[_Study]] = {}
     for other in theirs:
@@ -437,41 +583,31 @@ def _matched(ours: Sequence[_Study], theirs: Sequence[_Study]) -> Iterable[tuple
         others.remove(same_device)
         yield one, same_device
     for one in later:
-        others = left.get(one.subject, [])
-        if others:
+        if others := left.get(one.subject, []):
             yield one, others.pop(0)
 
 
-def _unmatched(studies: Iterable[_Study], others: Iterable[_Study], matched: set[int]) -> Iterable[UnmatchedStudy]:
-    failed = {other.subject for other in others if other.best is None}
-    for study in studies:
-        if id(study) not in matched and study.best is not None:
-            yield UnmatchedStudy(study.key, study.best, study.subject in failed)
-
-
-def _compared(ours: _Study, theirs: _Study, level: int) -> ComparedProblem:
-    a, b = ours.best, theirs.best
-    assert a is not None
-    assert b is not None
-    trials_a, trials_b = ours.measured_trials(), theirs.measured_trials()
+def _compared(
+    a: StoredBest, b: StoredBest, trials_a: Sequence[Trial], trials_b: Sequence[Trial], level: int
+) -> ComparedProblem:
     spread = max(SESSION_SPREAD, _repeat_spread(a.trial, trials_a), _repeat_spread(b.trial, trials_b))
-    clock = _clock_ratio(trials_a, trials_b) if ours.key.gpu_name == theirs.key.gpu_name else None
+    clock = _clock_ratio(trials_a, trials_b) if a.key.gpu_name == b.key.gpu_name else None
 
-    def ratio(one: Trial, other: Trial | None) -> Interval | None:
-        if other is None or one.measurement is None or other.measurement is None:
+    def ratio(other: Trial | None) -> Interval | None:
+        first, second = a.trial.measurement, other.measurement if other is not None else None
+        if first is None or second is None or not all(_is_resolved(one) for one in (a.trial, other)):
             return None
-        if not (_is_resolved(one.measurement) and _is_resolved(other.measurement)):
-            return None
-        return _ratio_of_sessions(one.measurement, other.measurement, level, spread, clock)
+        return _ratio_of_sessions(first, second, level, spread, clock)
 
     newest_a, newest_b = ({config_key(trial.config): trial for trial in trials} for trials in (trials_a, trials_b))
     shared = [_time_us(newest_b[key]) / _time_us(newest_a[key]) for key in newest_a if key in newest_b]
+    key_a, key_b = config_key(a.trial.config), config_key(b.trial.config)
     return ComparedProblem(
         a=a,
         b=b,
-        ratio=ratio(a.trial, b.trial),
-        same_config=config_key(a.trial.config) == config_key(b.trial.config),
-        retimed=ratio(a.trial, newest_b.get(config_key(a.trial.config))),
+        ratio=ratio(b.trial),
+        same_config=key_a == key_b,
+        retimed=ratio(newest_b.get(key_a)),
         common=median_interval(shared) if len(shared) >= _MIN_COMMON else None,
         common_count=len(shared),
         repeat_spread=spread,
@@ -524,30 +660,24 @@ def _clock_ratio(a: Iterable[Trial], b: Iterable[Trial]) -> float | None:
     return median(probes[1]) / median(probes[0]) if all(probes) else None
 
 
-def _differences(a: StoredBest, b: StoredBest) -> Iterable[Difference]:
+def _differences(a: StoredBest, b: StoredBest) -> Iterator[Difference]:
     for name, ours, theirs in key_differences(a.key, b.key):
         if name not in _SUBJECT:
             digits = _HASH_DIGITS if name.endswith("_hash") else None
             yield Difference(_LABELS.get(name, name), ours[:digits] or NOTHING, theirs[:digits] or NOTHING)
-    for label, ours, theirs in (
-        ("driver", a.run.driver, b.run.driver),
-        ("autotile", a.run.autotile_version, b.run.autotile_version),
-        ("host", a.run.host, b.run.host),
-    ):
+    for name, field in (("driver", "driver"), ("autotile", "autotile_version"), ("host", "host")):
+        ours, theirs = getattr(a.run, field), getattr(b.run, field)
         if ours != theirs:
-            yield Difference(label, ours or NOTHING, theirs or NOTHING)
+            yield Difference(name, ours or NOTHING, theirs or NOTHING)
 
 
-def _has_interval(best: StoredBest | None) -> bool:
-    return best is not None and best.trial.measurement is not None and _is_resolved(best.trial.measurement)
-
-
-def _is_resolved(measurement: Measurement) -> bool:
-    """Return whether the interval of a measurement holds at 95 %; one without samples is taken as it is stored."""
+def _is_resolved(trial: Trial | None) -> bool:
+    """Return whether the interval of a time holds at 95 %; one without samples is taken as it is stored."""
+    measurement = trial.measurement if trial is not None else None
+    if measurement is None or measurement.low_us <= 0.0:
+        return False
     count = len(measurement.samples_us)
-    return measurement.low_us > 0.0 and (
-        count >= _MIN_SAMPLES or (count == 0 and measurement.low_us < measurement.high_us)
-    )
+    return count >= _MIN_SAMPLES or (count == 0 and measurement.low_us < measurement.high_us)
 
 
 def _time_us(trial: Trial) -> float:

@@ -1,18 +1,23 @@
-"""Follows the sessions of a database while they run: a thread reads what is new, and charts are drawn when asked for.
+"""Local page that follows the sessions of databases while they run: loopback only, a random token, nothing but GET.
 
-Nothing is written. A database that does not exist yet, is locked, is replaced or goes away is a message, never an
-error; what was read of it before is kept.
+A thread for each database reads what is new, and charts are drawn when they are asked for. Nothing is written. A
+database that does not exist yet, is locked, is replaced or goes away is a message, never an error; what was read of it
+before is kept. Starlette and uvicorn serve the page. A request is answered only if its ``Host`` is this machine, which
+a page that rebinds its own name to the loopback address cannot send, and if its path begins with the token.
 """
 
 from __future__ import annotations
 
+import secrets
+import socket
 import time
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from threading import Condition, Event, Lock, Thread
@@ -21,6 +26,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, func, select
 
+from autotile.core.argument_types import checked
 from autotile.core.documents import Moment, Whole, convert, encode_json
 from autotile.core.model import Trial, config_text
 from autotile.core.text import duration_text, outcomes_text, sizes_text, source_text, time_text
@@ -29,18 +35,21 @@ from autotile.database.database import (
     Database,
     StoredRun,
     StoredStudy,
+    database_location,
     location_text,
     parsed_rows,
     stored_run,
     stored_study,
 )
 from autotile.database.engine import RUNS, STUDIES, TRIALS
-from autotile.errors import AutotileError, DataError, DataWarning
-from autotile.report.study_data import StudyData
-from autotile.report.study_reading import StudyReader, run_settings
-from autotile.report.theme import Chart, with_units
+from autotile.errors import AutotileError, DataError, DataWarning, InputError, ToolchainError
+from autotile.kernel.library import load_kernel
+from autotile.report.charts import study_charts
+from autotile.report.page import asset, plotly_script
+from autotile.report.study import RunSettings, StudyData, StudyReader, lenient
+from autotile.report.theme import DARK, LIGHT, Chart, load_plotly, with_units
 
-MAX_SESSIONS = 16
+_MAX_SESSIONS = 16
 """Sessions of a database that are listed, the newest first; a session of a family or an operation tunes one problem
 after the other."""
 _PACED = 200
@@ -63,55 +72,6 @@ _SERVER_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class SearchProgress:
-    """How far the search of a running session is.
-
-    Attributes
-    ----------
-    tried, target
-        Number of configurations that were tried, those of earlier sessions included, and the number at which the search
-        ends; None if only the time ends it.
-    started_at, budget_s
-        Moment of the start, and wall time of the search in seconds; None if only the trials end it.
-    last_at, pace_s
-        Moment of the newest trial, and the expected time from one to the next; None before there is a basis for it.
-    """
-
-    tried: int
-    target: int | None
-    started_at: datetime
-    budget_s: float | None
-    last_at: datetime
-    pace_s: float | None
-
-    def share(self, now: datetime) -> float:
-        """Return the share that is done, by trials or by time."""
-        shares = [] if self.target is None else [self.tried / max(self.target, 1)]
-        if self.budget_s:
-            shares.append((now - self.started_at).total_seconds() / self.budget_s)
-        return min(max(shares, default=0.0), 1.0)
-
-    def left_s(self, now: datetime) -> float | None:
-        """Return the seconds until the search ends; None if there is no basis for an estimate."""
-        found = []
-        if self.target is not None and self.pace_s is not None:
-            waited_s = (now - self.last_at).total_seconds()
-            found.append(self.pace_s * max(self.target - self.tried, 0) - min(waited_s, self.pace_s))
-        if self.budget_s is not None:
-            found.append(self.budget_s - (now - self.started_at).total_seconds())
-        return max(0.0, min(found)) if found else None
-
-    def to_json(self, now: datetime) -> dict[str, Any]:
-        """Return the content of a page."""
-        share, left_s = self.share(now), self.left_s(now)
-        of = f" of {self.target:,}" if self.target is not None else ""
-        left = "the search ends, then the finals" if share >= 1.0 else ""
-        if share < 1.0 and left_s is not None:
-            left = f"about {duration_text(left_s)} left"
-        return {"share": share, "text": f"{self.tried:,}{of} configurations tried", "left": left}
-
-
-@dataclass(frozen=True, slots=True)
 class LiveSession:
     """The newest run of a study, as a page lists it.
 
@@ -125,14 +85,17 @@ class LiveSession:
         Run, and its study.
     location, host
         Database, and machine that it runs on.
-    trials
-        Number of stored trials of the run's search.
-    last_trial
-        Id of the newest trial, of the search or of finals; 0 if there is none.
+    trials, last_trial
+        Number of stored trials of the run's search, and id of the newest trial; 0 if there is none.
     started_at, last_at, ended_at
         Moments of the start, of the newest trial, and of the end; ``ended_at`` is None while it runs.
-    progress
-        How far its search is; None if it has ended, or has no limit that is known.
+    tried
+        Number of configurations that a running search tried, those of earlier sessions included; None if the search has
+        ended, or has no limit that is known.
+    target, budget_s
+        Number of configurations, and wall time in seconds, at which the search ends; None for no such limit.
+    pace_s
+        Expected time from one trial to the next; None before there is a basis for it.
     """
 
     name: str
@@ -146,22 +109,22 @@ class LiveSession:
     started_at: datetime
     last_at: datetime
     ended_at: datetime | None
-    progress: SearchProgress | None = None
+    tried: int | None = None
+    target: int | None = None
+    budget_s: float | None = None
+    pace_s: float | None = None
 
     @property
     def version(self) -> str:
         """A text that changes with everything that a page shows of the session."""
         return f"{self.opened}.{self.run_id}.{self.last_trial}.{self.ended_at is not None:d}"
 
-    def state(self, now: datetime) -> str:
-        """Return ``running``, ``ended``, or ``silent`` if it has stored nothing for five minutes."""
-        if self.ended_at is not None:
-            return "ended"
-        return "silent" if (now - self.last_at).total_seconds() > _SILENT_S else "running"
-
     def to_json(self, now: datetime) -> dict[str, Any]:
-        """Return the content of the list of a page."""
-        key, last = self.study.key, self.ended_at or (self.last_at if self.state(now) == "silent" else now)
+        """Return the content of the list of a page; a session is silent if it has stored nothing for five minutes."""
+        silent_s = (now - self.last_at).total_seconds()
+        state = "ended" if self.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
+        last = self.ended_at or (self.last_at if state == "silent" else now)
+        key = self.study.key
         return {
             "name": self.name,
             "version": self.version,
@@ -170,21 +133,32 @@ class LiveSession:
             "device": source_text(key.gpu_name, key.source),
             "host": self.host,
             "database": self.location,
-            "state": self.state(now),
+            "state": state,
             "trials": self.trials,
             "elapsed": duration_text(max((last - self.started_at).total_seconds(), 0.0)),
-            "progress": self.progress.to_json(now) if self.progress is not None else None,
-            "silent": duration_text(max((now - self.last_at).total_seconds(), 0.0)),
+            "progress": self._progress(now, silent_s),
+            "silent": duration_text(max(silent_s, 0.0)),
         }
 
-
-@dataclass(frozen=True, slots=True)
-class DatabaseView:
-    """State of a database: its sessions, the newest first, and a message if it cannot be read just now."""
-
-    location: str
-    message: str
-    sessions: tuple[LiveSession, ...] = ()
+    def _progress(self, now: datetime, waited_s: float) -> dict[str, Any] | None:
+        """Return how far the search is, and about how long it takes yet."""
+        if self.tried is None:
+            return None
+        passed_s, target, shares, left = (now - self.started_at).total_seconds(), self.target, [0.0], list[float]()
+        if target is not None:
+            shares.append(self.tried / max(target, 1))
+            if self.pace_s is not None:
+                left.append(self.pace_s * max(target - self.tried, 0) - min(waited_s, self.pace_s))
+        if self.budget_s is not None:
+            shares.append(passed_s / self.budget_s if self.budget_s else 0.0)
+            left.append(self.budget_s - passed_s)
+        share, of = min(max(shares), 1.0), f" of {target:,}" if target is not None else ""
+        ends = f"about {duration_text(max(0.0, min(left)))} left" if left else ""
+        return {
+            "share": share,
+            "text": f"{self.tried:,}{of} configurations tried",
+            "left": ends if share < 1.0 else "the search ends, then the finals",
+        }
 
 
 class DatabaseFollower:
@@ -210,12 +184,13 @@ class DatabaseFollower:
         self._readers: dict[int, StudyReader] = {}
         self._wanted: set[str] = set()
         self._drawings: dict[str, SessionDrawing] = {}
-        self._view = DatabaseView(location_text(location), "has not been read yet")
+        self._view: tuple[str, tuple[LiveSession, ...]] = ("has not been read yet", ())
         self._reading_since: float | None = None
         self._asked_at = 0.0
         self._wake = Condition()
         self._closed = Event()
         self._thread = Thread(target=self._run, name=f"follow {self._label}", daemon=True)
+        self.location = location_text(location)
 
     def start(self) -> None:
         """Begin to read."""
@@ -232,17 +207,23 @@ class DatabaseFollower:
         else:
             self._disconnect()
 
-    def view(self) -> DatabaseView:
-        """Return the state that was read last, and go on reading."""
+    def view(self) -> tuple[str, tuple[LiveSession, ...]]:
+        """Return the state that was read last, and go on reading.
+
+        Returns
+        -------
+        tuple of str and tuple
+            A message if the database cannot be read just now, and its sessions, the newest first.
+        """
         self._ask()
         since = self._reading_since
         if since is not None and time.monotonic() - since > _WAITING_S:
-            return replace(self._view, message="does not answer; another process may have locked it")
+            return "does not answer; another process may have locked it", self._view[1]
         return self._view
 
     def drawing(self, name: str) -> SessionDrawing | None:
         """Return the drawing of a session, and read its trials from now on; None if there is no such session."""
-        if not any(session.name == name for session in self._view.sessions):
+        if not any(session.name == name for session in self._view[1]):
             return None
         self._wanted.add(name)
         self._ask()
@@ -254,10 +235,10 @@ class DatabaseFollower:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DataWarning)  # `autotile db check` names rows that are skipped
-                self._view = DatabaseView(self._view.location, *self._read())
+                self._view = self._read()
         except AutotileError as error:
             self._disconnect()
-            self._view = replace(self._view, message=str(error))
+            self._view = (str(error), self._view[1])
         finally:
             self._reading_since = None
 
@@ -267,15 +248,15 @@ class DatabaseFollower:
             self._wake.notify_all()
 
     def _run(self) -> None:
+        def is_asked() -> bool:
+            return self._closed.is_set() or time.monotonic() - self._asked_at < _IDLE_S
+
         while not self._closed.is_set():
             self.read()
             self._closed.wait(_TICK_S)
             with self._wake:
-                self._wake.wait_for(self._is_asked)
+                self._wake.wait_for(is_asked)
         self._disconnect()
-
-    def _is_asked(self) -> bool:
-        return self._closed.is_set() or time.monotonic() - self._asked_at < _IDLE_S
 
     def _disconnect(self) -> None:
         if self._database is not None:
@@ -291,98 +272,80 @@ class DatabaseFollower:
         else:
             self._database = Database.open_readonly(self._location, server_timeout_s=_SERVER_TIMEOUT_S, upgrade=False)
             self._opened += self._database is not None
-        if self._database is None:
+        database = self._database
+        if database is None:
             return "holds nothing yet; its sessions appear here when they start", ()
-        with self._database.reading() as connection:
+        with database.reading() as connection:
             sessions = self._sessions(connection)
-        self._forget_all_but(sessions)
-        for session in sessions:
-            if session.name in self._wanted:
-                drawing = self._drawings.setdefault(session.name, SessionDrawing())
-                if drawing.stored_version != session.version:
-                    drawing.give(session.version, self._reader(session.study).read())
-        return (
-            "" if sessions else "holds no session of these kernels yet" if self._kernels else "is empty yet",
-            sessions,
-        )
-
-    def _forget_all_but(self, sessions: Collection[LiveSession]) -> None:
-        """Free the trials and charts of sessions that are no longer listed."""
+        # The trials and charts of sessions that are no longer listed are freed.
         names, ids = {session.name for session in sessions}, {session.study.study_id for session in sessions}
         self._wanted &= names
         self._drawings = {name: drawing for name, drawing in self._drawings.items() if name in names}
         self._readers = {study_id: reader for study_id, reader in self._readers.items() if study_id in ids}
-
-    def _reader(self, study: StoredStudy) -> StudyReader:
-        assert self._database is not None
-        return self._readers.setdefault(study.study_id, StudyReader(self._database, study))
+        for session in sessions:
+            if session.name in self._wanted:
+                drawing = self._drawings.setdefault(session.name, SessionDrawing())
+                if drawing.stored_version != session.version:
+                    reader = self._readers.setdefault(session.study.study_id, StudyReader(database, session.study))
+                    drawing.give(session.version, reader.read())
+        nothing = "holds no session of these kernels yet" if self._kernels else "is empty yet"
+        return "" if sessions else nothing, sessions
 
     def _sessions(self, connection: Connection) -> tuple[LiveSession, ...]:
         newest = select(func.max(RUNS.c.id)).group_by(RUNS.c.study_id)
         if self._kernels:
             newest = newest.join(STUDIES, STUDIES.c.id == RUNS.c.study_id).where(STUDIES.c.kernel.in_(self._kernels))
         columns = (RUNS.c.id, RUNS.c.study_id, RUNS.c.started_at, RUNS.c.ended_at, RUNS.c.host)
-        query = select(*columns).where(RUNS.c.id.in_(newest)).order_by(RUNS.c.id.desc()).limit(MAX_SESSIONS)
+        query = select(*columns).where(RUNS.c.id.in_(newest)).order_by(RUNS.c.id.desc()).limit(_MAX_SESSIONS)
         found = [dict(row) for row in connection.execute(query).mappings()]
         searched = func.count().filter(TRIALS.c.phase == "search")
         counted = select(TRIALS.c.run_id, searched, func.max(TRIALS.c.id), func.max(TRIALS.c.created_at)).where(
             TRIALS.c.run_id.in_([row["id"] for row in found])
         )
         counts = {row[0]: row[1:] for row in connection.execute(counted.group_by(TRIALS.c.run_id))}
-        self._read_studies(connection, {row["study_id"] for row in found})
-        read = (self._session(row, *counts.get(row["id"], (0, 0, None))) for row in found)
-        sessions = [session for session in read if session is not None]
+        if missing := {row["study_id"] for row in found} - self._studies.keys():
+            studies = select(STUDIES).where(STUDIES.c.id.in_(missing))
+            self._studies |= {study.study_id: study for study in parsed_rows(connection, studies, stored_study)}
+        sessions = [session for row in found if (session := self._session(row, *counts.get(row["id"], (0, 0, None))))]
         ids = [session.run_id for session in sessions if session.ended_at is None]
         runs = parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(ids)), stored_run) if ids else []
         running = {run.run_id: run for run in runs}
         return tuple(
-            replace(one, progress=_progress(connection, running[one.run_id], one)) if one.run_id in running else one
-            for one in sessions
+            _with_progress(connection, running[one.run_id], one) if one.run_id in running else one for one in sessions
         )
 
-    def _read_studies(self, connection: Connection, ids: Collection[int]) -> None:
-        if missing := set(ids) - self._studies.keys():
-            query = select(STUDIES).where(STUDIES.c.id.in_(missing))
-            self._studies |= {study.study_id: study for study in parsed_rows(connection, query, stored_study)}
-
     def _session(self, row: Mapping[str, Any], trials: int, last_trial: int, last_at: Any) -> LiveSession | None:
+        """Return a session; None for a row that does not match its schema."""
         study = self._studies.get(row["study_id"])
-        if study is None:  # it does not match its schema
+        if study is None:
             return None
-        moments = {
-            "started_at": row["started_at"],
-            "last_at": last_at or row["started_at"],
-            "ended_at": row["ended_at"],
-        }
         try:
-            found = convert(moments, dict[str, Moment | None])
-            started_at, newest_at = convert(found["started_at"], Moment), convert(found["last_at"], Moment)
+            started_at, newest_at = (convert(one, Moment) for one in (row["started_at"], last_at or row["started_at"]))
+            ended_at = convert({"at": row["ended_at"]}, dict[str, Moment | None])["at"]
             convert([trials, last_trial], list[Whole])
             host = convert(row["host"], str)
         except DataError:
             return None
-        name = f"{self._label}-{study.study_id}"
-        location = self._view.location
         return LiveSession(
-            name,
+            f"{self._label}-{study.study_id}",
             self._opened,
             row["id"],
             study,
-            location,
+            self.location,
             host,
             trials,
             last_trial,
             started_at,
             newest_at,
-            found["ended_at"],
+            ended_at,
         )
 
 
-def _progress(connection: Connection, run: StoredRun, session: LiveSession) -> SearchProgress | None:
-    """Return how far the search of a running session is; None if no limit of it is known."""
-    settings = run_settings(run.settings)
+def _with_progress(connection: Connection, run: StoredRun, session: LiveSession) -> LiveSession:
+    """Return a running session with how far its search is, unless no limit of it is known."""
+    settings = lenient(run.settings, RunSettings)
     if settings.trial_target is None and settings.budget_s is None:
-        return None
+        return session
     target, valid = settings.trial_target, run.gates.get("limits")
     if target is not None and valid is not None:
         target = min(target, valid)
@@ -396,7 +359,7 @@ def _progress(connection: Connection, run: StoredRun, session: LiveSession) -> S
         for moment in sorted(convert(list(moments), list[Moment])):
             pace.add((moment - session.started_at).total_seconds())
     pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
-    return SearchProgress(tried, target, session.started_at, settings.budget_s, session.last_at, pace_s)
+    return replace(session, tried=tried, target=target, budget_s=settings.budget_s, pace_s=pace_s)
 
 
 _numbers = count(1)
@@ -414,8 +377,7 @@ class SessionDrawing:
         self._number = 0
         self._charts: dict[str, tuple[int, bytes]] = {}
         """Charts as JSON, each with the number of the drawing in which it changed last."""
-        self._facts: list[tuple[str, str]] = []
-        self._latest: list[tuple[str, ...]] = []
+        self._texts = b""
         self._rest_until = 0.0
 
     def give(self, version: str, study: StudyData) -> None:
@@ -435,14 +397,8 @@ class SessionDrawing:
             if since >= self._number:
                 return msgspec.json.encode({"number": self._number})
             changed = [msgspec.Raw(chart) for number, chart in self._charts.values() if number > since]
-            texts = encode_json({"facts": self._facts, "latest": self._latest, "order": list(self._charts)})
-            answer = {
-                "number": self._number,
-                "version": self._drawn_version,
-                "charts": changed,
-                "texts": msgspec.Raw(texts.encode()),
-            }
-            return msgspec.json.encode(answer)
+            answer = {"number": self._number, "version": self._drawn_version, "charts": changed}
+            return msgspec.json.encode({**answer, "texts": msgspec.Raw(self._texts)})
 
     def _draw(self) -> None:
         study, version = self._study, self.stored_version
@@ -451,40 +407,18 @@ class SessionDrawing:
             return
         start = time.monotonic()
         self._number = next(_numbers)
-        self._facts, self._latest = list(_facts(study)), _latest_trials(study)
-        charts = {chart.name: chart_json(chart) for chart in _charts(study)}
-        known = self._charts
-        self._charts = {
-            name: known[name] if name in known and known[name][1] == text else (self._number, text)
-            for name, text in charts.items()
-        }
+        known, self._charts = self._charts, {}
+        for chart in study_charts(study, _TIMED_PARAMETERS):
+            text = _chart_json(chart)
+            is_same = chart.name in known and known[chart.name][1] == text
+            self._charts[chart.name] = known[chart.name] if is_same else (self._number, text)
+        texts = {"facts": list(_facts(study)), "latest": _latest_trials(study), "order": list(self._charts)}
+        self._texts = encode_json(texts).encode()
         self._drawn_version = version
         self._rest_until = time.monotonic() + (time.monotonic() - start) / _DRAW_SHARE
 
 
-def _charts(study: StudyData) -> Iterator[Chart]:
-    """Yield the charts of a session, those first that change most while it runs."""
-    from autotile.report import charts, parameter_charts, session_charts
-
-    yield session_charts.best_so_far_chart(study)
-    yield charts.finals_chart(study)
-    yield charts.limits_chart(study)
-    effects = parameter_charts.study_effects(study)
-    yield parameter_charts.importance_chart(study, effects)
-    names = effects.order(study.parameters)
-    for name in names[:_TIMED_PARAMETERS]:
-        yield parameter_charts.time_by_parameter_chart(study, name)
-    yield parameter_charts.heat_map_chart(study, *names[:2])
-    yield parameter_charts.parallel_coordinates_chart(study)
-    yield session_charts.best_so_far_chart(study, "seconds")
-    yield charts.funnel_chart(study)
-    yield charts.failures_chart(study)
-    yield charts.roofline_chart([study])
-    yield charts.front_chart(study)
-    yield session_charts.drift_chart(study)
-
-
-def chart_json(chart: Chart) -> bytes:
+def _chart_json(chart: Chart) -> bytes:
     """Return all of a chart as JSON; its figure is null where there is nothing to draw."""
     texts = {
         "name": chart.name,
@@ -523,8 +457,7 @@ def _shown_time(trial: Trial) -> str:
 
 def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
     """Return the newest trials, the last one first: number, outcome, time, configuration, reason."""
-    trials = (*study.trials, *study.final_trials)[-_LATEST:]
-    first = len(study.trials) + len(study.final_trials) - len(trials) + 1
+    numbered = list(enumerate((*study.trials, *study.final_trials), start=1))
     return [
         (
             f"{number:,}" + (" finals" if one.phase == "final" else ""),
@@ -533,5 +466,309 @@ def _latest_trials(study: StudyData) -> list[tuple[str, ...]]:
             config_text(one.trial.config),
             one.trial.reason.partition("\n")[0],
         )
-        for number, one in reversed(list(enumerate(trials, first)))
+        for number, one in reversed(numbered[-_LATEST:])
     ]
+
+
+LOOPBACK = "127.0.0.1"
+_TOKEN_BYTES = 24
+_SHUTDOWN_S = 2
+_TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
+"""Browsers in the terminal that the module `webbrowser` chooses where there is no graphical one."""
+_MAX_CONNECTIONS = 64
+_MAX_WAIT_S = 10.0
+"""Time from the beginning of a connection, or from the last answer, in which the head of a request has to be complete;
+and the longest time in which a stranger takes its answer."""
+
+_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Headers of every answer. Plotly places the parts of a chart by style attributes, which are no scripts."""
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def _theme() -> str:
+    """Return the colours of the charts as variables, in both themes."""
+    light, dark = ("".join(f"--{role}:{colour};" for role, colour in theme.items()) for theme in (LIGHT, DARK))
+    return f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
+_FILES: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "theme.css": ("text/css", _theme),
+    "watch.css": ("text/css", lambda: asset("watch.css")),
+    "parallel.css": ("text/css", lambda: asset("parallel.css")),
+    "parallel.js": ("text/javascript", lambda: asset("parallel.js")),
+    "watch.js": ("text/javascript", lambda: asset("watch.js")),
+    "plotly.js": ("text/javascript", plotly_script),
+    "palette": ("application/json", lambda: encode_json([dict(LIGHT), dict(DARK)])),
+}
+"""Files that the page loads: media type, and a function that returns the text."""
+
+
+def live_application(followers: Sequence[DatabaseFollower], token: str) -> Application:
+    """Return the page and its data as an ASGI application; no answer waits for a database.
+
+    Parameters
+    ----------
+    followers
+        Databases to show.
+    token
+        First part of every path; compared in constant time.
+
+    Raises
+    ------
+    ToolchainError
+        Starlette or uvicorn is not installed.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.requests import Request
+        from starlette.responses import HTMLResponse, PlainTextResponse, Response
+        from starlette.routing import Route
+
+        import_module("uvicorn")
+    except ImportError as error:
+        raise ToolchainError(
+            f"`autotile watch` needs Starlette and uvicorn ({error}); install them with "
+            "`pip install 'autotile[report]'`"
+        ) from None
+
+    def page(_: Request) -> Response:
+        return HTMLResponse(asset("watch.html"))
+
+    def file(request: Request) -> Response:
+        if request.path_params["name"] not in _FILES:
+            return PlainTextResponse("there is no such file\n", status_code=404)
+        media_type, text = _FILES[request.path_params["name"]]
+        return Response(text(), media_type=media_type)
+
+    def state(_: Request) -> Response:
+        now, views = datetime.now(UTC), [(follower.location, *follower.view()) for follower in followers]
+        document = {
+            "databases": [{"location": location, "message": message} for location, message, _ in views],
+            "sessions": [session.to_json(now) for _, _, sessions in views for session in sessions],
+        }
+        return Response(encode_json(document, compact=True), media_type="application/json")
+
+    def session(request: Request) -> Response:
+        name, since = request.path_params["name"], request.query_params.get("since", "0")
+        number = int(since) if since.isdecimal() and len(since) < 10 else 0
+        found = (follower.drawing(name) for follower in followers)
+        drawing = next((one for one in found if one is not None), None)
+        if drawing is None:
+            return PlainTextResponse("there is no such session\n", status_code=404)
+        return Response(drawing.changes(number), media_type="application/json")
+
+    routes = [Route("/", page), Route("/state", state), Route("/session/{name}", session), Route("/{name}", file)]
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"], www_redirect=False)
+    application = Starlette(routes=routes, middleware=[hosts])
+    application.router.redirect_slashes = False  # a redirection would lack the token
+    refusal = PlainTextResponse("wrong address; use the one that `autotile watch` printed\n", status_code=403)
+    headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+
+    async def guarded(scope: Message, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+            await send(message)
+
+        if scope["type"] != "http":  # neither web sockets nor events of the application's life
+            await application(scope, receive, send)
+            return
+        given, _, path = scope["path"].removeprefix("/").partition("/")
+        if not secrets.compare_digest(given.encode(errors="replace"), token.encode()):
+            await refusal(scope, receive, send_with_headers)
+            return
+        if (connection := scope.get("autotile.connection")) is not None:
+            connection.is_known = True
+        await application({**scope, "path": f"/{path}", "raw_path": None}, receive, send_with_headers)
+
+    return guarded
+
+
+def _connection_class() -> Any:
+    """Return the class of the server's connections: those that send nothing, or too slowly, keep nobody out."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class LiveConnection(H11Protocol):
+        """A connection that is closed if no request comes in time, or to make room for a new one.
+
+        Who knows the token is never displaced by who does not: `is_known` says whether a request had it. Applications
+        find the connection in the scope of a request, under ``"autotile.connection"``.
+        """
+
+        is_known = False
+        begun_s = 0.0
+        timer: Any = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.begun_s, application = self.loop.time(), self.app
+
+            async def introduced(scope: Any, receive: Any, send: Any) -> None:
+                await application({**scope, "autotile.connection": self}, receive, send)
+
+            self.app = introduced
+            self.await_request()
+            others: list[Any] = [one for one in self.connections if one is not self and not one.transport.is_closing()]
+            if len(others) >= _MAX_CONNECTIONS:
+                min(others, key=lambda one: (one.is_known, not one.is_waiting, one.begun_s)).leave()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self.await_request()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.timer is not None:
+                self.timer.cancel()
+
+        @property
+        def is_waiting(self) -> bool:
+            """Whether no request is answered."""
+            return self.cycle is None or self.cycle.response_complete
+
+        def leave(self) -> None:
+            """Close the connection, and drop what the other side does not take."""
+            if self.transport.get_write_buffer_size():
+                self.transport.abort()
+            else:
+                self.transport.close()
+
+        def await_request(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = self.loop.call_later(_MAX_WAIT_S, self.give_up)
+
+        def give_up(self) -> None:
+            if self.is_known and (not self.is_waiting or self.transport.get_write_buffer_size()):
+                self.await_request()  # an answer is on its way, however slow the other side is
+            else:
+                self.leave()
+
+    return LiveConnection
+
+
+class LiveServer:
+    """Server of the page of some databases; a port is bound when it is made, and `run` serves until it is interrupted.
+
+    Parameters
+    ----------
+    databases
+        Paths or URLs, which need not exist; empty for the user's own.
+    kernels
+        The only kernels to follow: names, or paths of search-space files; empty for all.
+    port
+        TCP port of the loopback interface; 0 for any that is free.
+
+    Attributes
+    ----------
+    url
+        Address of the page, with the token.
+
+    Raises
+    ------
+    InputError
+        A URL is malformed, there is no such kernel, or the port is in use.
+    ToolchainError
+        Plotly, Starlette or uvicorn is not installed.
+    """
+
+    def __init__(
+        self, databases: Sequence[str | Path] = (), kernels: Iterable[str | Path] = (), *, port: int = 0
+    ) -> None:
+        names = {load_kernel(kernel).name for kernel in kernels}
+        places = dict.fromkeys(databases or (database_location(None),))
+        self._followers = [DatabaseFollower(place, f"d{i}", names) for i, place in enumerate(places)]
+        load_plotly()
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._application = live_application(self._followers, token)
+        self._server: Any = None
+        try:
+            self._socket = socket.create_server((LOOPBACK, port), reuse_port=False)
+        except (OSError, OverflowError) as error:
+            raise InputError(
+                f"port {port} of {LOOPBACK} cannot be used: {error}; choose another one, or 0 for any"
+            ) from None
+        self.url = f"http://{LOOPBACK}:{self._socket.getsockname()[1]}/{token}/"
+
+    def open_browser(self) -> None:
+        """Open the page in a graphical browser, if there is one; a browser in this terminal would hide the address."""
+        import webbrowser
+
+        with suppress(webbrowser.Error):
+            browser = webbrowser.get()
+            if Path(getattr(browser, "name", "")).name not in _TEXT_BROWSERS:
+                browser.open(self.url)
+
+    def run(self) -> None:
+        """Serve until SIGINT, SIGTERM or `stop`."""
+        import uvicorn
+
+        settings = uvicorn.Config(
+            self._application,
+            http=_connection_class(),
+            access_log=False,
+            log_level="error",
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+        )
+        with ExitStack() as stack:
+            stack.enter_context(closing(self._socket))
+            for follower in self._followers:
+                stack.enter_context(closing(follower))
+                follower.start()
+            self._server = uvicorn.Server(settings)
+            with suppress(KeyboardInterrupt):  # uvicorn raises it again when everything is closed
+                self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """End `run`, from another thread."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+@checked
+def watch(*databases: str | Path, kernels: Iterable[str | Path] = (), port: int = 0, open_browser: bool = True) -> None:
+    """Serve a page that follows running sessions, until Ctrl-C; its address is printed.
+
+    Parameters
+    ----------
+    databases
+        Paths or URLs of databases, which need not exist yet; none for the user's own.
+    kernels
+        The only kernels to follow: names, or paths of search-space files; empty for all.
+    port
+        TCP port of 127.0.0.1; 0 for any that is free.
+    open_browser
+        Whether to open the page in a browser.
+
+    Raises
+    ------
+    InputError
+        A URL is malformed, there is no such kernel, or the port is in use.
+    ToolchainError
+        Plotly, Starlette or uvicorn is not installed (``pip install 'autotile[report]'``).
+    """
+    server = LiveServer(databases, kernels, port=port)
+    print(server.url, flush=True)
+    if open_browser:
+        server.open_browser()
+    server.run()

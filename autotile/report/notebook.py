@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from autotile.core.device import DeviceProperties
     from autotile.core.model import Problem
-    from autotile.report.study_data import StudyData
+    from autotile.report.study import StudyData
 
 
 class PageContent(NamedTuple):
@@ -55,12 +55,6 @@ class Reported:
         from autotile.report.sections import write_report_of  # imports the readers of the database
 
         return write_report_of(self.page_content(), output)
-
-
-def _figure(chart: Any, *, dark: bool | None) -> go.Figure:
-    from autotile.report.theme import figure_of  # not for results that are only printed
-
-    return figure_of(chart, dark=dark)
 
 
 class StudyPlots:
@@ -104,78 +98,60 @@ class StudyPlots:
 
     def plot_best_so_far(self, axis: Literal["trials", "seconds"] = "trials", *, dark: bool | None = None) -> go.Figure:
         """Draw the best time so far, over trials or seconds, with the outcome of each trial."""
-        from autotile.report.session_charts import best_so_far_chart
-
-        return _figure(best_so_far_chart(self.study_data(), axis), dark=dark)
+        return self._plot("best_so_far_chart", axis, dark=dark)
 
     def plot_finals(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the finalists' times with their intervals; those that cannot be told apart are marked."""
-        from autotile.report.charts import finals_chart
-
-        return _figure(finals_chart(self.study_data()), dark=dark)
+        return self._plot("finals_chart", dark=dark)
 
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Draw what limits the best configurations: registers, shared memory, occupancy, spills."""
-        from autotile.report.charts import limits_chart
-
-        return _figure(limits_chart(self.study_data()), dark=dark)
+        return self._plot("limits_chart", dark=dark)
 
     def plot_importance(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the share of each parameter in the differences of the times."""
-        from autotile.report.parameter_charts import importance_chart
-
-        return _figure(importance_chart(self.study_data()), dark=dark)
+        return self._plot("importance_chart", dark=dark)
 
     def plot_time_by_parameter(self, name: str, *, dark: bool | None = None) -> go.Figure:
         """Draw the distribution of the times at each value of a parameter."""
-        from autotile.report.parameter_charts import time_by_parameter_chart
-
         study = self.study_data()
         if name not in study.parameters:
             raise InputError(f"there is no parameter {name!r}; there are {', '.join(study.parameters)}")
-        return _figure(time_by_parameter_chart(study, name), dark=dark)
+        return self._plot("time_by_parameter_chart", name, dark=dark)
 
     def plot_heat_map(self, x: str | None = None, y: str | None = None, *, dark: bool | None = None) -> go.Figure:
         """Draw the best time at each pair of values of two parameters, by default of those that matter most."""
-        from autotile.report.parameter_charts import heat_map_chart
-
-        return _figure(heat_map_chart(self.study_data(), x, y), dark=dark)
+        return self._plot("heat_map_chart", x, y, dark=dark)
 
     def plot_parallel_coordinates(self, *, dark: bool | None = None) -> go.Figure:
         """Draw each configuration as a line across the parameters; ranges of the axes can be brushed."""
-        from autotile.report.parameter_charts import parallel_coordinates_chart
-
-        return _figure(parallel_coordinates_chart(self.study_data()), dark=dark)
+        return self._plot("parallel_coordinates_chart", dark=dark)
 
     def plot_gates(self, *, dark: bool | None = None) -> go.Figure:
         """Draw how many configurations passed each gate, from all combinations to verified ones."""
-        from autotile.report.charts import funnel_chart
-
-        return _figure(funnel_chart(self.study_data()), dark=dark)
+        return self._plot("funnel_chart", dark=dark)
 
     def plot_failures(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the reasons for which trials failed, most frequent first."""
-        from autotile.report.charts import failures_chart
-
-        return _figure(failures_chart(self.study_data()), dark=dark)
+        return self._plot("failures_chart", dark=dark)
 
     def plot_roofline(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the trials under the ceilings that were measured on this GPU, else those of its datasheet."""
-        from autotile.report.charts import roofline_chart
-
-        return _figure(roofline_chart([self.study_data()]), dark=dark)
+        return self._plot("roofline_chart", dark=dark)
 
     def plot_front(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the Pareto front of a study with several objectives."""
-        from autotile.report.charts import front_chart
-
-        return _figure(front_chart(self.study_data()), dark=dark)
+        return self._plot("front_chart", dark=dark)
 
     def plot_drift(self, *, dark: bool | None = None) -> go.Figure:
         """Draw the reference kernel's time, the clock and the power over the session."""
-        from autotile.report.session_charts import drift_chart
+        return self._plot("drift_chart", dark=dark)
 
-        return _figure(drift_chart(self.study_data()), dark=dark)
+    def _plot(self, chart: str, *arguments: Any, dark: bool | None) -> go.Figure:
+        from autotile.report import charts  # not for results that are only printed
+        from autotile.report.theme import figure_of
+
+        return figure_of(getattr(charts, chart)(self.study_data(), *arguments), dark=dark)
 
 
 def newest_study(database: str, problem: Problem, device: DeviceProperties) -> StudyData:
@@ -193,7 +169,7 @@ def newest_study(database: str, problem: Problem, device: DeviceProperties) -> S
         The database cannot be read, its password is not known, or it has no such study any more.
     """
     from autotile.database.database import database_location, location_text, open_existing
-    from autotile.report.study_reading import read_study
+    from autotile.report.study import StudyReader
 
     location: Any = database_location(None) if database == location_text(None) else database
     if location is database and "***" in database:
@@ -206,4 +182,4 @@ def newest_study(database: str, problem: Problem, device: DeviceProperties) -> S
         ]
         if not matching:
             raise InputError(f"{database} has no trials of {problem} on {device.name} any more")
-        return read_study(opened, max(matching, key=lambda study: str(study.last_at or "")))
+        return StudyReader(opened, max(matching, key=lambda study: str(study.last_at or ""))).read()

@@ -15,13 +15,13 @@ from hashlib import sha256
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from autotile.core.documents import encode_json
-from autotile.core.text import shown_text
+from autotile.core.text import ResultTable, plain_heading, shown_text
 from autotile.database.paths import atomic_write
 from autotile.errors import InputError
-from autotile.report.theme import DARK, LIGHT, Chart, ChartTable, load_plotly
+from autotile.report.theme import DARK, LIGHT, Chart, load_plotly
 from autotile.version import __version__
 
 _MAX_TABLE_ROWS = 200
@@ -52,7 +52,11 @@ def tag(name: str, /, *content: Content, **attributes: str | int | bool | None) 
         Values of attributes: an underscore at the end is left out, others become hyphens. True is an attribute without
         a value; False and None leave it out.
     """
-    given = "".join(_attribute(key, value) for key, value in attributes.items())
+    given = ""
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            attribute = key.rstrip("_").replace("_", "-")
+            given += f" {attribute}" if value is True else f' {attribute}="{escape(str(value))}"'
     if name in _VOID:
         return Markup(f"<{name}{given}>")
     return Markup(f"<{name}{given}>{joined(*content)}</{name}>")
@@ -60,35 +64,32 @@ def tag(name: str, /, *content: Content, **attributes: str | int | bool | None) 
 
 def joined(*content: Content) -> Markup:
     """Return content one after the other, with text escaped."""
-    return Markup("".join(_html(part) for part in content))
+    found: list[str] = []
+    for part in content:
+        if isinstance(part, Markup):
+            found.append(part)
+        elif isinstance(part, str):
+            found.append(escape(shown_text(part, lines=True)))
+        elif part is not None:
+            found.append(joined(*part))
+    return Markup("".join(found))
 
 
-def _html(content: Content) -> str:
-    if content is None or isinstance(content, Markup):
-        return content or ""
-    if isinstance(content, str):
-        return escape(shown_text(content, lines=True))
-    return joined(*content)
+DataColumn = tuple[str, str, bool]
+"""Heading of a column, its unit, and whether it holds numbers."""
 
 
-def _attribute(key: str, value: str | int | bool | None) -> str:
-    name = key.rstrip("_").replace("_", "-")
-    if value is None or value is False:
-        return ""
-    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+def words(*names: str) -> list[DataColumn]:
+    """Return columns of text."""
+    return [(name, "", False) for name in names]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Column of a table of data: its heading, with the unit, and whether it holds numbers."""
-
-    name: str
-    unit: str = ""
-    is_number: bool = False
+def number(name: str, unit: str = "") -> DataColumn:
+    """Return a column of numbers."""
+    return (name, unit, True)
 
 
-@dataclass(frozen=True, slots=True)
-class DataTable:
+class DataTable(NamedTuple):
     """A table that is sorted, filtered and exported in the browser; a cell without a value is None.
 
     Attributes
@@ -98,7 +99,7 @@ class DataTable:
     """
 
     name: str
-    columns: tuple[Column, ...]
+    columns: Sequence[DataColumn]
     rows: Sequence[Sequence[str | float | int | None]]
 
 
@@ -119,16 +120,16 @@ class Page:
     title: str
     subtitle: str = ""
     body: list[Markup] = field(default_factory=list)
-    links: list[tuple[str, str]] = field(default_factory=list)
-    _figures: dict[str, Any] = field(default_factory=dict)
-    _tables: dict[str, Any] = field(default_factory=dict)
     size_bytes: int = 0
     """Size of the figures and tables so far."""
+    _links: list[Markup] = field(default_factory=list)
+    _figures: dict[str, str] = field(default_factory=dict)
+    _tables: dict[str, str] = field(default_factory=dict)
 
     def section(self, anchor: str, heading: str, *content: Content, link: str = "") -> Markup:
         """Return a section with a heading; with ``link``, the navigation leads to it under that name."""
         if link:
-            self.links.append((anchor, link))
+            self._links.append(tag("a", link, href=f"#{anchor}"))
         return tag("section", tag("h2", heading), *content, id=anchor, class_="section")
 
     def chart(self, chart: Chart, prefix: str = "", *, wide: bool = False, table: str = "") -> Markup:
@@ -166,15 +167,14 @@ class Page:
             tag("p", chart.summary, class_="summary", id=f"{name}-summary"),
             tag("div", plot, class_="scroll"),
             tag("p", chart.note, class_="note") if chart.note else None,
-            table_details(chart.table),
+            self._numbers(chart.table) if chart.table.rows else None,
             class_="chart",
         )
 
     def data_table(self, table: DataTable, prefix: str = "") -> Markup:
         """Return a table of data with its search field, its export and its pages; its id is its name and ``-table``."""
         name = f"{prefix}{table.name}-table"
-        columns = [[column.name, column.unit, column.is_number] for column in table.columns]
-        document = encode_json({"file": table.name, "columns": columns, "rows": table.rows}, compact=True)
+        document = encode_json({"file": table.name, "columns": table.columns, "rows": table.rows}, compact=True)
         self.size_bytes += len(document)
         self._tables[name] = document
         without = tag("noscript", tag("p", "The table of all trials needs JavaScript.", class_="empty"))
@@ -188,12 +188,13 @@ class Page:
         ToolchainError
             The page has charts, and Plotly is not installed.
         """
-        style = _asset("report.css") + _asset("parallel.css")
-        script = _asset("parallel.js") + _asset("report.js")
-        plotly = _plotly_script() if self._figures else ""
-        placeholders = [*_plotly_styles(plotly), "plotly.js-style-global"] if plotly else []
-        scripts = [text for text in (plotly, script) if text]
-        colours = encode_json({"light": LIGHT, "dark": DARK})
+        style = asset("report.css") + asset("parallel.css")
+        plotly = plotly_script() if self._figures else ""
+        if "</script" in plotly.lower():
+            raise InputError("this version of Plotly cannot be embedded; install another with `pip install -U plotly`")
+        scripts = [text for text in (plotly, asset("parallel.js") + asset("report.js")) if text]
+        # Plotly adds style elements with these ids unless they are there; the policy would refuse them.
+        styles = sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly)))
         head = tag(
             "head",
             tag("meta", charset="utf-8"),
@@ -203,33 +204,41 @@ class Page:
             tag("meta", name="color-scheme", content="light dark"),
             tag("title", f"{self.title} \N{EN DASH} autotile"),
             tag("style", Markup(style)),
-            [tag("style", id=name) for name in placeholders],
+            [tag("style", id=name) for name in (*styles, "plotly.js-style-global") if plotly],
         )
-        data = [
-            _data("colours", colours),
-            _data("figures", _json_object(self._figures)),
-            _data("tables", _json_object(self._tables)),
-        ]
-        body = tag("body", self._header(), tag("main", *self.body, id="main"), _footer(), data, map(_script, scripts))
+        header = tag(
+            "header",
+            tag("h1", self.title),
+            tag("p", self.subtitle, class_="subtitle") if self.subtitle else None,
+            tag("button", "Dark", type="button", id="theme", aria_label="Switch between light and dark"),
+            tag("nav", self._links, aria_label="Sections") if self._links else None,
+        )
+        body = tag(
+            "body",
+            tag("a", "Skip to the content", href="#main", class_="skip"),
+            header,
+            tag("main", *self.body, id="main"),
+            tag("footer", tag("p", f"Made by autotile {__version__}. This page loads nothing and sends nothing.")),
+            _data("colours", encode_json({"light": LIGHT, "dark": DARK})),
+            *(
+                _data(name, "{" + ",".join(f"{encode_json(key)}:{text}" for key, text in documents.items()) + "}")
+                for name, documents in (("figures", self._figures), ("tables", self._tables))
+            ),
+            [Markup(f"<script>{text}</script>") for text in scripts],
+        )
         return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
-    def _header(self) -> Markup:
-        links = [tag("a", text, href=f"#{anchor}") for anchor, text in self.links]
-        return joined(
-            tag("a", "Skip to the content", href="#main", class_="skip"),
-            tag(
-                "header",
-                tag("h1", self.title),
-                tag("p", self.subtitle, class_="subtitle") if self.subtitle else None,
-                tag("button", "Dark", type="button", id="theme", aria_label="Switch between light and dark"),
-                tag("nav", links, aria_label="Sections") if links else None,
-            ),
-        )
+    @staticmethod
+    def _numbers(table: ResultTable) -> Markup:
+        """Return the numbers behind a chart, folded."""
+        shown = table.rows[:_MAX_TABLE_ROWS]
+        more = f" (the first {len(shown):,} of {len(table.rows):,})" if len(shown) < len(table.rows) else ""
+        return tag("details", tag("summary", f"The numbers behind it{more}"), static_table(table.headings, shown))
 
 
 def static_table(headings: Sequence[str], rows: Iterable[Sequence[Content]], *, caption: str = "") -> Markup:
     """Return a table as it is, without sorting."""
-    head = tag("thead", tag("tr", [tag("th", heading, scope="col") for heading in headings]))
+    head = tag("thead", tag("tr", [tag("th", plain_heading(heading), scope="col") for heading in headings]))
     body = tag("tbody", [tag("tr", [tag("td", cell) for cell in row]) for row in rows])
     title = tag("caption", caption) if caption else None
     return tag(
@@ -242,25 +251,20 @@ def static_table(headings: Sequence[str], rows: Iterable[Sequence[Content]], *, 
     )
 
 
-def table_details(table: ChartTable) -> Markup | None:
-    """Return the numbers behind a chart, folded; None if there are none."""
-    if not table.rows:
-        return None
-    shown = table.rows[:_MAX_TABLE_ROWS]
-    more = f" (the first {len(shown):,} of {len(table.rows):,})" if len(shown) < len(table.rows) else ""
-    return tag("details", tag("summary", f"The numbers behind it{more}"), static_table(table.headings, shown))
-
-
 def content_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
     """Return the content-security policy of a page that runs some scripts, and loads and sends nothing.
 
     Plotly sets ``style`` attributes, which can neither load nor send anything under this policy.
     """
+
+    def hashes(texts: Sequence[str]) -> str:
+        return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
+
     return "; ".join(
         [
             "default-src 'none'",
-            f"script-src {' '.join(map(_hash, scripts))}",
-            f"style-src-elem {' '.join(map(_hash, styles))}",
+            f"script-src {hashes(scripts)}",
+            f"style-src-elem {hashes(styles)}",
             "style-src-attr 'unsafe-inline'",
             "img-src data: blob:",
             "base-uri 'none'",
@@ -286,18 +290,6 @@ def write_page(text: str, path: Path) -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}; give another path with -o") from None
 
 
-def _footer() -> Markup:
-    return tag("footer", tag("p", f"Made by autotile {__version__}. This page loads nothing and sends nothing."))
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-
-
-def _script(text: str) -> Markup:
-    return Markup(f"<script>{text}</script>")
-
-
 def _data(name: str, document: str) -> Markup:
     """Return a block of JSON, in which nothing can end the element."""
     safe = document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -305,25 +297,15 @@ def _data(name: str, document: str) -> Markup:
     return Markup(f'<script type="application/json" id="data-{name}">{safe}</script>')
 
 
-def _json_object(documents: dict[str, str]) -> str:
-    return "{" + ",".join(f"{encode_json(name)}:{document}" for name, document in documents.items()) + "}"
-
-
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a file of the package that pages embed or load."""
     return resources.files("autotile.report").joinpath("assets", name).read_text("utf-8")
 
 
 @cache
-def _plotly_script() -> str:
+def plotly_script() -> str:
+    """Return Plotly's script; errors as for `load_plotly`."""
     load_plotly()
     from plotly.offline import get_plotlyjs
 
-    text = str(get_plotlyjs())
-    if "</script" in text.lower():
-        raise InputError("this version of Plotly cannot be embedded; install another with `pip install -U plotly`")
-    return text
-
-
-def _plotly_styles(script: str) -> list[str]:
-    """Return the ids of style elements that Plotly adds unless they are there; the policy would refuse them."""
-    return sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', script)))
+    return str(get_plotlyjs())

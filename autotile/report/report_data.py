@@ -18,13 +18,14 @@ from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import Workrate, resolve_problem, unsupported_reason
-from autotile.report.study_data import StudyData, cost_ratio
-from autotile.report.study_reading import read_study
+from autotile.report.study import StudyData, StudyReader, cost_ratio
 from autotile.space.search_space import feasible_space
 
 _MAX_STUDIES = 100
 _MAX_TRIALS = 60_000
 """Limits of the studies that a page shows in detail, the newest first, so that it stays below 15 MB."""
+_SHOWN = 3
+"""Problems that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,6 @@ def read_report(
 
     Parameters
     ----------
-    database
-        An open database.
     kernel
         Name of a kernel, or an object that holds one; None for all kernels.
     sizes
@@ -165,16 +164,20 @@ def read_report(
     DatabaseError
         The database cannot be read.
     """
-    listed = [study for study in rows_of_kernel(database.studies, kernel) if _is_library(study) is False]
-    check_sizes(sizes or {}, listed)
-    wanted = [study for study in listed if _matches(study, sizes or {}, dtype, gpu_name)]
+    given = dict(sizes or {})
+    # the times of a library are no study of a kernel; see `autotile.database.keys.library_key`
+    listed = [study for study in rows_of_kernel(database.studies, kernel) if ":" not in study.key.kernel]
+    check_sizes(given, listed)
+    wanted = [study for study in listed if _matches(study, given, dtype, gpu_name)]
     tried = [study for study in wanted if study.trials]
     if not tried:
-        raise InputError(_nothing(database.location, kernel, sizes or {}, listed, wanted))
+        raise _nothing(database.location, str(kernel or ""), given, listed, wanted)
     stored_name = None if kernel is None else tried[0].key.kernel  # its files may be gone
-    families = () if sizes else tuple(database.rules(stored_name))
+    families = () if given else tuple(database.rules(stored_name))
     families = tuple(one for one in families if dtype in (None, one.key.dtype))
-    return _report(database, _title(kernel, sizes or {}, tried), tried, families=families)
+    named = " ".join(filter(None, [tried[0].key.kernel, sizes_text(given)]))
+    title = plural(len(tried), "tuned problem") if kernel is None else named
+    return _report(database, title, tried, families=families)
 
 
 def read_operation_report(
@@ -190,10 +193,9 @@ def read_operation_report(
     Parameters and errors are those of `read_report`; without sizes, all problems that a library was raced at.
     """
     listed = [study for study in database.studies() if _matches(study, {}, dtype, gpu_name)]
-    problems = _problems(operation, sizes, dtype, listed)
     tried: dict[int, StudySummary] = {}
     found: list[OperationData] = []
-    for problem in problems:
+    for problem in _problems(operation, sizes, dtype, listed):
         for gpu in dict.fromkeys(study.key.gpu_name for study in listed):
             here = [study for study in listed if study.key.gpu_name == gpu and study.best_config is not None]
             one, used = _operation_data(database, operation, problem, gpu, here)
@@ -204,7 +206,7 @@ def read_operation_report(
         members = {member.name for member in operation.members}
         own = [study for study in listed if study.key.kernel in members and study.trials]
         if not own or sizes:
-            raise InputError(_nothing(database.location, operation.name, sizes, own, []))
+            raise _nothing(database.location, operation.name, sizes, own, [])
         tried = {study.study_id: study for study in own}
     title = found[0].title if len(found) == 1 else " ".join(filter(None, [operation.name, sizes_text(sizes)]))
     return _report(database, title, list(tried.values()), operations=tuple(found))
@@ -218,15 +220,15 @@ def _report(
     families: tuple[StoredRule, ...] = (),
     operations: tuple[OperationData, ...] = (),
 ) -> ReportData:
-    room, shown = _MAX_TRIALS, list[StudySummary]()
-    for study in sorted(tried, key=lambda one: (one.last_at is not None, one.last_at), reverse=True)[:_MAX_STUDIES]:
-        if not shown or study.trials <= room:
-            shown.append(study)
+    """Read the newest of some studies, as many as a page has room for."""
+    room, kept = _MAX_TRIALS, set[int]()
+    for study in sorted(tried, key=_age, reverse=True)[:_MAX_STUDIES]:
+        if not kept or study.trials <= room:
+            kept.add(study.study_id)
             room -= study.trials
-    kept = {study.study_id for study in shown}
     others = tuple(study for study in tried if study.study_id not in kept)
     notices = (f"{plural(len(others), 'older study', 'older studies')} are listed without charts",) if others else ()
-    studies = tuple(read_study(database, study) for study in tried if study.study_id in kept)
+    studies = tuple(StudyReader(database, study).read() for study in tried if study.study_id in kept)
     return ReportData(
         title=study_title(studies[0]) if len(studies) == 1 and not others and not operations else title,
         location=database.location,
@@ -237,6 +239,10 @@ def _report(
         operations=operations,
         notices=notices,
     )
+
+
+def _age(study: StudySummary) -> tuple[bool, datetime | None]:
+    return study.last_at is not None, study.last_at
 
 
 def check_sizes(sizes: Iterable[str], studies: Sequence[StudySummary]) -> None:
@@ -253,37 +259,26 @@ def _matches(study: StudySummary, sizes: Mapping[str, int], dtype: str | None, g
     return same and dtype in (None, key.dtype) and gpu_name in (None, key.gpu_name)
 
 
-def _is_library(study: StudySummary) -> bool:
-    """Return whether a study holds the times of a library, see `autotile.database.keys.library_key`."""
-    return ":" in study.key.kernel
-
-
-def _title(kernel: KernelName | None, sizes: Mapping[str, int], studies: Sequence[StudySummary]) -> str:
-    if kernel is None:
-        return plural(len(studies), "tuned problem")
-    return " ".join(filter(None, [studies[0].key.kernel, sizes_text(sizes)]))
-
-
 def _nothing(
     location: str,
-    kernel: KernelName | None,
+    kernel: str,
     sizes: Mapping[str, int],
     listed: Sequence[StudySummary],
     wanted: Sequence[StudySummary],
-) -> str:
-    """Return the reason why a report would be empty, and the remedy; empty if it would not."""
-    asked = " ".join(filter(None, [str(kernel or ""), sizes_text(sizes)]))
+) -> InputError:
+    """Return an error with the reason why a report would be empty, and the remedy."""
+    asked = " ".join(filter(None, [kernel, sizes_text(sizes)]))
     if wanted:
-        return f"{location} has a study of {asked or 'a kernel'} but no trials yet; run `autotile tune` first"
+        return InputError(
+            f"{location} has a study of {asked or 'a kernel'} but no trials yet; run `autotile tune` first"
+        )
     if listed:
         shown = ", ".join(dict.fromkeys(f"{study.key.kernel} {key_text(study.key)}" for study in listed[:_SHOWN]))
         more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
-        return f"{location} has no trials of {asked}; it has {shown}{more}"
+        return InputError(f"{location} has no trials of {asked}; it has {shown}{more}")
     hint = f"autotile tune {asked or 'KERNEL'}"
-    return f"{location} has no trials{f' of {asked}' if asked else ''}; run `{hint}` first, or name another with --db"
-
-
-_SHOWN = 3
+    of = f" of {asked}" if asked else ""
+    return InputError(f"{location} has no trials{of}; run `{hint}` first, or name another with --db")
 
 
 def _problems(
@@ -325,7 +320,7 @@ def _operation_data(
             wanted[study.key.kernel] = shared
     newest = {
         (study.key.kernel, study.key.source): study
-        for study in sorted(studies, key=lambda one: (one.last_at is not None, one.last_at))
+        for study in sorted(studies, key=_age)
         if study.key.dtype == problem.dtype and dict(study.key.sizes) == wanted.get(study.key.kernel)
     }
     timed = [(study, best) for study in newest.values() for best in database.best(study_id=study.study_id)]
@@ -333,35 +328,27 @@ def _operation_data(
     work = next(((kernels[study.key.kernel], best) for study, best in timed if study.key.kernel in kernels), None)
     contenders = []
     for study, best in timed:
-        name = study.key.kernel.removeprefix(f"{operation.name}:")
         rate = NOTHING
         if work is not None and best.device is not None and best.trial.time_us is not None:
             own = resolve_problem(work[0].spec, wanted[work[0].name], problem.dtype)
             rate = Workrate.of(work[0].spec, own, work[1].trial.config).text(best.trial.time_us, best.device)
-        contenders.append(
-            ContenderData(
-                name,
-                study.key.kernel not in kernels,
-                best.trial,
-                study.study_id,
-                study.trials,
-                study.key.source,
-                _ratio(timed[0][1], best),
-                rate,
-            )
+        contender = ContenderData(
+            study.key.kernel.removeprefix(f"{operation.name}:"),
+            study.key.kernel not in kernels,
+            best.trial,
+            study.study_id,
+            study.trials,
+            study.key.source,
+            _ratio(timed[0][1], best),
+            rate,
         )
+        contenders.append(contender)
     device = next((best.device for _, best in timed if best.device is not None), None)
     known = {one.name for one in contenders}
     others = [(member.name, _why_not(member, problem, device)) for member in operation.members]
-    return (
-        OperationData(
-            operation.stated(problem),
-            gpu_name,
-            tuple(contenders),
-            tuple(one for one in others if one[0] not in known),
-        ),
-        [study for study, _ in timed if study.key.kernel in kernels],
-    )
+    left = tuple(one for one in others if one[0] not in known)
+    data = OperationData(operation.stated(problem), gpu_name, tuple(contenders), left)
+    return data, [study for study, _ in timed if study.key.kernel in kernels]
 
 
 def _ratio(fastest: StoredBest, other: StoredBest) -> Interval | None:

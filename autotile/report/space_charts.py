@@ -6,27 +6,9 @@ from collections.abc import Callable, Sequence
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy
-from autotile.core.text import percent_text
-from autotile.report.theme import (
-    ACCENT,
-    FAINT,
-    MUTED,
-    SOFT,
-    Chart,
-    ChartTable,
-    figure,
-    hover_text,
-    label,
-    load_plotly,
-)
+from autotile.core.text import ResultTable, percent_text
+from autotile.report.theme import ACCENT, FAINT, MUTED, SOFT, Chart, bars, figure, hover_text, label, load_plotly
 
-_LIMITS = {
-    "threads": "threads",
-    "registers": "registers",
-    "shared_memory": "shared memory",
-    "blocks": "block slots",
-}
-"""Names of `Occupancy.limits` for people."""
 _STAGE_CHARACTERS = 48
 _MAX_POINTS = 1024
 
@@ -39,29 +21,20 @@ def space_chart(stages: Sequence[tuple[str, int]]) -> Chart:
     stages
         Name and remaining number of configurations of each stage, in order; the first one is that of all combinations.
     """
-    title = "What the rules and limits leave"
-    bars = load_plotly().Bar(
-        y=[label(f"{number + 1}. {name}", _STAGE_CHARACTERS) for number, (name, _) in enumerate(stages)],
-        x=[max(count, 0) for _, count in stages],
-        orientation="h",
-        marker={"color": [SOFT] * (len(stages) - 1) + [ACCENT]},
+    (_, combinations), (_, valid) = stages[0], stages[-1]
+    is_wide = valid and combinations > 100 * valid
+    made = bars(
+        [label(f"{number + 1}. {name}", _STAGE_CHARACTERS) for number, (name, _) in enumerate(stages)],
+        [max(count, 0) for _, count in stages],
+        x={"title": "configurations", "type": "log" if is_wide else "linear"},
+        color=[SOFT] * (len(stages) - 1) + [ACCENT],
         text=[f"{count:,}" for _, count in stages],
-        textposition="auto",
-        cliponaxis=False,
-        hovertext=[hover_text(name, f"{count:,} configurations are left") for name, count in stages],
-        hoverinfo="text",
+        inside=True,
+        hover=[hover_text(name, f"{count:,} configurations are left") for name, count in stages],
     )
-    is_wide = stages[0][1] > 100 * max(stages[-1][1], 1)
-    made = figure(
-        [bars],
-        height=70 + 28 * len(stages),
-        x={"title": {"text": "configurations"}, "type": "log" if is_wide and stages[-1][1] else "linear"},
-        y={"autorange": "reversed", "showgrid": False, "type": "category"},
-        bargap=0.3,
-    )
-    rows = tuple((name, f"{count:,}") for name, count in stages)
-    summary = f"{stages[-1][1]:,} of {stages[0][1]:,} combinations are valid."
-    return Chart("space", title, made, summary, ChartTable(("after", "configurations left"), rows))
+    table = ResultTable(("after", "configurations left"), [(name, f"{count:,}") for name, count in stages])
+    summary = f"{valid:,} of {combinations:,} combinations are valid."
+    return Chart("space", "What the rules and limits leave", made, summary, table)
 
 
 def block_limits_chart(device: DeviceProperties, occupancy: Occupancy) -> Chart:
@@ -70,28 +43,23 @@ def block_limits_chart(device: DeviceProperties, occupancy: Occupancy) -> Chart:
     known = {name: count for name, count in occupancy.limits.items() if count <= device.max_threads_per_sm}
     if not known:
         return Chart("block_limits", title, None, "The limits of this occupancy are not known.")
-    bars = load_plotly().Bar(
-        y=[_LIMITS.get(name, label(name)) for name in known],
-        x=list(known.values()),
-        orientation="h",
-        marker={"color": [ACCENT if name in occupancy.limited_by else FAINT for name in known]},
+
+    def named(name: str) -> str:
+        return "block slots" if name == "blocks" else name.replace("_", " ")
+
+    made = bars(
+        [label(named(name)) for name in known],
+        list(known.values()),
+        x={"title": "blocks per SM that the resource allows", "rangemode": "tozero"},
+        color=[ACCENT if name in occupancy.limited_by else FAINT for name in known],
         text=[f"{count:,}" for count in known.values()],
-        textposition="auto",
-        cliponaxis=False,
-        hoverinfo="skip",
+        inside=True,
     )
-    made = figure(
-        [bars],
-        height=90 + 32 * len(known),
-        x={"title": {"text": "blocks per SM that the resource allows"}, "rangemode": "tozero"},
-        y={"autorange": "reversed", "showgrid": False, "type": "category"},
-        bargap=0.35,
-    )
-    limits = " and ".join(_LIMITS.get(name, name) for name in occupancy.limited_by)
+    limits = " and ".join(map(named, occupancy.limited_by))
     share = percent_text(occupancy.occupancy)
     summary = f"{occupancy.blocks_per_sm} per SM, {share} of its warps: limited by {limits}."
-    rows = tuple((_LIMITS.get(name, name), f"{count:,}") for name, count in known.items())
-    return Chart("block_limits", title, made, summary, ChartTable(("limit", "blocks allowed"), rows))
+    table = ResultTable(("limit", "blocks allowed"), [(named(name), f"{count:,}") for name, count in known.items()])
+    return Chart("block_limits", title, made, summary, table)
 
 
 def occupancy_chart(
@@ -102,7 +70,7 @@ def occupancy_chart(
     Parameters
     ----------
     axis
-        What varies, and its unit.
+        Resource that varies, and its unit.
     amounts
         Amounts to draw, ascending; at most 1,024.
     present
@@ -113,11 +81,8 @@ def occupancy_chart(
         Maximum of the SM.
     """
     resource, unit = axis
-    title = f"Occupancy over {resource}"
-    drawn = list(amounts[:_MAX_POINTS])
-    graph = load_plotly()
-    counts = [warps_at(amount) for amount in drawn]
-    here = warps_at(present)
+    drawn, graph = list(amounts[:_MAX_POINTS]), load_plotly()
+    counts, here = [warps_at(amount) for amount in drawn], warps_at(present)
     traces = [
         graph.Scatter(
             x=drawn,
@@ -140,10 +105,11 @@ def occupancy_chart(
     made = figure(
         traces,
         height=300,
-        x={"title": {"text": resource if unit in resource else f"{resource}, {unit}"}},
-        y={"title": {"text": "resident warps per SM"}, "range": [0, 1.15 * max_warps]},
+        x={"title": resource if unit in resource else f"{resource}, {unit}"},
+        y={"title": "resident warps per SM", "range": [0, 1.15 * max_warps]},
     )
     changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]
-    rows = tuple((f"{drawn[i]:,}", str(counts[i]), percent_text(counts[i] / max_warps)) for i in changes)
+    rows = [(f"{drawn[i]:,}", str(counts[i]), percent_text(counts[i] / max_warps)) for i in changes]
     summary = f"At {present:,} {unit} an SM holds {here} of {max_warps} warps."
-    return Chart("occupancy", title, made, summary, ChartTable((f"from {unit}", "warps", "occupancy"), rows))
+    table = ResultTable((f"from {unit}", "warps", "occupancy"), rows)
+    return Chart("occupancy", f"Occupancy over {resource}", made, summary, table)

@@ -1,4 +1,4 @@
-"""Compilation of the configurations of a space: resources, occupancy, waves and failures, in columns."""
+"""Compilation of the configurations of a space: resources, occupancy, waves and failures, in columns; their page."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import to_document
 from autotile.core.model import Outcome, Problem, Trial, Value, config_text
 from autotile.core.text import (
     NOTHING,
@@ -26,64 +27,43 @@ from autotile.core.text import (
     time_text,
 )
 from autotile.exchange.column_table import ColumnTable, TypedColumn
-from autotile.report.failures import FailureGroup, FailureGroups
+from autotile.report.charts import failures_chart
+from autotile.report.page import DataColumn, DataTable, Page, number, static_table, tag, words
+from autotile.report.study import FailureGroup, FailureGroups
+from autotile.report.theme import INK, SOFT, Chart, bars, figure, hover_text, label, points
 from autotile.space.search_space import SearchSpace
 
 Figures = NDArray[np.float64]
 
 _SHOWN_FAILURES = 8
 """Reasons of failures in the table, at most."""
-
-LIMITS = ("threads", "registers", "shared_memory", "blocks")
+_MAX_ROWS = 20_000
+"""Configurations in the table of the page: more take a browser long to open."""
+_SIZES_PX = (7, 22)
+"""Least and greatest diameter of a point, which grows with the number of configurations."""
+_LIMITS = ("threads", "registers", "shared_memory", "blocks")
 """Limits of the occupancy, in the order of the bits of the column ``limited_by``."""
-
 _OUTCOMES = tuple(Outcome)
 _MISSING = -1
-_COLUMNS = (
-    "outcome",
-    "failure",
-    "registers",
-    "spill_store_bytes",
-    "spill_load_bytes",
-    "stack_bytes",
-    "static_smem_bytes",
-    "dynamic_smem_bytes",
-    "threads",
-    "blocks",
-    "blocks_per_sm",
-    "warps_per_sm",
-    "limited_by",
-)
+_HEADINGS = {
+    "registers": "registers_per_thread",
+    "spill_store_bytes": "spill_store_bytes",
+    "spill_load_bytes": "spill_load_bytes",
+    "stack_bytes": "stack_bytes",
+    "static_smem_bytes": "static_smem_bytes",
+    "dynamic_smem_bytes": "dynamic_smem_bytes",
+    "threads": "threads_per_block",
+    "blocks": "blocks",
+    "blocks_per_sm": "blocks_per_sm",
+    "warps_per_sm": "warps_per_sm",
+}
+"""Heading of each column of whole numbers in `Survey.table`."""
+_COLUMNS = ("outcome", "failure", *_HEADINGS, "limited_by")
 """Whole numbers that are kept of each configuration; `_MISSING` for what is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuantityRange:
-    """A quantity of the configurations that compiled.
-
-    Attributes
-    ----------
-    name, unit
-        Its name, and its unit; empty for a number without one.
-    least, median, greatest
-        Over all configurations that compiled.
-    """
-
-    name: str
-    unit: str
-    least: float
-    median: float
-    greatest: float
-
-
 class SurveyTable:
-    """Results of compiling configurations as they arrive, a few dozen bytes for each.
-
-    Parameters
-    ----------
-    space
-        Space of the configurations.
-    """
+    """Results of compiling configurations of a space as they arrive, a few dozen bytes for each."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -103,17 +83,15 @@ class SurveyTable:
 
     def add(self, row: int, trial: Trial) -> None:
         """Add the trial of a row after the gate that follows the compilation."""
-        resources, geometry, occupancy = trial.resources, trial.geometry, trial.occupancy
         found: dict[str, int] = {"outcome": _OUTCOMES.index(trial.outcome)}
         if trial.outcome is not Outcome.OK:
             found["failure"] = self._failures.add(trial)
-        if resources is not None:
-            found |= {name: getattr(resources, name) for name in _COLUMNS if hasattr(resources, name)}
-        if geometry is not None:
-            found |= {name: getattr(geometry, name) for name in ("threads", "blocks", "dynamic_smem_bytes")}
-        if occupancy is not None:
-            found |= {name: getattr(occupancy, name) for name in ("blocks_per_sm", "warps_per_sm")}
-            found["limited_by"] = sum(1 << LIMITS.index(name) for name in occupancy.limited_by if name in LIMITS)
+        for part in (trial.resources, trial.geometry, trial.occupancy):
+            found |= {name: getattr(part, name) for name in _HEADINGS if hasattr(part, name)}
+        if trial.occupancy is not None:
+            found["limited_by"] = sum(
+                1 << _LIMITS.index(name) for name in trial.occupancy.limited_by if name in _LIMITS
+            )
         self._rows.append(row)
         for name, column in self._columns.items():
             column.append(found.get(name, _MISSING))
@@ -122,15 +100,7 @@ class SurveyTable:
             self._code.add(bytes.fromhex(trial.cubin_hash)[:16])
 
     def survey(
-        self,
-        problem: Problem,
-        device: DeviceProperties,
-        *,
-        planned: int,
-        seconds: float,
-        interrupted: bool,
-        estimated_us: Figures | None = None,
-        notices: tuple[str, ...] = (),
+        self, problem: Problem, device: DeviceProperties, *, estimated_us: Figures | None, **more: Any
     ) -> Survey:
         """Return the results, ordered by the rows of the space; parameters are those of `Survey`."""
         rows = np.array(self._rows, np.int64)
@@ -146,10 +116,7 @@ class SurveyTable:
             failures=self._failures.groups,
             reasons=self._failures.reasons,
             distinct=len(self._code),
-            planned=planned,
-            seconds=seconds,
-            interrupted=interrupted,
-            notices=notices,
+            **more,
         )
 
 
@@ -243,25 +210,15 @@ class Survey(Result):
     def limited_by(self, index: int) -> tuple[str, ...]:
         """Return the limits of the occupancy of an entry; none if it did not compile."""
         bits = int(self.columns["limited_by"][index])
-        return tuple(name for bit, name in enumerate(LIMITS) if bits > 0 and bits >> bit & 1)
+        return tuple(name for bit, name in enumerate(_LIMITS) if bits > 0 and bits >> bit & 1)
 
     def reason(self, index: int) -> str:
         """Return why an entry cannot be launched; "" if it can. Numbers in it are those of the first such entry."""
         failure = int(self.columns["failure"][index])
         return self.reasons[failure] if failure >= 0 else ""
 
-    def promising(self, count: int) -> list[int]:
-        """Return entries that can be launched: of the least estimates, else of the highest occupancy without spills."""
-        usable = np.flatnonzero(self.is_usable)
-        if self.estimated_us is not None:
-            keys: Sequence[Figures] = (self.estimated_us[usable],)
-        else:
-            keys = (-self.occupancy[usable], self.spill_bytes[usable])
-        found: list[int] = usable[np.lexsort(keys)][:count].tolist()
-        return found
-
-    def ranges(self) -> list[QuantityRange]:
-        """Return the range of each quantity over the configurations that compiled."""
+    def ranges(self) -> list[tuple[str, str, float, float, float]]:
+        """Return each quantity of the configurations that compiled: name, unit, least, median and greatest."""
         if not self.is_compiled.any():
             return []
         quantities: list[tuple[str, str, Figures]] = [
@@ -276,7 +233,7 @@ class Survey(Result):
             ("waves", "", self.waves),
         ]
         return [
-            QuantityRange(name, unit, *(float(of(values)) for of in (np.nanmin, np.nanmedian, np.nanmax)))
+            (name, unit, float(np.nanmin(values)), float(np.nanmedian(values)), float(np.nanmax(values)))
             for name, unit, values in quantities
             if np.isfinite(values).any()
         ]
@@ -284,30 +241,15 @@ class Survey(Result):
     def limit_counts(self) -> list[tuple[str, int]]:
         """Return how many configurations each limit keeps from more blocks on an SM, the most frequent first."""
         bits = self.columns["limited_by"]
-        counts = Counter({name: int(((bits > 0) & (bits >> bit & 1 == 1)).sum()) for bit, name in enumerate(LIMITS)})
+        counts = Counter({name: int(((bits > 0) & (bits >> bit & 1 == 1)).sum()) for bit, name in enumerate(_LIMITS)})
         return [(name, count) for name, count in counts.most_common() if count]
-
-    def facts(self) -> Iterator[tuple[str, str]]:
-        """Yield what was compiled, and how it went, as pairs of a label and its text."""
-        part = "" if self.planned == len(self.space) else f", a sample of {self.planned:,}"
-        yield "configurations", f"{len(self.space):,} valid{part}, {len(self):,} compiled"
-        compiled, usable = int(self.is_compiled.sum()), int(self.is_usable.sum())
-        if len(self):
-            yield (
-                "usable",
-                f"{usable:,} ({percent_text(usable / len(self))}); {len(self) - usable:,} cannot be launched",
-            )
-        if compiled:
-            spilled = int(np.nansum(self.spill_bytes > 0))
-            yield "spills", f"{spilled:,} ({percent_text(spilled / compiled)}) spill registers"
-            yield "distinct code", f"{self.distinct:,} of {compiled:,}"
-            limits = (
-                f"{name.replace('_', ' ')} {percent_text(count / compiled)}" for name, count in self.limit_counts()
-            )
-            yield "occupancy limited by", ", ".join(limits)
 
     def table(self) -> ColumnTable:
         """Return a row for each configuration, as typed columns with units in their names."""
+
+        def real(name: str, values: Figures) -> TypedColumn:
+            return TypedColumn(name, "real", [value if np.isfinite(value) else None for value in values.tolist()])
+
         parameters = [
             TypedColumn.of_values(
                 f"param.{p.name}", [p.values[code] for code in self.space.codes[self.rows, n].tolist()]
@@ -325,11 +267,11 @@ class Survey(Result):
                 TypedColumn("outcome", "text", [str(_OUTCOMES[n]) for n in self.columns["outcome"].tolist()]),
                 TypedColumn("reason", "text", [self.reason(index) or None for index in indices]),
                 *whole,
-                _real("occupancy_fraction", self.occupancy),
+                real("occupancy_fraction", self.occupancy),
                 TypedColumn("limited_by", "text", [" ".join(self.limited_by(index)) or None for index in indices]),
-                _real("waves", self.waves),
-                *([_real("estimated_us", self.estimated_us)] if self.estimated_us is not None else []),
-                _real("compile_s", self.compile_s),
+                real("waves", self.waves),
+                *([real("estimated_us", self.estimated_us)] if self.estimated_us is not None else []),
+                real("compile_s", self.compile_s),
             )
         )
 
@@ -341,24 +283,39 @@ class Survey(Result):
     def _headline(self) -> str:
         what = plural(len(self), "configuration")
         end = ", interrupted" if self.interrupted else ""
-        return f"{self.problem} on {device_text(self.device)}: {what} compiled, {self.is_usable.sum():,} usable{end}"
+        return f"{self._heading()}: {what} compiled, {self.is_usable.sum():,} usable{end}"
 
     def _heading(self) -> str:
         return f"{self.problem} on {device_text(self.device)}"
 
+    def _facts(self) -> list[tuple[str, str]]:
+        """Return what was compiled, and how it went, as pairs of a label and its text."""
+        part = "" if self.planned == len(self.space) else f", a sample of {self.planned:,}"
+        facts = [("configurations", f"{len(self.space):,} valid{part}, {len(self):,} compiled")]
+        compiled, usable = int(self.is_compiled.sum()), int(self.is_usable.sum())
+        if len(self):
+            share = percent_text(usable / len(self))
+            facts.append(("usable", f"{usable:,} ({share}); {len(self) - usable:,} cannot be launched"))
+        if compiled:
+            spilled = int(np.nansum(self.spill_bytes > 0))
+            limits = [f"{name.replace('_', ' ')} {percent_text(n / compiled)}" for name, n in self.limit_counts()]
+            facts += [
+                ("spills", f"{spilled:,} ({percent_text(spilled / compiled)}) spill registers"),
+                ("distinct code", f"{self.distinct:,} of {compiled:,}"),
+                ("occupancy limited by", ", ".join(limits)),
+            ]
+        return [*facts, ("took", duration_text(self.seconds))]
+
     def _parts(self) -> Iterator[Part]:
         """Yield counts, the range of each quantity, failures by reason, and some configurations."""
-        yield [*self.facts(), ("took", duration_text(self.seconds))]
-        if quantities := self.ranges():
-            headings = ("of those that compiled", *(f"{RIGHT}{name}" for name in ("least", "median", "greatest")))
-            ranges = [
-                (
-                    f"{one.name}, {one.unit}" if one.unit else one.name,
-                    *(f"{value:,.5g}" for value in (one.least, one.median, one.greatest)),
-                )
-                for one in quantities
+        yield list(self._facts())
+        if ranges := self.ranges():
+            rows = [
+                (f"{name}, {unit}" if unit else name, *(f"{value:,.5g}" for value in values))
+                for name, unit, *values in ranges
             ]
-            yield ResultTable(headings, ranges, is_wrapped=True)
+            headings = ("of those that compiled", *(f"{RIGHT}{name}" for name in ("least", "median", "greatest")))
+            yield ResultTable(headings, rows, is_wrapped=True)
         if self.failures:
             failed = [
                 (f"{group.count:,}", str(group.outcome), f"{group.reason}\n{config_text(group.examples[0])}")
@@ -368,26 +325,31 @@ class Survey(Result):
                 count = sum(group.count for group in left)
                 failed.append((f"{count:,}", NOTHING, f"{plural(len(left), 'further reason')}; --json has all"))
             yield ResultTable((f"{RIGHT}failed", "outcome", "reason, and an example"), failed, is_wrapped=True)
-        if self.shown and (indices := self.promising(self.shown)):
-            order = "least estimated time" if self.estimated_us is not None else "highest occupancy"
+        usable = np.flatnonzero(self.is_usable)
+        order, keys = (
+            "highest occupancy",
+            [-self.occupancy[usable], self.spill_bytes[usable]],
+        )  # the last one counts most
+        if self.estimated_us is not None:
+            order, keys = "least estimated time", [self.estimated_us[usable]]
+        if indices := usable[np.lexsort(keys)][: self.shown].tolist():
             yield self._configs_table(indices, f"{plural(len(indices), 'configuration')} of the {order}:")
 
     def _configs_table(self, indices: Sequence[int], caption: str) -> ResultTable:
         sizes = ("registers", "spills, B", "static, B", "dynamic, B", "threads", "occupancy")
-        estimate = [f"{RIGHT}estimate"] if self.estimated_us is not None else []
+        estimated = self.estimated_us
+        estimate = [f"{RIGHT}estimate"] if estimated is not None else []
         headings = [*(f"{RIGHT}{name}" for name in sizes), "limited by", f"{RIGHT}waves", *estimate, "configuration"]
         columns = self.columns
         rows = [
             [
                 f"{columns['registers'][index]:,}",
                 f"{self.spill_bytes[index]:,.0f}",
-                f"{columns['static_smem_bytes'][index]:,}",
-                f"{columns['dynamic_smem_bytes'][index]:,}",
-                f"{columns['threads'][index]:,}",
+                *(f"{columns[name][index]:,}" for name in ("static_smem_bytes", "dynamic_smem_bytes", "threads")),
                 percent_text(self.occupancy[index]),
                 ", ".join(self.limited_by(index)).replace("_", " "),
                 f"{self.waves[index]:,.2f}",
-                *([time_text(self.estimated_us[index])] if self.estimated_us is not None else []),
+                *([time_text(estimated[index])] if estimated is not None else []),
                 config_text(self.config(index)),
             ]
             for index in indices
@@ -396,9 +358,7 @@ class Survey(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the survey, with an entry for each configuration."""
-        columns = self.table().columns
-        names = [column.name for column in columns if not column.name.startswith("param.")]
-        values = {column.name: column.values for column in columns}
+        columns = [column for column in self.table().columns if not column.name.startswith("param.")]
         return {
             "kernel": self.problem.kernel,
             "problem": dict(self.problem.sizes),
@@ -412,40 +372,180 @@ class Survey(Result):
             "interrupted": self.interrupted,
             "seconds": round(self.seconds, 3),
             "ranges": {
-                one.name: {"unit": one.unit, "least": one.least, "median": one.median, "greatest": one.greatest}
-                for one in self.ranges()
+                name: {"unit": unit, "least": least, "median": median, "greatest": greatest}
+                for name, unit, least, median, greatest in self.ranges()
             },
-            "failures": [
-                {
-                    "outcome": str(group.outcome),
-                    "stage": group.stage,
-                    "reason": group.reason,
-                    "count": group.count,
-                    "examples": [dict(config) for config in group.examples],
-                }
-                for group in self.failures
-            ],
+            "failures": to_document(self.failures),
             "configurations": [
-                {"config": self.config(index), **{name: values[name][index] for name in names}}
+                {"config": self.config(index), **{column.name: column.values[index] for column in columns}}
                 for index in range(len(self))
             ],
         }
 
+    def page(self) -> str:
+        """Return the page as HTML: ranges, occupancy and its limits, resources by parameter, failures, all rows.
 
-_HEADINGS = {
-    "registers": "registers_per_thread",
-    "spill_store_bytes": "spill_store_bytes",
-    "spill_load_bytes": "spill_load_bytes",
-    "stack_bytes": "stack_bytes",
-    "static_smem_bytes": "static_smem_bytes",
-    "dynamic_smem_bytes": "dynamic_smem_bytes",
-    "threads": "threads_per_block",
-    "blocks": "blocks",
-    "blocks_per_sm": "blocks_per_sm",
-    "warps_per_sm": "warps_per_sm",
-}
-"""Heading of each column of whole numbers in `Survey.table`."""
+        Raises
+        ------
+        ToolchainError
+            Plotly is not installed.
+        """
+        page = Page(f"Survey of {self.problem}", f"On {device_text(self.device)}, as compiled; nothing was run.")
+        *facts, (took, length) = self._facts()
+        end = ", interrupted" if self.interrupted else ""
+        ranges = [
+            (name, unit or NOTHING, *(f"{value:,.5g}" for value in values)) for name, unit, *values in self.ranges()
+        ]
+        headings = ("quantity", "unit", "least", "median", "greatest")
+        summary = page.section(
+            "summary",
+            "What compiles",
+            static_table(("", ""), [*facts, (took, length + end)], caption="The survey in numbers"),
+            static_table(headings, ranges, caption="Configurations that compiled") if ranges else None,
+            [tag("p", notice, class_="note") for notice in self.notices],
+            link="Summary",
+        )
+        page.body.append(summary)
+        if self.is_compiled.any():
+            charts = [page.chart(made) for made in (registers_chart(self), blocks_chart(self), limits_chart(self))]
+            page.body.append(page.section("occupancy", "Registers and occupancy", charts, link="Occupancy"))
+            about = tag(
+                "p", "Medians are of the configurations that compiled with this value, whatever the others are."
+            )
+            resources = page.data_table(parameter_table(self))
+            page.body.append(page.section("parameters", "Resources by parameter", about, resources, link="Parameters"))
+        page.body.append(
+            page.section("failures", "What fails", page.chart(failures_chart(self.failures)), link="Failures")
+        )
+        columns = self.table().columns
+        # of very many configurations an even selection
+        chosen = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MAX_ROWS)).round().astype(np.int64)).tolist()
+        rows = [[_cell(column.values[index]) for column in columns] for index in chosen] if len(self) else []
+        left_out = f"{len(rows):,} of {len(self):,} configurations; --csv writes all."
+        numbers = ("whole", "real")
+        own: list[DataColumn] = [(one.name.removeprefix("param."), "", one.kind in numbers) for one in columns]
+        section = page.section(
+            "configurations",
+            "Configurations",
+            tag("p", left_out, class_="note") if len(rows) < len(self) else None,
+            page.data_table(DataTable("survey", own, rows)),
+            link="Configurations",
+        )
+        page.body.append(section)
+        return page.html()
 
 
-def _real(name: str, values: Figures) -> TypedColumn:
-    return TypedColumn(name, "real", [value if np.isfinite(value) else None for value in values.tolist()])
+def _cell(value: object) -> str | float | int | None:
+    if isinstance(value, float):
+        return round(value, 6)
+    return value if value is None or (isinstance(value, int) and not isinstance(value, bool)) else str(value)
+
+
+def registers_chart(survey: Survey) -> Chart:
+    """Return the occupancy over the registers of a thread; a point is of all configurations with the same of both."""
+    compiled = np.flatnonzero(survey.is_compiled)
+    registers = survey.columns["registers"][compiled].tolist()
+    percent = np.round(100 * survey.occupancy[compiled], 1).tolist()
+    spills = (survey.spill_bytes[compiled] > 0).tolist()
+    grouped: dict[tuple[int, float, bool], list[int]] = {}
+    for key, index in zip(zip(registers, percent, spills, strict=True), compiled.tolist(), strict=True):
+        grouped.setdefault(key, []).append(index)
+    most, (least_px, most_px) = max(map(len, grouped.values())), _SIZES_PX
+    traces = []
+    for spilling, name, symbol, color in ((False, "no spills", "circle", SOFT), (True, "spills", "diamond", INK)):
+        chosen = {key: indices for key, indices in grouped.items() if key[2] == spilling}
+        if not chosen:
+            continue
+        counts = [len(indices) for indices in chosen.values()]
+        grown = [round(least_px + (most_px - least_px) * (count / most) ** 0.5, 1) for count in counts]
+        trace = points(
+            [key[0] for key in chosen],
+            [key[1] for key in chosen],
+            name=name,
+            symbol=symbol,
+            color=color,
+            size=grown if most > 1 else least_px,
+            marker={"opacity": 0.8, "line": {"width": 0}},
+            hover=[
+                hover_text(
+                    f"{key[0]} registers a thread, occupancy {key[1]:g} %, {name}",
+                    plural(len(indices), "configuration"),
+                    f"such as {config_text(survey.config(indices[0]))}",
+                )
+                for key, indices in chosen.items()
+            ],
+        )
+        traces.append(trace)
+    made = figure(
+        traces,
+        height=380,
+        x={"title": "registers a thread", "rangemode": "tozero"},
+        y={"title": "occupancy, %", "range": [0, 108]},
+        showlegend=True,
+    )
+    spilled, share = sum(spills), percent_text(sum(spills) / len(compiled))
+    what = f"{spilled:,} of {plural(len(compiled), 'configuration')}"
+    rows = [
+        (f"{key[0]}", f"{key[1]:g}", "yes" if key[2] else "no", f"{len(indices):,}")
+        for key, indices in sorted(grouped.items())
+    ]
+    table = ResultTable(("registers a thread", "occupancy, %", "spills", "configurations"), rows)
+    summary = f"{what} that compiled spill registers ({share})."
+    return Chart("registers", "Occupancy by registers", made, summary, table)
+
+
+def blocks_chart(survey: Survey) -> Chart:
+    """Return the number of configurations by the number of blocks on an SM."""
+    blocks = survey.columns["blocks_per_sm"][survey.is_compiled]
+    named = [(f"{count:,}", configs) for count, configs in sorted(Counter(blocks.tolist()).items())]
+    summary = f"Between {named[0][0]} and {named[-1][0]} blocks of a configuration are resident on an SM at a time."
+    return _counts("blocks", "Blocks on an SM", "blocks on an SM", named, summary)
+
+
+def limits_chart(survey: Survey) -> Chart:
+    """Return how many configurations each resource keeps from a higher occupancy."""
+    named = [(name.replace("_", " "), count) for name, count in survey.limit_counts()]
+    first = f"{named[0][0].capitalize()} limit the most" if named else "Nothing limits any"
+    summary = f"{first}. Several resources may limit a configuration alike."
+    return _counts("limits", "What limits the occupancy", "limited by", named, summary)
+
+
+def _counts(name: str, title: str, quantity: str, named: Sequence[tuple[str, int]], summary: str) -> Chart:
+    counts = [count for _, count in named]
+    made = bars(
+        [label(each) for each, _ in named],
+        counts,
+        x={"title": "configurations", "range": [0, 1.15 * max(counts, default=1)]},
+        y={"title": quantity},
+        text=[f"{count:,}" for count in counts],
+    )
+    table = ResultTable((quantity, "configurations"), [(each, f"{count:,}") for each, count in named])
+    return Chart(name, title, made, summary, table)
+
+
+def parameter_table(survey: Survey) -> DataTable:
+    """Return a row for each value of each parameter: how many can be launched, and their median resources."""
+    usable, compiled, spills = survey.is_usable, survey.is_compiled, survey.spill_bytes
+    figures = (survey.columns["registers"], 100 * survey.occupancy, survey.waves)
+    codes = survey.space.codes[survey.rows]
+    rows: list[list[str | float | int | None]] = []
+    for place, parameter in enumerate(survey.space.parameters):
+        for code, value in enumerate(parameter.values):
+            here = codes[:, place] == code
+            if not here.any():
+                continue
+            there = here & compiled
+            medians = [round(float(np.median(each[there])), 2) if there.any() else None for each in figures]
+            spilled = round(100 * float((spills[there] > 0).mean()), 1) if there.any() else None
+            share = round(100 * float(usable[here].mean()), 1)
+            rows.append([parameter.name, str(value), int(here.sum()), share, medians[0], spilled, *medians[1:]])
+    columns = [
+        *words("parameter", "value"),
+        number("configurations"),
+        number("usable", "%"),
+        number("median registers", "a thread"),
+        number("spilling", "%"),
+        number("median occupancy", "%"),
+        number("median waves"),
+    ]
+    return DataTable("survey-parameters", columns, rows)

@@ -1,15 +1,15 @@
-"""Colours and layout of all charts: one accent colour and greys, in a light and a dark theme."""
+"""Charts: their colours and layout, one accent colour and greys, in a light and a dark theme; their parts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.model import Trial
-from autotile.core.text import interval_text, source_text, time_text
+from autotile.core.text import ResultTable, interval_text, source_text, time_text
 from autotile.errors import InputError, ToolchainError
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ DARK: Mapping[str, str] = {
 ACCENT, SOFT, FAINT_ACCENT = LIGHT["accent"], LIGHT["accent_soft"], LIGHT["accent_faint"]
 INK, MUTED, FAINT, GRID, PAPER = (LIGHT[name] for name in ("ink", "muted", "faint", "grid", "paper"))
 
-TIME_AXIS = "time of a run, \N{MICRO SIGN}s"
+MICRO_S = "\N{MICRO SIGN}s"
+TIME_AXIS = f"time of a run, {MICRO_S}"
 """Title of an axis of times."""
 
 FAST_TO_SLOW = ((0.0, ACCENT), (0.5, SOFT), (1.0, FAINT_ACCENT))
@@ -50,16 +51,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-s
 _MAX_LABEL = 60
 
 
-@dataclass(frozen=True, slots=True)
-class ChartTable:
-    """The numbers behind a chart: headings with units, and rows of text."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """A chart, with all that stands in for it where it cannot be seen.
 
     Attributes
@@ -82,7 +74,7 @@ class Chart:
     title: str
     figure: go.Figure | None
     summary: str
-    table: ChartTable = ChartTable((), ())
+    table: ResultTable = ResultTable((), ())
     note: str = ""
 
 
@@ -109,16 +101,14 @@ def figure(
     y: Mapping[str, Any] | None = None,
     **layout: Any,
 ) -> go.Figure:
-    """Return a figure in the light theme.
+    """Return a figure in the light theme, as wide as the page.
 
     Parameters
     ----------
-    traces
-        Plotly traces.
     height
-        Height in pixels; the width is that of the page.
+        Height in pixels.
     x, y
-        Properties of the axes, such as ``title`` with the unit.
+        Properties of the axes; ``title`` is a text.
     layout
         Further properties of the layout.
     """
@@ -137,12 +127,73 @@ def figure(
         barcornerradius=2,
         showlegend=False,
     )
-    made.update_xaxes(**_AXIS, tickangle=0)
-    made.update_yaxes(**_AXIS)
-    made.update_xaxes(**(x or {}))
-    made.update_yaxes(**(y or {}))
+    for update, more, given in ((made.update_xaxes, {"tickangle": 0}, x), (made.update_yaxes, {}, y)):
+        update(**_AXIS, **more)
+        own = dict(given or {})
+        if "title" in own:
+            own["title"] = {"text": own["title"]}
+        update(**own)
     made.update_layout(**layout)
     return made
+
+
+def points(
+    x: Any, y: Any, *, name: str, symbol: str, color: Any, size: Any, hover: Sequence[str], **more: Any
+) -> go.Scatter:
+    """Return markers with texts that are shown beside them; ``more`` are properties of the trace."""
+    marker = {"symbol": symbol, "color": color, "size": size, **more.pop("marker", {})}
+    more = {"mode": "markers", **more}
+    return load_plotly().Scatter(x=x, y=y, name=name, marker=marker, hovertext=hover, hoverinfo="text", **more)
+
+
+def bars(
+    labels: Sequence[str],
+    values: Sequence[float],
+    *,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any] | None = None,
+    color: Any = SOFT,
+    text: Sequence[str] | None = None,
+    inside: bool = False,
+    hover: Sequence[str] | None = None,
+    **more: Any,
+) -> go.Figure:
+    """Return a figure of horizontal bars from the top.
+
+    Parameters
+    ----------
+    x, y
+        Properties of the axes; ``title`` is a text.
+    color
+        Colour of all bars, or a list with that of each.
+    text, inside
+        Text at the end of each bar, and whether it stands in it where there is room.
+    hover
+        Text that is shown beside each.
+    more
+        Properties of the trace.
+    """
+    trace = load_plotly().Bar(
+        y=labels,
+        x=values,
+        orientation="h",
+        marker={"color": color},
+        text=text,
+        textposition="auto" if inside else "outside",
+        cliponaxis=False,
+        hovertext=hover,
+        hoverinfo="text" if hover is not None else "skip",
+        **more,
+    )
+    down = {"autorange": "reversed", "showgrid": False, "type": "category", **(y or {})}
+    return figure([trace], height=80 + 30 * len(labels), x=x, y=down, bargap=0.35)
+
+
+def error_bars(values: Sequence[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
+    """Return the error bars of values with the bounds of their intervals: each is value, low, high."""
+    above = [high - value for value, _, high in values]
+    below = [value - low for value, low, _ in values]
+    return {"type": "data", "array": above, "arrayminus": below, **style}
 
 
 _AXIS: Mapping[str, Any] = {
@@ -175,14 +226,9 @@ def label(text: object, limit: int = _MAX_LABEL) -> str:
 
 def hover_text(*lines: str) -> str:
     """Return lines of text for Plotly's hover labels, each escaped and wrapped."""
-    wrapped = [part for line in lines if line for part in _wrapped(line)]
+    more = " \N{HORIZONTAL ELLIPSIS}"
+    wrapped = [part for line in lines if line for part in wrap(line, 56, max_lines=8, placeholder=more) or [""]]
     return "<br>".join(escape(part, quote=False) for part in wrapped)
-
-
-def _wrapped(line: str, width: int = 56) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(line, width, max_lines=8, placeholder=" \N{HORIZONTAL ELLIPSIS}") or [""]
 
 
 def with_units(text: str) -> str:
@@ -242,7 +288,11 @@ def figure_of(chart: Chart, *, dark: bool | None = None) -> go.Figure:
     """
     if chart.figure is None:
         raise InputError(chart.summary.rstrip("."))
-    made = themed(chart.figure, dark=_is_dark() if dark is None else dark)
+    if dark is None:
+        import plotly.io
+
+        dark = "dark" in str(plotly.io.templates.default or "")
+    made = themed(chart.figure, dark=dark)
     margin = (made.layout.margin.t or 0) + _TITLE_PX
     height = made.layout.height + _TITLE_PX if made.layout.height else None
     title = {"text": label(chart.title, 200), "x": 0, "xanchor": "left", "xref": "container", "pad": {"l": 12}}
@@ -252,9 +302,3 @@ def figure_of(chart: Chart, *, dark: bool | None = None) -> go.Figure:
 
 _TITLE_PX = 40
 """Height of the title, which a page writes as a heading above the figure."""
-
-
-def _is_dark() -> bool:
-    import plotly.io
-
-    return "dark" in str(plotly.io.templates.default or "")

@@ -46,7 +46,7 @@ from autotile.tuning.progress_state import Load, Stopped
 
 if TYPE_CHECKING:
     from autotile.exchange.recording import RecordingHeader
-    from autotile.report.study_data import StudyData
+    from autotile.report.study import StudyData
     from autotile.search.importance import ParameterEffects
     from autotile.search.transfer import MisleadingSource  # imports Optuna
 

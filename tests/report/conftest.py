@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from report_studies import Session, read_one, store_session
 
-from autotile.report.study_data import StudyData
+from autotile.report.study import StudyData
 
 
 @pytest.fixture(scope="session")

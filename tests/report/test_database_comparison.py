@@ -25,8 +25,7 @@ from autotile.database.database import Database
 from autotile.database.engine import TRIALS
 from autotile.database.keys import TuningKey
 from autotile.errors import InputError
-from autotile.report.comparison import Comparison, compare
-from autotile.report.comparison_page import changes_chart
+from autotile.report.comparison import DatabaseComparison, changes_chart, compare
 
 FAST: Config = {"THREADS": 256, "WORK": 4}
 SLOW: Config = {"THREADS": 64, "WORK": 2}
@@ -90,7 +89,7 @@ def book(tmp_path: Path) -> Callable[[str], Book]:
     return lambda name: Book(tmp_path / name)
 
 
-def both(book: Callable[[str], Book], slower: float, seed: int = 0, count: int = 30) -> Comparison:
+def both(book: Callable[[str], Book], slower: float, seed: int = 0, count: int = 30) -> DatabaseComparison:
     a, b = book("a.db"), book("b.db")
     a.put(1024, measured(FAST, samples(10.0, 2 * seed, count)))
     b.put(1024, measured(FAST, samples(10.0 * slower, 2 * seed + 1, count)))
@@ -381,13 +380,13 @@ class TestPage:
         pytest.importorskip("plotly", reason="Plotly is not installed")
         (one,) = both(book, 1.1).problems
         found = replace(compare(book("a.db").path, book("b.db").path), problems=(one,) * 100)
-        chart = changes_chart(found, 0.05)
+        chart = changes_chart(found)
         assert chart.note == "60 of 100 problems are drawn, those that changed most."
         assert len(chart.figure.data[0].y) == len(set(chart.figure.data[0].y)) == 60
         assert len(chart.table.rows) == 100
 
     def test_nothing_to_draw(self, book: Any) -> None:
-        assert changes_chart(both(book, 1.5, count=3), None).figure is None
+        assert changes_chart(both(book, 1.5, count=3)).figure is None
 
     def test_a_page_that_cannot_be_written(self, book: Any, tmp_path: Path) -> None:
         both(book, 1.0)

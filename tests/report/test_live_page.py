@@ -18,7 +18,7 @@ from sqlalchemy import select
 
 from autotile.database.database import Database
 from autotile.database.engine import RUNS, TRIALS
-from autotile.report.live_server import LiveServer
+from autotile.report.live import LiveServer
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0

@@ -30,8 +30,8 @@ from autotile.database.database import Database
 from autotile.database.engine import RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
 from autotile.errors import InputError, ToolchainError, UnknownKernelError
-from autotile.report.live import DatabaseFollower
-from autotile.report.live_server import LivePage, LiveServer
+from autotile.report import live
+from autotile.report.live import DatabaseFollower, LiveServer, live_application
 
 TOKEN = "the-token"
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ class Client:
 
     def __init__(self, path: Path | str, kernels: tuple[str, ...] = ()) -> None:
         self.follower = DatabaseFollower(path, "d0", kernels)
-        application = LivePage([self.follower]).application(TOKEN)
+        application = live_application([self.follower], TOKEN)
         self.http = testclient.TestClient(application, base_url="http://127.0.0.1:8000")
 
     def get(self, path: str) -> Any:
@@ -331,7 +331,7 @@ class TestDatabase:
 
     def test_several_side_by_side(self, path: Path, tmp_path: Path, session: Session) -> None:
         followers = [DatabaseFollower(place, f"d{i}") for i, place in enumerate((path, tmp_path / "none.db"))]
-        http = testclient.TestClient(LivePage(followers).application(TOKEN), base_url="http://127.0.0.1")
+        http = testclient.TestClient(live_application(followers, TOKEN), base_url="http://127.0.0.1")
         for follower in followers:
             follower.read()
         found = http.get(f"/{TOKEN}/state").json()
@@ -494,9 +494,7 @@ class TestHalfOpenConnections:
             assert connection.sock is used
 
     def test_they_end(self, serving: LiveServer, strangers: Strangers, monkeypatch: pytest.MonkeyPatch) -> None:
-        from autotile.report import live_connections
-
-        monkeypatch.setattr(live_connections, "_MAX_WAIT_S", 0.5)
+        monkeypatch.setattr(live, "_MAX_WAIT_S", 0.5)
         strangers.connect(60, *HALF, REFUSED + b"GET /", 2000 * REFUSED)
         deadline = time.monotonic() + 60
         while strangers.count_open() and time.monotonic() < deadline:
@@ -507,9 +505,7 @@ class TestHalfOpenConnections:
     def test_a_user_who_is_slow_to_take_an_answer_gets_all_of_it(
         self, serving: LiveServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from autotile.report import live_connections
-
-        monkeypatch.setattr(live_connections, "_MAX_WAIT_S", 0.2)
+        monkeypatch.setattr(live, "_MAX_WAIT_S", 0.2)
         with socket.create_connection(serving._socket.getsockname(), timeout=60) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
             token = serving.url.split("/")[3]

@@ -12,10 +12,9 @@ from autotile.core.model import Outcome, config_key
 from autotile.core.statistics import paired_ratio, widen_by_session_spread
 from autotile.database.database import Database
 from autotile.errors import InputError, ProblemError, UnknownKernelError
-from autotile.report.parameter_charts import study_effects
+from autotile.report.charts import study_effects
 from autotile.report.report_data import read_report
-from autotile.report.study_data import StudyData
-from autotile.report.study_reading import StudyReader, run_data, study_of_recording
+from autotile.report.study import RunData, StudyData, StudyReader, study_of_recording
 
 
 def test_the_finals_are_as_the_session_ranked_them(study: StudyData) -> None:
@@ -40,12 +39,12 @@ def test_ratios_are_of_the_rounds_of_the_race(study: StudyData) -> None:
 
 
 def test_gates_only_hold_back(study: StudyData) -> None:
-    counts = [gate.count for gate in study.gates]
+    counts = [count for _, count in study.gates]
     assert counts == sorted(counts, reverse=True)
-    found = {gate.name: gate.count for gate in study.gates}
+    found = dict(study.gates)
     assert found["combinations"] == 93312
     assert found["tried"] == len(study.newest) == 120
-    assert found["verified"] == sum(one.trial.outcome.has_time for one in study.newest)
+    assert found["correct"] == sum(one.trial.outcome.has_time for one in study.newest)
 
 
 def test_failures_are_grouped_by_their_reason_whatever_its_numbers(study: StudyData) -> None:
@@ -107,8 +106,8 @@ def test_a_summary_of_any_shape_is_read(study: StudyData, wrong: Any) -> None:
         "objectives",
     )
     run = replace(study.runs[0].run, summary=dict.fromkeys(names, wrong), settings=dict.fromkeys(names, wrong))
-    found = replace(study, runs=(run_data(run),))
-    assert found.summary.resumed == 0
+    found = replace(study, runs=(RunData.of(run),))
+    assert isinstance(found.summary.notices, tuple)
     assert found.winner is not None
     assert found.gates
     assert study_effects(found).effects or study_effects(found).doubt

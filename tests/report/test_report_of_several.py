@@ -17,8 +17,7 @@ from autotile.database.keys import library_key
 from autotile.database.learned import FamilyState, save_ceilings, save_family_state, save_rule
 from autotile.exchange.shipped import shipped_rules
 from autotile.kernel.operation import load_operation
-from autotile.report.charts import roofline_chart
-from autotile.report.family_charts import rule_tree_chart, tree_lines
+from autotile.report.charts import roofline_chart, rule_tree_chart, tree_lines
 from autotile.report.report_data import ReportData, read_operation_report, read_report
 from autotile.report.sections import report_page
 

@@ -16,13 +16,18 @@ from report_studies import COMPILER_WORDS, SCRIPT, Session, read_one, store_sess
 
 from autotile.core.text import shown_text
 from autotile.errors import InputError
-from autotile.report.charts import front_chart, roofline_chart
+from autotile.report.charts import (
+    best_so_far_chart,
+    drift_chart,
+    front_chart,
+    heat_map_chart,
+    parallel_coordinates_chart,
+    roofline_chart,
+)
 from autotile.report.page import Page, joined, tag, write_page
-from autotile.report.parameter_charts import heat_map_chart, parallel_coordinates_chart
 from autotile.report.report_data import report_of_study
 from autotile.report.sections import report_page, trial_table
-from autotile.report.session_charts import best_so_far_chart, drift_chart
-from autotile.report.study_data import StudyData
+from autotile.report.study import StudyData
 from autotile.report.theme import DARK, LIGHT, hover_text, label, log_axis, themed
 
 

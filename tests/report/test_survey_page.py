@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotile.api.surveying import survey
-from autotile.report.survey_page import limits_chart, occupancy_chart, parameter_table, registers_chart, survey_page
+from autotile.report.survey import blocks_chart, limits_chart, parameter_table, registers_chart
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def failing_toml(scale_toml: Path) -> Path:
 
 class TestPage:
     def test_it_has_every_section_and_every_configuration(self, failing_toml):
-        text = survey_page(survey(failing_toml, device="h200", n=4096))
+        text = survey(failing_toml, device="h200", n=4096).page()
         for anchor in ("summary", "occupancy", "parameters", "failures", "configurations"):
             assert f'id="{anchor}"' in text
         (data,) = re.findall(r'<script type="application/json" id="data-tables">(.*?)</script>', text, re.DOTALL)
@@ -35,14 +35,14 @@ class TestPage:
         assert {"THREADS", "WORK", "outcome", "registers_per_thread", "waves"} < set(headings)
 
     def test_the_words_of_the_compiler_are_harmless(self, failing_toml):
-        text = survey_page(survey(failing_toml, device="h200", n=4096))
+        text = survey(failing_toml, device="h200", n=4096).page()
         assert "<script>alert(1)" not in text
         assert "alert(1)" in html.unescape(text)
 
     def test_nothing_that_compiles_is_a_page_too(self, scale_toml):
         template = scale_toml.with_suffix(".cu")
         template.write_text(template.read_text() + "\n#error nothing compiles\n")
-        text = survey_page(survey(scale_toml, device="h200", n=4096))
+        text = survey(scale_toml, device="h200", n=4096).page()
         assert "nothing compiles" in text
         assert 'id="occupancy"' not in text
 
@@ -50,7 +50,7 @@ class TestPage:
 class TestCharts:
     def test_numbers_behind_the_charts_add_up(self, failing_toml):
         found = survey(failing_toml, device="h200", n=4096)
-        for chart in (registers_chart(found), occupancy_chart(found)):
+        for chart in (registers_chart(found), blocks_chart(found)):
             assert sum(int(row[-1]) for row in chart.table.rows) == 9
         assert dict(limits_chart(found).table.rows) == {
             name.replace("_", " "): f"{count:,}" for name, count in found.limit_counts()
@@ -67,7 +67,7 @@ class TestCharts:
 class TestInABrowser:
     def test_it_is_drawn_without_an_error(self, browser, failing_toml, tmp_path):
         path = tmp_path / "survey.html"
-        path.write_text(survey_page(survey(failing_toml, device="h200", n=4096)))
+        path.write_text(survey(failing_toml, device="h200", n=4096).page())
         browser.get(path.as_uri())
         for name in ("registers", "blocks", "limits", "failures"):
             plot = browser.find_element("id", f"{name}-chart")

@@ -1,0 +1,690 @@
+"""One study as a report shows it, read from a database or a recording: trials, finals, gates, failures and roofline.
+
+The roofline has the ceilings that were measured on the GPU, else those of its datasheet: S. Williams, A. Waterman and
+D. Patterson, Roofline: an insightful visual performance model, CACM 52 (2009).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from sqlalchemy import select
+
+from autotile.core.ceilings import ARITHMETIC, DeviceCeilings, datasheet_ceilings, unit_text
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import Finite, Name, NonNegative, Text, convert
+from autotile.core.forks import cached_property
+from autotile.core.model import (
+    OBJECTIVE,
+    SAME_CODE,
+    TIME,
+    Config,
+    Occupancy,
+    Outcome,
+    Problem,
+    Trial,
+    config_key,
+    non_dominated,
+    objective_values,
+)
+from autotile.core.statistics import Interval, raced_ratio, ratio_of
+from autotile.core.text import bandwidth_text, flops_text, moment_text, percent_text
+from autotile.database.database import (
+    Database,
+    StoredRun,
+    StoredStudy,
+    StoredTrial,
+    StudySummary,
+    parsed_rows,
+    stored_trial,
+)
+from autotile.database.engine import TRIALS
+from autotile.database.keys import TuningKey, space_hash
+from autotile.database.learned import read_ceilings
+from autotile.errors import DataError, InputError
+from autotile.exchange.recording import Recording
+from autotile.kernel.library import Kernel, load_named_kernel
+from autotile.kernel.problem import Workrate
+
+
+class StoredRatio(msgspec.Struct):
+    """A ratio with its interval, as a session stored it."""
+
+    ratio: NonNegative
+    interval: tuple[NonNegative, NonNegative]
+
+
+class StoredConfig(msgspec.Struct):
+    """A configuration, as a session stored it among other values."""
+
+    config: Config
+
+
+class StopReason(msgspec.Struct, frozen=True):
+    """Why a search ended, and what its model expected of more trials; see `autotile.tuning.progress_state.Stopped`."""
+
+    rule: Name = ""
+    expected_gain: Finite | None = None
+    more_trials: int | None = None
+
+
+class EffectEntry(msgspec.Struct, frozen=True):
+    """Share of a parameter in the differences between trials, and whether it is more than chance."""
+
+    parameter: Name
+    share: Finite = 0.0
+    alone: Finite = 0.0
+    matters: bool = True
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """The part of a run's stored summary that a report shows; a field that a run does not state has its default."""
+
+    speedup: StoredRatio | None = None
+    ties: tuple[Config, ...] = ()
+    default: StoredConfig | None = None
+    gates: Mapping[Name, Annotated[int, Meta(ge=0)]] = {}
+    stopped: StopReason | None = None
+    importance: tuple[EffectEntry, ...] | None = None
+    insight: Text | None = None
+    notices: tuple[Text, ...] = ()
+    flops: Annotated[int, Meta(ge=0)] | None = None
+    unit: Name | None = None
+    passes: Annotated[int, Meta(ge=1, le=1024)] = 1
+    bytes: Annotated[int, Meta(ge=0)] | None = None
+
+
+class RunSettings(msgspec.Struct, frozen=True):
+    """The part of a run's stored settings that a report shows."""
+
+    objectives: tuple[Name, ...] = (TIME,)
+    objective: Text | None = None
+    maximize: bool = False
+    verify_sizes: tuple[Any, ...] = ()
+    sanitize: bool = False
+    trial_target: Annotated[int, Meta(ge=0)] | None = None
+    budget_s: NonNegative | None = None
+    fresh: bool = False
+
+
+def lenient(value: Mapping[str, Any], schema: Callable[..., Any]) -> Any:
+    """Parse a stored document field by field; a field that does not match its schema has its default."""
+    found: dict[str, Any] = {}
+    for field in msgspec.structs.fields(schema):  # type: ignore[arg-type]
+        if field.name in value:
+            try:
+                found[field.name] = convert(value[field.name], field.type)
+            except DataError:
+                continue
+    return schema(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One run of a study, with the checked parts of its settings and its summary."""
+
+    run: StoredRun
+    settings: RunSettings
+    summary: RunSummary
+
+    @classmethod
+    def of(cls, run: StoredRun) -> RunData:
+        """Return a run with the parts of its settings and its summary that match their schemas."""
+        return cls(run, lenient(run.settings, RunSettings), lenient(run.summary, RunSummary))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the run has not ended; a killed one never does."""
+        return self.run.ended_at is None
+
+
+class Finalist(NamedTuple):
+    """One configuration of the finals.
+
+    Attributes
+    ----------
+    rank
+        Place, 1 for the winner.
+    trial
+        Its trial, with its time in the race.
+    ratio
+        Its time, or cost, over the winner's, with its interval; None where an interval is missing.
+    is_default, is_tie
+        Whether it is the default configuration, and whether it cannot be distinguished from the winner.
+    """
+
+    rank: int
+    trial: Trial
+    ratio: Interval | None
+    is_default: bool
+    is_tie: bool
+
+
+class FinalsData(NamedTuple):
+    """Finals of one run: finalists by rank, those that failed the checks, and the speed-up over the default."""
+
+    run_id: int
+    ranked: tuple[Finalist, ...]
+    refused: tuple[Trial, ...]
+    speedup: Interval | None
+
+
+class FrontPoint(NamedTuple):
+    """A measured configuration, its value for each objective, and whether no other dominates it."""
+
+    trial: Trial
+    values: tuple[float, ...]
+    is_on_front: bool
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """One study as a report shows it.
+
+    Attributes
+    ----------
+    key
+        Key of the study.
+    device
+        Device that it was tuned on; None if an imported result does not state it.
+    location
+        Database or recording that it was read from.
+    runs
+        Runs, oldest first.
+    trials
+        Trials of the search, oldest first.
+    final_trials
+        Trials of finals and verifications, oldest first.
+    ceilings
+        Ceilings that were measured on such a GPU; None if none were.
+    study_id
+        Id in the database; 0 for a recording.
+    valid
+        Number of valid configurations, if no run states it; 0 if unknown.
+    """
+
+    key: TuningKey
+    device: DeviceProperties | None
+    location: str
+    runs: tuple[RunData, ...]
+    trials: tuple[StoredTrial, ...]
+    final_trials: tuple[StoredTrial, ...]
+    ceilings: DeviceCeilings | None = None
+    study_id: int = 0
+    valid: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        """Kernel, sizes and element type."""
+        return self.key.problem
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters, in the order of the search space."""
+        return tuple(self.trials[-1].trial.config) if self.trials else ()
+
+    @cached_property
+    def newest(self) -> tuple[StoredTrial, ...]:
+        """The newest trial of each configuration, in the order of the first."""
+        return tuple({config_key(one.trial.config): one for one in self.trials}.values())
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the newest run has not ended."""
+        return bool(self.runs) and self.runs[-1].is_running
+
+    @cached_property
+    def summary(self) -> RunSummary:
+        """Summary of the newest run that has one."""
+        return next((run.summary for run in reversed(self.runs) if run.run.summary), RunSummary())
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """Settings of the newest run with trials of a search, or else of the newest run."""
+        searched = {one.run_id for one in self.trials}
+        runs = [*reversed(self.runs)]
+        found = next((run for run in runs if run.run.run_id in searched), runs[0] if runs else None)
+        return found.settings if found is not None else RunSettings()
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Names of the objectives, time first."""
+        return self.settings.objectives or (TIME,)
+
+    @property
+    def has_own_objective(self) -> bool:
+        """Whether the search minimised or maximised an expression instead of the time."""
+        return bool(self.settings.objective)
+
+    def score(self, trial: Trial) -> float | None:
+        """Return the objective of the search: the time in microseconds, or the value of the user's expression."""
+        if not self.has_own_objective:
+            return trial.time_us
+        value = trial.telemetry.get(OBJECTIVE)
+        return float(value) if trial.measurement is not None and isinstance(value, int | float) else None
+
+    @cached_property
+    def finals(self) -> FinalsData | None:
+        """Finals of the newest run that held them; None without finals."""
+        ranked = [one for one in self.final_trials if one.rank is not None and one.trial.measurement is not None]
+        sizes = Counter(one.run_id for one in ranked)  # a contest of kernels has one finalist of each
+        if not ranked:
+            return None
+        run_id = next((one.run_id for one in reversed(ranked) if sizes[one.run_id] > 1), ranked[-1].run_id)
+        last = sorted((one for one in ranked if one.run_id == run_id), key=lambda one: one.rank or 0)
+        refused = tuple(one.trial for one in self.final_trials if one.run_id == run_id and one.is_refusal)
+        summary = next((run.summary for run in self.runs if run.run.run_id == run_id), RunSummary())
+        default = config_key(self.default_config) if self.default_config is not None else ""
+        ties = {config_key(config) for config in summary.ties}
+        finalists = []
+        for place, one in enumerate(last, start=1):
+            key = config_key(one.trial.config)
+            ratio = cost_ratio(last[0].trial, one.trial)
+            finalists.append(Finalist(place, one.trial, ratio, key == default, key in ties))
+        speedup = next((one.ratio for one in finalists if one.is_default), None)
+        if summary.speedup is not None:
+            speedup = Interval(summary.speedup.ratio, *summary.speedup.interval)
+        return FinalsData(run_id, tuple(finalists), refused, speedup)
+
+    @cached_property
+    def default_config(self) -> Config | None:
+        """The default configuration, as a session stored it or the kernel's file states it."""
+        stored = next((run.summary.default for run in reversed(self.runs) if run.summary.default is not None), None)
+        if stored is not None:
+            return stored.config
+        return self.kernel.spec.default if self.kernel is not None else None
+
+    @cached_property
+    def winner(self) -> Trial | None:
+        """Winner of the newest finals, else the best trial of the search; None if nothing was measured.
+
+        It is what is served, as `autotile.database.engine.BEST` chooses it.
+        """
+        ended = {run.run.run_id for run in self.runs if not run.is_running}
+        first = [one for one in self.final_trials if one.rank == 1 and one.run_id in ended]
+        if first:
+            return first[-1].trial
+        refused = {config_key(one.trial.config): one.trial_id for one in self.final_trials if one.is_refusal}
+        usable = [
+            one.trial
+            for one in self.newest
+            if one.trial.outcome is Outcome.OK
+            and one.trial.cost is not None
+            and refused.get(config_key(one.trial.config), -1) < one.trial_id
+        ]
+        return min(usable, key=lambda trial: trial.cost or 0.0, default=None)
+
+    @cached_property
+    def default(self) -> Trial | None:
+        """Trial of the default configuration, with its time in the finals if it took part; None if it did not run."""
+        raced = next((one.trial for one in self.finals.ranked if one.is_default), None) if self.finals else None
+        if raced is not None or self.default_config is None:
+            return raced
+        wanted = config_key(self.default_config)
+        return next((one.trial for one in reversed(self.trials) if config_key(one.trial.config) == wanted), None)
+
+    @property
+    def speedup(self) -> Interval | None:
+        """Time of the default over that of the winner, with its interval; None where one is missing."""
+        if self.finals is not None and self.finals.speedup is not None:
+            return self.finals.speedup
+        return cost_ratio(self.winner, self.default) if self.winner is not None and self.default is not None else None
+
+    @cached_property
+    def gates(self) -> tuple[tuple[str, int], ...]:
+        """Number of configurations after each gate, by its label; those before the search only of a session."""
+        stated = next((run.summary.gates or run.run.gates for run in reversed(self.runs) if run.run.gates), {})
+        before = {"combinations": "combinations", "rules": "meet the rules", "limits": "fit the device"}
+        counts = [(label, stated[name]) for name, label in before.items() if isinstance(stated.get(name), int)]
+        if not counts and self.valid:
+            counts = [("valid", self.valid)]
+        trials = [one.trial for one in self.newest if one.trial.outcome is not Outcome.NOT_AVAILABLE]
+        failed = Counter(trial.stage for trial in trials if not trial.outcome.has_time)
+        left = len(trials)
+        counts.append(("tried", left))
+        for label, stages in _TRIAL_GATES.items():
+            left -= sum(failed.pop(stage, 0) for stage in stages)
+            counts.append((label, left))
+        counts.append(("correct", left - failed.total()))
+        counts.append(("timed to the end", sum(trial.outcome is Outcome.OK for trial in trials)))
+        if self.finals is not None:
+            counts.append(("in the finals", len(self.finals.ranked) + len(self.finals.refused)))
+        return tuple(counts)
+
+    @cached_property
+    def failures(self) -> tuple[FailureGroup, ...]:
+        """Failures of the trials that failed for a reason of their own, by reason, the most frequent first."""
+        found = FailureGroups()
+        refused = (one.trial for one in self.final_trials if one.is_refusal)
+        for trial in (*(one.trial for one in self.newest), *refused):
+            if not trial.outcome.has_time and trial.outcome.is_finding:
+                found.add(trial)
+        return found.groups
+
+    @cached_property
+    def front(self) -> tuple[FrontPoint, ...]:
+        """Measured configurations with a value for each of several objectives; empty where time is the only one."""
+        if len(self.objectives) < 2:
+            return ()
+        newest = {config_key(one.trial.config): one.trial for one in (*self.trials, *self.final_trials)}
+        reached = [(trial, found) for trial in newest.values() if (found := objective_values(trial, self.objectives))]
+        kept = non_dominated([values for _, values in reached]) if reached else ()
+        return tuple(FrontPoint(trial, values, bool(best)) for (trial, values), best in zip(reached, kept, strict=True))
+
+    @cached_property
+    def elapsed_s(self) -> tuple[float, ...]:
+        """Seconds of tuning at the end of each trial; time between runs does not count."""
+        started = {run.run.run_id: run.run.started_at for run in self.runs}
+        offset_s = within_s = 0.0
+        current: int | None = None
+        found = []
+        for one in self.trials:
+            if one.run_id != current:
+                offset_s, within_s, current = offset_s + within_s, 0.0, one.run_id
+            if one.run_id in started:
+                within_s = max(within_s, (one.created_at - started[one.run_id]).total_seconds())
+            else:  # of a recording, which states the time of each trial
+                within_s += sum(one.trial.seconds.values())
+            found.append(offset_s + within_s)
+        return tuple(found)
+
+    @cached_property
+    def kernel(self) -> Kernel | None:
+        """The kernel that was tuned, if it is installed in the version that was tuned."""
+        try:
+            loaded = load_named_kernel(self.key.kernel)
+        except (InputError, OSError):
+            return None
+        return loaded if space_hash(loaded.spec) == self.key.space_hash else None
+
+    def work_of(self, trial: Trial | None) -> Workrate:
+        """Return the operations and bytes of one run of a configuration, as far as they are known."""
+        config = trial.config if trial is not None else None
+        if self.kernel is not None:
+            return Workrate.of(self.kernel.spec, self.problem, config)
+        found = self.summary
+        unit = found.unit if found.unit in ARITHMETIC else None
+        return Workrate(found.flops, found.bytes, self.key.dtype, unit, found.passes)
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """Ceilings of the device for the element type, measured where they were measured."""
+        hint = "not measured on this GPU; `autotile devices --measure` measures the ceilings"
+        measured = self.ceilings
+        if measured is not None:
+            ceilings, suffix = measured, ""
+            origin = f"measured on {measured.gpu_name} on {moment_text(measured.measured_at)}"
+        elif self.device is not None:
+            ceilings, suffix = datasheet_ceilings(self.device), " (datasheet)"
+            origin = f"figures of the datasheet, {hint}"
+        else:
+            return Roofline(None, (), {}, False, hint)
+        memory = ceilings.memory
+        roofs = {one.name: Roof(f"{one.label}{suffix}", one.value, False) for one in ceilings.ceilings}
+        return Roofline(
+            Roof(memory.label if measured else f"DRAM{suffix}", memory.value, True) if memory is not None else None,
+            tuple(sorted((roofs[one.name] for one in ceilings.compute(self.key.dtype)), key=lambda roof: roof.rate)),
+            {name: roof for name, roof in roofs.items() if name in ARITHMETIC},
+            measured is not None,
+            origin,
+        )
+
+    def bound(self, trial: Trial | None) -> Bound | None:
+        """Return the ceiling that binds a trial; None if that is not known."""
+        return self.roofline.bound(self.work_of(trial), trial.time_us) if trial is not None else None
+
+
+_TRIAL_GATES = {
+    "compiled": ("limits", "compile"),
+    "fit once compiled": ("resources",),
+    "launched": (SAME_CODE, "load"),
+}
+"""Gates of trials, each with the stages whose failures it holds back; all other stages are of the verification."""
+
+
+def cost_ratio(winner: Trial, other: Trial) -> Interval | None:
+    """Return the cost of a trial over that of the winner; None where one was not measured.
+
+    Times of the rounds of a race are compared in pairs, others by their intervals.
+    """
+    first, second = winner.measurement, other.measurement
+    if first is None or second is None:
+        return None
+    if winner is other:
+        return Interval(1.0, 1.0, 1.0)
+    rounds = min(len(first.samples_us), len(second.samples_us))
+    raced = winner.stage == other.stage == "finals" and rounds > 1
+    by_time = winner.cost == winner.time_us and other.cost == other.time_us
+    if raced and by_time:
+        return raced_ratio(first.samples_us, second.samples_us)
+    if first.low_us <= 0.0 or not winner.cost or not other.cost:
+        return None
+    times = ratio_of(*(Interval(one.time_us, one.low_us, one.high_us) for one in (first, second)))
+    scale = (other.cost / winner.cost) / times.value  # an objective of its own is proportional to the time
+    return Interval(times.value * scale, times.low * scale, times.high * scale)
+
+
+class StudyReader:
+    """Reads a study again and again, as a session adds trials to it; each trial is read once."""
+
+    def __init__(self, database: Database, study: StudySummary | StoredStudy) -> None:
+        self._database = database
+        self._study = study
+        self._trials: list[StoredTrial] = []
+
+    def read(self) -> StudyData:
+        """Return the study with all trials that are stored now.
+
+        Raises
+        ------
+        DatabaseError
+            The database cannot be read.
+        """
+        study = study_without_trials(self._database, self._study)
+        last = max((one.trial_id for one in self._trials), default=0)
+        newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > last)
+        with self._database.reading() as connection:
+            self._trials += parsed_rows(connection, newer.order_by(TRIALS.c.id), stored_trial)
+        finals = tuple(one for one in self._trials if one.phase == "final")  # all that `clean` leaves of a study
+        searched = tuple(one for one in self._trials if one.phase == "search")
+        return replace(study, trials=searched or finals, final_trials=finals)
+
+
+def study_without_trials(database: Database, study: StudySummary | StoredStudy) -> StudyData:
+    """Return a study without its trials: its device, its runs and the newest ceilings of such a GPU."""
+    return StudyData(
+        key=study.key,
+        device=study.device,
+        location=database.location,
+        runs=tuple(map(RunData.of, database.runs(study.study_id))),
+        trials=(),
+        final_trials=(),
+        ceilings=next(iter(read_ceilings(database, study.key.gpu_name)), None),
+        study_id=study.study_id,
+    )
+
+
+def study_of_recording(recording: Recording, location: str) -> StudyData:
+    """Return a recording as a study: each configuration is a trial, in the order of the recording."""
+    header, device, trials = recording.header, recording.header.device, []
+    for row in range(len(recording)):
+        found = recording.result(row)
+        occupancy = None
+        if device is not None and found.resources is not None:
+            warps = round(found.occupancy * device.max_warps_per_sm)
+            occupancy = Occupancy(found.blocks_per_sm, warps, found.occupancy, (), {})
+        trial = Trial(
+            config=recording.config(row),
+            outcome=found.outcome,
+            reason=found.reason,
+            stage=found.stage,
+            resources=found.resources,
+            occupancy=occupancy,
+            measurement=found.measurement,
+            seconds={"all": found.seconds},
+        )
+        trials.append(StoredTrial(row + 1, 0, 0, "search", None, header.created_at, trial))
+    return StudyData(header.key, device, location, (), tuple(trials), (), valid=header.valid_configs)
+
+
+_EXAMPLES = 3
+"""Configurations that are shown of a group of failures."""
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+_MAX_GROUPS = 1000
+"""Groups that are kept apart, which bounds the memory; a kernel has a handful."""
+_MAX_REASON = 4000
+"""Characters of a reason that tell groups apart, and that are kept of it."""
+_OTHERS = "other reasons"
+
+
+@dataclass(slots=True)
+class FailureGroup:
+    """Failed configurations with one reason, whose numbers may differ.
+
+    Attributes
+    ----------
+    outcome, stage
+        Outcome, and stage that determined it.
+    reason
+        The compiler's, the verification's or the sanitizer's words for the first of them.
+    count
+        Number of configurations.
+    examples
+        Some of the configurations.
+    """
+
+    outcome: Outcome
+    stage: str
+    reason: str
+    count: int = 0
+    examples: tuple[Config, ...] = ()
+
+
+class FailureGroups:
+    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number."""
+
+    def __init__(self) -> None:
+        self._index: dict[tuple[Outcome, str, str], int] = {}
+        self._groups: list[FailureGroup] = []
+
+    def add(self, trial: Trial) -> int:
+        """Add a failed trial, and return the number of its group, from 0."""
+        reason = trial.reason[:_MAX_REASON]
+        same = (trial.outcome, trial.stage, _NUMBER.sub("#", reason))
+        if same not in self._index and len(self._groups) >= _MAX_GROUPS:
+            reason, same = _OTHERS, (trial.outcome, "", _OTHERS)
+        index = self._index.setdefault(same, len(self._groups))
+        if index == len(self._groups):
+            self._groups.append(FailureGroup(same[0], same[1], reason))
+        group = self._groups[index]
+        group.count += 1
+        if group.count <= _EXAMPLES:
+            group.examples += (trial.config,)
+        return index
+
+    @property
+    def count(self) -> int:
+        """Number of failed trials."""
+        return sum(group.count for group in self._groups)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Reason of each group, by its number."""
+        return tuple(group.reason for group in self._groups)
+
+    @property
+    def groups(self) -> tuple[FailureGroup, ...]:
+        """The groups, the most frequent first."""
+        return tuple(sorted(self._groups, key=lambda group: -group.count))
+
+
+_EXCEEDED = 1.02
+"""Share of a ceiling above which a kernel does not use the units that it is of."""
+
+
+class Roof(NamedTuple):
+    """A rate that bounds a kernel, in bytes or floating-point operations per second."""
+
+    label: str
+    rate: float
+    is_memory: bool
+
+    @property
+    def text(self) -> str:
+        """Label and rate: ``"DRAM, copy 4,276 GB/s"``."""
+        return f"{self.label} {bandwidth_text(self.rate) if self.is_memory else flops_text(self.rate)}"
+
+
+class Bound(NamedTuple):
+    """The ceiling that binds a run, and the rate that the run reached."""
+
+    roof: Roof
+    rate: float
+
+    @property
+    def share(self) -> float:
+        """Rate over the ceiling, 0.9 for 90 %."""
+        return self.rate / self.roof.rate
+
+    @property
+    def text(self) -> str:
+        """Rate and share: ``"28.7 TFLOP/s, 48.5 % of fp32 FMA 59.2 TFLOP/s"``."""
+        rate = bandwidth_text(self.rate) if self.roof.is_memory else flops_text(self.rate)
+        return f"{rate}, {percent_text(self.share)} of {self.roof.text}"
+
+
+class Roofline(NamedTuple):
+    """The ceilings of a GPU for an element type.
+
+    Attributes
+    ----------
+    memory
+        Bandwidth of device memory; None if unknown.
+    compute
+        Rates of the arithmetic units of the element type, slowest first; empty if unknown.
+    units
+        Rates of all arithmetic units that are known, by their names.
+    is_measured
+        Whether they were measured on the GPU; otherwise they are of its datasheet.
+    origin
+        When and how they were found, for people.
+    """
+
+    memory: Roof | None
+    compute: tuple[Roof, ...]
+    units: Mapping[str, Roof]
+    is_measured: bool
+    origin: str
+
+    def of(self, work: Workrate) -> tuple[Roof, ...] | None:
+        """Return the rates that bound the operations of a kernel, slowest first; None if those of its unit are unknown.
+
+        A kernel that states no unit may use any of its element type.
+        """
+        if work.unit is None:
+            return self.compute
+        unit = self.units.get(work.unit)
+        if unit is None:
+            return None
+        label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
+        return (Roof(label, unit.rate / work.passes, False),)
+
+    def bound(self, work: Workrate, time_us: float | None) -> Bound | None:
+        """Return the ceiling that binds a run, and the share of it that is reached; None if that is not known."""
+        roofs = self.of(work)
+        if time_us is None or (roofs is None and work.flops):
+            return None
+        found = []
+        if self.memory is not None and work.bytes:
+            found.append(Bound(self.memory, work.bytes / time_us * 1e6))
+        if roofs and work.flops:
+            rate = work.flops / time_us * 1e6
+            reached = [roof for roof in roofs if rate <= _EXCEEDED * roof.rate]
+            found.append(Bound((reached or roofs)[0 if reached else -1], rate))
+        return max(found, key=lambda bound: bound.share, default=None)
