@@ -60,19 +60,18 @@ def embedded_names(code: str) -> Iterator[str | None]:
 
 
 def _named_files(code: str, directive: re.Pattern[str], operator: re.Pattern[str]) -> Iterator[str | None]:
+    def operand(text: str) -> str | None:
+        match = _OPERAND.match(text)
+        return (match[1] or match[2] or "") if match else None
+
     for match in directive.finditer(code):
         if not code[code.rfind("\n", 0, match.start()) + 1 : match.start()].strip():
-            yield _operand(match[1])
+            yield operand(match[1])
     for match in operator.finditer(code):
         if match[1] is not None:
-            yield _operand(match[1])
+            yield operand(match[1])
         elif not _IS_DEFINED.search(code, max(0, match.start() - _DEFINED_CHARACTERS), match.start()):
             yield None
-
-
-def _operand(text: str) -> str | None:
-    match = _OPERAND.match(text)
-    return (match[1] or match[2] or "") if match else None
 
 
 def has_trigraphs(text: str) -> bool:
@@ -85,21 +84,15 @@ def strip_comments(text: str) -> str:
 
     Line continuations stay. An unclosed literal ends with its line, an unclosed comment or raw string with the file.
     """
-    if _has_rare_tokens(text):
-        return _RARE_TOKEN.sub(_replace_token, text)
-    return _TOKEN.sub(lambda match: match[1] or " ", text)
+    has_header_comment = any("//" in name or "/*" in name for name in _HEADER_NAME.findall(text))
+    if not (_RAW.search(text) or has_header_comment or ("'" in text and _SEPARATOR_BACKWARDS.search(text[::-1]))):
+        return _TOKEN.sub(lambda match: match[1] or " ", text)
 
+    def replace_token(match: re.Match[str]) -> str:
+        number, raw, _, quoted = match.groups()
+        return repr(raw).replace(" ", r"\x20") if raw else number or quoted or " "
 
-def _has_rare_tokens(text: str) -> bool:
-    """Return whether there may be raw strings, digit separators, or header names with ``//`` or ``/*``."""
-    if _RAW.search(text) or any("//" in name or "/*" in name for name in _HEADER_NAME.findall(text)):
-        return True
-    return "'" in text and _SEPARATOR_BACKWARDS.search(text[::-1]) is not None
-
-
-def _replace_token(match: re.Match[str]) -> str:
-    number, raw, _, quoted = match.groups()
-    return repr(raw).replace(" ", r"\x20") if raw else number or quoted or " "
+    return _RARE_TOKEN.sub(replace_token, text)
 
 
 def normalize(code: str) -> str:
@@ -161,7 +154,22 @@ def global_functions(source: str) -> list[GlobalFunction]:
     """
     code = _COMMENT_OR_LITERAL.sub(lambda match: '""' if match[0].startswith('"') else " ", source)
     code = re.sub(r"^[^\S\n]*#(?:[^\\\n]|\\\n|\\)*", "", code, flags=re.MULTILINE)  # directives
-    return list(_functions(code))
+    found = []
+    for match in _GLOBAL.finditer(code):
+        text = _without_attributes(code[match.end() : match.end() + _MAX_DECLARATION])
+        opening = text.find("(")
+        name = _NAME.search(text[:opening]) if opening >= 0 else None
+        if name is None or set(text[:opening]) & set(";{}="):
+            continue
+        parameters = _inside(text, opening)
+        if parameters is None:
+            continue
+        declared = max(code.rfind(mark, 0, match.start()) for mark in ";}{") + 1
+        before = _TEMPLATE.search(code, declared, match.start())
+        template = _inside(code[before.end() - 1 : match.start()], 0) if before else None
+        parts = tuple(filter(None, _split(template or "")))
+        found.append(GlobalFunction(name[1], parts, tuple(_parameters(parameters))))
+    return found
 
 
 def template_names(source: str) -> frozenset[str]:
@@ -178,18 +186,6 @@ def template_names(source: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _functions(code: str) -> Iterator[GlobalFunction]:
-    for match in _GLOBAL.finditer(code):
-        text = _without_attributes(code[match.end() : match.end() + _MAX_DECLARATION])
-        opening = text.find("(")
-        name = _NAME.search(text[:opening]) if opening >= 0 else None
-        if name is None or set(text[:opening]) & set(";{}="):
-            continue
-        parameters = _inside(text, opening)
-        if parameters is not None:
-            yield GlobalFunction(name[1], _template_before(code, match.start()), tuple(_parameters(parameters)))
-
-
 def _without_attributes(text: str) -> str:
     """Return the text with ``__launch_bounds__(...)`` and the like removed before the list of parameters."""
     while (match := _ATTRIBUTE.search(text)) is not None:
@@ -200,26 +196,21 @@ def _without_attributes(text: str) -> str:
     return text
 
 
-def _inside(text: str, opening: int) -> str | None:
-    """Return the text between a bracket and the one that closes it; None if it is not closed."""
-    closing = _OPEN[text[opening]]
+def _closing(text: str, opening: int) -> int | None:
+    """Return the position of the bracket that closes another; None if there is none."""
+    left, right = text[opening], _OPEN[text[opening]]
     depth = 0
-    for position in range(opening, len(text)):
-        if text[position] == text[opening]:
-            depth += 1
-        elif text[position] == closing:
-            depth -= 1
-            if depth == 0:
-                return text[opening + 1 : position]
+    for match in re.compile(f"[{re.escape(left + right)}]").finditer(text, opening):
+        depth += 1 if match[0] == left else -1
+        if depth == 0:
+            return match.start()
     return None
 
 
-def _template_before(code: str, position: int) -> tuple[str, ...]:
-    """Return the template parameters of the declaration that a position is in."""
-    start = max(code.rfind(mark, 0, position) for mark in ";}{")
-    match = _TEMPLATE.search(code, start + 1, position)
-    inside = _inside(code[match.end() - 1 : position], 0) if match else None
-    return tuple(part for part in _split(inside or "") if part)
+def _inside(text: str, opening: int) -> str | None:
+    """Return the text between a bracket and the one that closes it; None if it is not closed."""
+    closing = _closing(text, opening)
+    return None if closing is None else text[opening + 1 : closing]
 
 
 def _parameters(text: str) -> Iterator[FunctionParameter]:
@@ -282,7 +273,9 @@ def without_host_functions(source: str) -> str:
     while position < len(code):
         character = code[position]
         if character == ";":
-            if _is_host_function(code[start:position], macros) or _is_host_data(code[start:position]):
+            declaration = code[start:position]
+            is_host_data = _HOST_TYPE.search(declaration) and not _DEVICE.search(declaration)
+            if is_host_data or _is_host_function(declaration, macros):
                 blanked.append((start, position + 1))
             start = position + 1
         elif character == "}":
@@ -309,11 +302,6 @@ def without_host_functions(source: str) -> str:
     return source
 
 
-def _is_host_data(declaration: str) -> bool:
-    """Return whether a declaration is that of a class or variable that needs the host's library."""
-    return _HOST_TYPE.search(declaration) is not None and _DEVICE.search(declaration) is None
-
-
 def _is_host_function(declaration: str, macros: set[str]) -> bool:
     if "(" not in declaration or _DEVICE.search(declaration):
         return False
@@ -328,22 +316,9 @@ def _head(declaration: str) -> str:
     """Return a declaration without its ``template <...>``."""
     declaration = declaration.strip()
     while match := re.match(r"template\s*<", declaration):
-        depth, position = 1, match.end()
-        while depth and position < len(declaration):
-            depth += {"<": 1, ">": -1}.get(declaration[position], 0)
-            position += 1
-        declaration = declaration[position:].strip()
+        closing = _closing(declaration, match.end() - 1)
+        declaration = "" if closing is None else declaration[closing + 1 :].strip()
     return declaration
-
-
-def _closing(code: str, opening: int) -> int | None:
-    """Return the position of the bracket that closes another; None if there is none."""
-    closing, depth = {"{": "}", "(": ")"}[code[opening]], 0
-    for match in re.compile(rf"[{re.escape(code[opening])}{closing}]").finditer(code, opening):
-        depth += 1 if match[0] == code[opening] else -1
-        if depth == 0:
-            return match.start()
-    return None
 
 
 def _blank(text: str) -> str:
@@ -366,7 +341,8 @@ def permitted_folders(template: Path, further: Iterable[Path] = ()) -> tuple[Pat
     and further ones.
     """
     own = template.parent.resolve()
-    around = [own.parent] if own.parent not in (Path(own.anchor), _home()) else []
+    home = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111 - Path.home raises if there is none
+    around = [own.parent] if own.parent not in (Path(own.anchor), home) else []
     return (own, *around, *(folder.resolve() for folder in (*further, *toolkit_folders())))
 
 
@@ -382,20 +358,10 @@ def is_permitted(path: Path, folders: Sequence[Path]) -> bool:
     return any(not any(part.startswith(".") for part in rest.parts) for rest in below)
 
 
-def check_include(path: Path, folders: Sequence[Path], name: str, place: str) -> None:
-    """Raise if a template must not include a file.
+def _check_include(path: Path, folders: Sequence[Path], name: str, place: str) -> None:
+    """Raise `InputError` if a template must not include a file: a special one, or one outside of the folders.
 
-    Parameters
-    ----------
-    path, folders
-        File, and folders as from `permitted_folders`.
-    name, place
-        The name in the directive, and the file and line of the directive, for the message.
-
-    Raises
-    ------
-    InputError
-        The file is a pipe, a device or another special file, or is outside of the folders.
+    ``name`` and ``place`` are the name in the directive, and its file and line, for the message.
     """
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - a name may not be a path at all
@@ -407,10 +373,6 @@ def check_include(path: Path, folders: Sequence[Path], name: str, place: str) ->
         raise InputError(f"{place}: {name!r} is a pipe, a device or another special file; include a regular file")
     if not is_permitted(path, folders):
         raise InputError(f"{place}: {name!r} is outside of the kernel's folder {folders[0]}; {_CURE}")
-
-
-def _home() -> Path:
-    return Path(os.path.expanduser("~")).resolve()  # noqa: PTH111 - Path.home raises if there is none
 
 
 _PATH = re.compile(r'[^\s"<>(),;#]+')
@@ -497,11 +459,6 @@ class OwnSources(NamedTuple):
     included: frozenset[Path]
 
 
-def hash_with_includes(path: Path, source: str, include_folders: Sequence[Path] = ()) -> str:
-    """Return the hash of the author's files; see `own_sources`."""
-    return own_sources(path, source, include_folders).digest
-
-
 def own_sources(
     path: Path,
     source: str,
@@ -524,21 +481,14 @@ def own_sources(
         Texts of macros outside of the files, which may name an included file.
     """
     sources = _Sources(path, include_folders, names, macro_texts)
-    sources.add(path, path.name, source)
-    digest = sources.hexdigest()
+    digest = sources.hexdigest(source)
     return OwnSources(
         digest, frozenset(sources.template_names), frozenset(sources.used_names), frozenset(sources.included)
     )
 
 
 def included_files(path: Path, source: str, include_folders: Sequence[Path] = ()) -> frozenset[Path]:
-    """Return the author's files that a template can include, with the links of their folders resolved.
-
-    Parameters
-    ----------
-    path, source, include_folders
-        As for `own_sources`.
-    """
+    """Return the author's files that a template can include; parameters as for `own_sources`."""
     return own_sources(path, source, include_folders).included
 
 
@@ -603,12 +553,9 @@ class _Sources:
         """Folders of files that may be included; most templates include none."""
         return permitted_folders(self._template, self._include_folders)
 
-    def add(self, path: Path, label: str, text: str) -> None:
-        """Add a file, whose name is ``label`` in the hash."""
-        self._waiting.append((path, label, text))
-
-    def hexdigest(self) -> str:
-        """Return the hash of the files and of all that they include."""
+    def hexdigest(self, source: str) -> str:
+        """Return the hash of the template, whose text is given, and of all that it includes."""
+        self._waiting.append((self._template, self._template.name, source))
         while self._waiting or self._headers:
             if self._headers:
                 self._add_header(self._headers.pop())
@@ -654,15 +601,17 @@ class _Sources:
                 self._resolved[parent] = parent.resolve()
             included = self._resolved[parent] / included.name  # not resolved itself: the compiler looks beside a link
             if included not in self._seen:
-                is_permitted = self._is_permitted(included)
-                if not is_permitted and text is not None:
+                # Nearly all lie in the template's folder; to ask of the rest takes ten times as long.
+                is_beside = self._resolved.get(self._folder) == included.parent and not included.is_symlink()
+                may_include = is_beside or is_permitted(included, self._permitted)
+                if not may_include and text is not None:
                     self._check(included, path, name, text)
                     continue
                 self._seen.add(included)
-                if not is_permitted or any(included.is_relative_to(library) for library in self._libraries):
+                if not may_include or any(included.is_relative_to(library) for library in self._libraries):
                     self._headers.append(included)
                 else:
-                    self.add(included, included.name, _text(read_bytes(included, "included file")))
+                    self._waiting.append((included, included.name, _text(read_bytes(included, "included file"))))
             self.included.add(included)
             is_found = True
         return is_found
@@ -694,16 +643,10 @@ class _Sources:
                 digest = hashlib.sha256(read_bytes(data, "embedded file")).hexdigest()
                 self._digest.update(f"embed\0{data.name}\0{digest}".encode(errors="surrogateescape"))
 
-    def _is_permitted(self, included: Path) -> bool:
-        """Return whether a file, the links of whose folder are resolved, may be included."""
-        if self._resolved.get(self._folder) == included.parent and not included.is_symlink():
-            return True  # as nearly all are; the rest takes ten times as long
-        return is_permitted(included, self._permitted)
-
     def _check(self, included: Path, path: Path, name: str, text: str) -> None:
         """Raise if a file includes one that it must not."""
         line = text.count("\n", 0, max(0, text.find(name))) + 1
-        check_include(included, self._permitted, name, f"{path}:{line}")
+        _check_include(included, self._permitted, name, f"{path}:{line}")
 
     def _add_macro_operands(self) -> None:
         """Add what a macro can name, once all else is read.
@@ -729,7 +672,7 @@ class _Sources:
                         self._add_tree(named if os.path.isdir(named) else named.parent)  # noqa: PTH112 - never raises
         while self._read_headers:
             path = self._read_headers.pop()
-            for name in _raw_file(path, *_version(path)).outward:
+            for name in _raw_file(path, *_version(path))[1]:
                 self._add_included(path, name)
 
     def _add_library(self, folder: Path) -> None:
@@ -747,7 +690,7 @@ class _Sources:
                 raise _too_large(folder, f"{_MAX_LIBRARY_BYTES >> 20} MiB of text")
             self.included.add(path)
             self._read_headers.append(path)
-            digest = _raw_file(path, *version).digest
+            digest, _ = _raw_file(path, *version)
             self._digest.update(f"{path.relative_to(folder)}\0{digest}".encode(errors="surrogateescape"))
 
     def _add_tree(self, folder: Path) -> None:
@@ -769,7 +712,7 @@ class _Sources:
             if total_bytes > _MAX_TREE_BYTES:
                 raise _too_large(folder, f"{_MAX_TREE_BYTES >> 20} MiB of text")
             self.included.add(path)
-            self.add(path, path.relative_to(folder).as_posix(), _text(content))
+            self._waiting.append((path, path.relative_to(folder).as_posix(), _text(content)))
 
 
 class _Header(NamedTuple):
@@ -782,14 +725,6 @@ class _Header(NamedTuple):
     """Names that it embeds, None for a macro."""
     has_macro: bool = False
     """Whether a macro names an included file."""
-
-
-class _RawFile(NamedTuple):
-    """The part of a file that a macro may name that counts in the version."""
-
-    digest: str
-    outward: tuple[str, ...]
-    """Paths in it that may lead out of the folders of headers."""
 
 
 _RECENT_NS = 2_000_000_000
@@ -843,11 +778,14 @@ def _may_name(match: re.Match[bytes], spliced: bytes) -> bool:
 
 
 @lru_cache(maxsize=_MAX_LIBRARY_ENTRIES)
-def _raw_file(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> _RawFile:
-    """Read a file that a macro may name; it is read again when its status changes."""
+def _raw_file(path: Path, _mtime_ns: int, _size: int, _now_ns: int) -> tuple[str, tuple[str, ...]]:
+    """Return the hash of a file that a macro may name, and the paths in it that may lead out of the folders of headers.
+
+    It is read again when its status changes.
+    """
     content = read_bytes(path, "file")
     words = {*_ABSOLUTE.findall(content), *(_UPWARD.findall(content) if b"../" in content else ())}
-    return _RawFile(hashlib.sha256(content).hexdigest(), tuple(os.fsdecode(word) for word in sorted(words)))
+    return hashlib.sha256(content).hexdigest(), tuple(os.fsdecode(word) for word in sorted(words))
 
 
 def _text(content: bytes) -> str:
@@ -907,11 +845,14 @@ def check_source(spec: KernelSpec, source: str) -> None:
     """
     only = {parameter.name: str(parameter.values[0]) for parameter in spec.parameters if len(parameter.values) == 1}
     names = [*(parameter.name for parameter in spec.parameters), *spec.flags, *spec.build.defines]
-    for name, text in _definitions(names, source):
-        if only.get(name) == text:  # the same value again has no effect
-            continue
-        cure = f"remove it, or put it between #ifndef {name} and #endif"
-        raise InputError(f"{spec.source}: #define {name} in the template overrides the values of {name}; {cure}")
+    defined = {name for name in names if re.search(rf"#\s*define\s+{name}\b", source)}
+    depth = 0
+    for match in _CONDITION.finditer(strip_comments(source)) if defined else ():
+        if match[1] != "define":
+            depth += 1 if match[1] == "if" else -1
+        elif depth == 0 and match[2] in defined and only.get(match[2]) != match[3].strip():  # the same has no effect
+            fault = f"#define {match[2]} in the template overrides the values of {match[2]}"
+            raise InputError(f"{spec.source}: {fault}; remove it, or put it between #ifndef {match[2]} and #endif")
     for buffer in spec.buffers:
         name = buffer.constant.rpartition("::")[2]
         if name and not re.search(rf"\b{name}\b", source) and not re.search(r'#\s*include\s*"', source):
@@ -919,24 +860,24 @@ def check_source(spec: KernelSpec, source: str) -> None:
             raise InputError(f"{spec.source}: {buffer.name}: the template has no variable {buffer.constant}; {hint}")
 
 
-def _definitions(names: Iterable[str], source: str) -> list[tuple[str, str]]:
-    """Return the macros of these names that the source defines outside of any ``#if``, with their texts."""
-    defined = {name for name in names if re.search(rf"#\s*define\s+{name}\b", source)}
-    if not defined:
-        return []
-    found, depth = [], 0
-    for match in _CONDITION.finditer(strip_comments(source)):
-        if match[1] == "define":
-            found += [(match[2], match[3].strip())] if depth == 0 and match[2] in defined else []
-        else:
-            depth += 1 if match[1] == "if" else -1
-    return found
-
-
 def check_signature(
     spec: KernelSpec, step: Step, problem_dtype: str, parameter_bytes: Sequence[int] | None, source: str
 ) -> None:
-    """Raise if a launch would not pass what the function takes.
+    """Raise if a launch would not pass what the function takes; parameters as for `signature_fault`.
+
+    Raises
+    ------
+    SpecError
+        The number or the size of the parameters differs.
+    """
+    if fault := signature_fault(spec, step, problem_dtype, parameter_bytes, source):
+        raise SpecError(fault, source=spec.source, key="arguments")
+
+
+def signature_fault(
+    spec: KernelSpec, step: Step, problem_dtype: str, parameter_bytes: Sequence[int] | None, source: str
+) -> str:
+    """Return how the arguments differ from the parameters, as one line; "" if they do not.
 
     Parameters
     ----------
@@ -946,60 +887,33 @@ def check_signature(
         Size of each parameter of the compiled function; None if it is not known.
     source
         Text of the template, from which the types of the parameters are quoted where they can be read.
-
-    Raises
-    ------
-    SpecError
-        The number or the size of the parameters differs.
     """
-    fault = signature_fault(spec, step, problem_dtype, parameter_bytes, source)
-    if fault:
-        raise SpecError(fault, source=spec.source, key="arguments")
-
-
-def signature_fault(
-    spec: KernelSpec, step: Step, problem_dtype: str, parameter_bytes: Sequence[int] | None, source: str
-) -> str:
-    """Return how the arguments differ from the parameters, as one line; "" if they do not. See `check_signature`."""
     if parameter_bytes is None:
         return ""
-    arguments = {argument.name: argument for argument in spec.arguments}
-    declared = [(name, arguments[name].parameter_bytes(problem_dtype)) for name in step.arguments]
+    declared = [(name, spec.argument(name).parameter_bytes(problem_dtype)) for name in step.arguments]
     count = len(parameter_bytes)
+
+    def shown(position: int) -> str:
+        """Return a parameter as a message names it, with its type and name where the source tells for certain."""
+        function = step.entry.partition("<")[0].rpartition(")")[2].rpartition("::")[2].strip()
+        written = {
+            tuple((each.type, each.name) for each in one.parameters)
+            for one in global_functions(source)
+            if one.name == function and len(one.parameters) == count
+        }
+        quoted = " ".join(filter(None, written.pop()[position]))[:_MAX_QUOTED] if len(written) == 1 else ""
+        return f"parameter {position + 1} of {step.entry}" + (f" ({quoted})" if quoted else "")
+
     for position, ((name, passed), taken) in enumerate(zip(declared, parameter_bytes, strict=False)):
         if passed != taken:
             return (
-                f"the argument {name} has {plural(passed, 'byte')}, but "
-                f"{_parameter(step.entry, position, count, source)} has {taken}; give the argument the type of the "
-                "parameter, and list the arguments in the order of the parameters"
+                f"the argument {name} has {plural(passed, 'byte')}, but {shown(position)} has {taken}; give the "
+                "argument the type of the parameter, and list the arguments in the order of the parameters"
             )
     if len(declared) == count:
         return ""
     if len(declared) < count:
-        lacking = _parameter(step.entry, len(declared), count, source)
-        cure = f"add {lacking} to [arguments]"
+        cure = f"add {shown(len(declared))} to [arguments]"
     else:
         cure = f"remove {declared[count][0]} from [arguments], or set pass = false"
     return f"{step.entry} takes {plural(count, 'parameter')}, but {len(declared)} are declared as arguments; {cure}"
-
-
-def _parameter(entry: str, position: int, count: int, source: str) -> str:
-    """Return a parameter as a message names it, with its type and name where the source tells."""
-    written = _written_parameters(entry, count, source)
-    quoted = " ".join(filter(None, written[position]))[:_MAX_QUOTED] if written else ""
-    return f"parameter {position + 1} of {entry}" + (f" ({quoted})" if quoted else "")
-
-
-def _written_parameters(entry: str, count: int, source: str) -> tuple[tuple[str, str], ...]:
-    """Return type and name of each parameter of a function as its source has them; empty if that is not certain."""
-    name = entry.partition("<")[0].rpartition(")")[2].rpartition("::")[2].strip()
-    found = {
-        tuple(map(_type_and_name, function.parameters))
-        for function in global_functions(source)
-        if function.name == name and len(function.parameters) == count
-    }
-    return found.pop() if len(found) == 1 else ()
-
-
-def _type_and_name(parameter: FunctionParameter) -> tuple[str, str]:
-    return parameter.type, parameter.name
