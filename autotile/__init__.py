@@ -79,9 +79,9 @@ if TYPE_CHECKING:
     from autotile.errors import WorkerCrashError as WorkerCrashError
     from autotile.errors import WorkerError as WorkerError
     from autotile.errors import WorkerTimeoutError as WorkerTimeoutError
-    from autotile.kernel.python_arguments import Buffer as Buffer
-    from autotile.kernel.python_arguments import Scalar as Scalar
-    from autotile.kernel.python_arguments import Scratch as Scratch
+    from autotile.kernel.python_kernel import Buffer as Buffer
+    from autotile.kernel.python_kernel import Scalar as Scalar
+    from autotile.kernel.python_kernel import Scratch as Scratch
     from autotile.report.comparison import compare as compare
     from autotile.report.live import watch as watch
     from autotile.serving.bound import BoundKernel as BoundKernel
@@ -175,7 +175,7 @@ _NAMES = {
         "WorkerError",
         "WorkerTimeoutError",
     ),
-    "kernel.python_arguments": (
+    "kernel.python_kernel": (
         "Buffer",
         "Scalar",
         "Scratch",

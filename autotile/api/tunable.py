@@ -26,8 +26,7 @@ from autotile.kernel.expressions import python_source
 from autotile.kernel.library import Inspection, Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.python_arguments import Library, ReferenceFunction
-from autotile.kernel.python_document import PythonDocument, build_document, function_name
+from autotile.kernel.python_kernel import ArrayLibrary, PythonDocument, ReferenceFunction, build_document, function_name
 from autotile.kernel.sources import check_source
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import user_path
@@ -53,7 +52,7 @@ def kernel(
     launch: Mapping[str, Any] | Sequence[Any] | None = None,
     steps: Sequence[Mapping[str, Any]] = (),
     reference: Any = None,
-    reference_on: Library = "numpy",
+    reference_on: ArrayLibrary = "numpy",
     tolerance: float | Mapping[str, Any] | None = None,
     verify: Callable[..., Any] | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -230,7 +229,7 @@ class TunableKernel(Result):
     def __init__(
         self,
         described: PythonDocument,
-        reference_on: Library = "numpy",
+        reference_on: ArrayLibrary = "numpy",
         verify: Callable[..., Any] | None = None,
     ) -> None:
         self.document = described.document

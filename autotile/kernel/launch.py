@@ -73,7 +73,7 @@ def known_names(
     """
     names = {**fixed_names(spec, sizes, device), **config}
     if spec.computed:
-        from autotile.kernel.computed import computed_values
+        from autotile.kernel.python_kernel import computed_values
 
         names.update(computed_values(spec.computed, config))
     return names

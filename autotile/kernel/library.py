@@ -22,7 +22,7 @@ from autotile.kernel.spec import KernelSpec, names_in
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:
-    from autotile.kernel.python_arguments import ReferenceFunction
+    from autotile.kernel.python_kernel import ReferenceFunction
 
 
 class Variant(NamedTuple):

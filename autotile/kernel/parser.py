@@ -30,7 +30,7 @@ from autotile.kernel.spec import (
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, read_document
 
 if TYPE_CHECKING:
-    from autotile.kernel.computed import Computed, ConfigFunction, Predicate
+    from autotile.kernel.python_kernel import Computed, ConfigFunction, Predicate
 
 SECTIONS = (
     "kernel",
@@ -259,7 +259,7 @@ def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Co
     """Parse the names and kinds of computed values."""
     if not table.data:
         return ()
-    from autotile.kernel.computed import PREFIX, Computed
+    from autotile.kernel.python_kernel import PREFIX, Computed
 
     kinds: Mapping[str, Kind] = {"number": "number", "string": "string"}
     found = []
@@ -287,7 +287,7 @@ def _rules(
             raise table.error(name, f"{name!r} already names a rule; use another name")
     expressions = {name: table.expression(name, kinds, "boolean") for name in table.data}
     if predicates:
-        from autotile.kernel.computed import parse_predicate
+        from autotile.kernel.python_kernel import parse_predicate
     for name, function in predicates.items():
         expressions[name] = parse_predicate(function, parameters, table.location(name))
     return tuple(Rule(name, expression, are_heuristics) for name, expression in expressions.items())

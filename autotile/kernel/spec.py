@@ -38,7 +38,7 @@ from autotile.kernel.functions import Kind
 from autotile.kernel.table import ProblemSection, Table, check_names, describe
 
 if TYPE_CHECKING:
-    from autotile.kernel.computed import Computed
+    from autotile.kernel.python_kernel import Computed
 
 
 COMPILERS = ("nvrtc", "nvcc")

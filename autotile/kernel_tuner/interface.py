@@ -21,8 +21,8 @@ from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Measurement
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
-from autotile.kernel.computed import names_read
 from autotile.kernel.problem import resolve_problem
+from autotile.kernel.python_kernel import names_read
 from autotile.kernel.spec import Parameter
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation

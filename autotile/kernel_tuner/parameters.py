@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from autotile.core.model import Config, Value
 from autotile.errors import InputError, SpecError
-from autotile.kernel.computed import map_rows, names_read
 from autotile.kernel.expressions import is_c_identifier, parse_expression
+from autotile.kernel.python_kernel import map_rows, names_read
 
 Params = Mapping[str, Any]
 """Values of parameters by name, as the caller listed them."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,13 +17,15 @@ from autotile.core.forks import cached_property
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.arguments import Mask
-from autotile.kernel.computed import Computed, computed_values
 from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import fixed_names
+from autotile.kernel.launch import fixed_names, known_names
 from autotile.kernel.problem import check_device
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
 from autotile.space.limits import Demand, Limit, demand_of, limit_violation, limits_of
+
+if TYPE_CHECKING:
+    from autotile.kernel.python_kernel import Computed
 
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
@@ -299,7 +302,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
     if not stages[-1].remaining:
         name, hint, before = _first_empty(limits, stages, len(space))
         config = space.config(example[name])
-        names = {**fixed, **config, **computed_values(spec.computed, config)}
+        names = known_names(spec, config, sizes, device)
         violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
         raise EmptySpaceError(
             f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "

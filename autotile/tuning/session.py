@@ -42,10 +42,10 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import atomic_write
 from autotile.errors import ConfigError, InputError
-from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
+from autotile.kernel.python_kernel import computed_values
 from autotile.kernel.spec import KernelSpec
 from autotile.search.samplers import BRUTE_FORCE, check_sampler
 from autotile.settings import Settings, user_path

@@ -32,7 +32,7 @@ from autotile.core.text import shown_text
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import DataError, InputError
 from autotile.kernel.inputs import InputMaker, expected_file
-from autotile.kernel.python_arguments import ReferenceFunction, arranged_outputs, call_with
+from autotile.kernel.python_kernel import ReferenceFunction, arranged_outputs, call_with
 from autotile.kernel.spec import KernelSpec
 
 TIME_LIMIT_S = 600.0

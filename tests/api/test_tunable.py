@@ -17,9 +17,9 @@ from autotile.api import tunable
 from autotile.core.dtypes import DTYPES
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError, UnknownKernelError
-from autotile.kernel import python_arguments
+from autotile.kernel import python_kernel
 from autotile.kernel.library import load_kernel
-from autotile.kernel.python_arguments import parameter_names
+from autotile.kernel.python_kernel import parameter_names
 from autotile.settings import child_environment
 
 CODE = """
@@ -366,7 +366,7 @@ class TestDisplay:
         assert "<th>THREADS</th><td>32 64 128 256</td>" in html
         assert "<th>enough_blocks</th><td>n &gt;= THREADS * WORK</td>" in html
 
-    @pytest.mark.parametrize("module", [tunable, python_arguments])
+    @pytest.mark.parametrize("module", [tunable, python_kernel])
     def test_examples_in_docstrings_are_right(self, module):
         names = {"kernel": autotile.kernel, "Buffer": Buffer, "Scalar": Scalar}
         assert doctest.testmod(module, extraglobs=names).failed == 0
@@ -400,7 +400,7 @@ def test_no_file_is_left_behind(tmp_path):
     [
         ("__global__ void f(int a, const float *__restrict__ b, T c[4])", "f", ("a", "b", "c")),
         ("template <int B> __global__ void __launch_bounds__(B) g(P<int, 3> x, float y = 1.f)", "ns::g<2>", ("x", "y")),
-        ("__global__ void h()", "h", ("",)),
+        ("__global__ void h()", "h", ()),
         ("void f(int a)", "f", ()),
     ],
 )

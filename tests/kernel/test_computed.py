@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from autotile.core.device import device_profile
 from autotile.errors import SpecError
-from autotile.kernel.computed import ConfigFunction, map_rows, names_read
 from autotile.kernel.launch import known_names, launch_geometry
 from autotile.kernel.parser import parse_spec
+from autotile.kernel.python_kernel import ConfigFunction, map_rows, names_read
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from autotile.core.device import device_profile
 from autotile.errors import EmptySpaceError, SpecError
-from autotile.kernel.computed import parse_predicate
 from autotile.kernel.expressions import Location, parse_expression
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import derived_default
+from autotile.kernel.python_kernel import parse_predicate
 from autotile.kernel.spec import Parameter, Rule
 from autotile.space.limits import check_config
 from autotile.space.search_space import enumerate_space

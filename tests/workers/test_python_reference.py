@@ -25,7 +25,7 @@ from spec_samples import SGEMM
 from autotile.errors import InputError
 from autotile.kernel.inputs import InputMaker, expected_file
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.python_arguments import ReferenceFunction
+from autotile.kernel.python_kernel import ReferenceFunction
 from autotile.workers.python_reference import ExpectedFolder, InputSet
 
 SPEC = parse_spec(SGEMM.replace('outputs = { C = "alpha * (A @ B) + C" }', 'function = "solve"'), "k.toml")

@@ -1,0 +1,752 @@
+"""Kernels that are written in Python: their arguments, their document, and the functions that belong to them.
+
+The document is the search-space file that the same kernel would have. What such a file cannot hold is attached to the
+parsed kernel: references, rules, and values that a function computes from a configuration. A file names such a value,
+``[computed] grid_x = "number"``, and uses it as ``computed.grid_x``; a process without the function, such as the GPU
+worker, receives the values with each configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.dtypes import dtype_name
+from autotile.core.model import Value
+from autotile.core.text import plural
+from autotile.errors import InputError, SpecError, listing, nearest
+from autotile.kernel.expressions import Environment, Expression, Location, Node, is_keyword, python_source
+from autotile.kernel.functions import Kind, Operand
+from autotile.kernel.sources import global_functions
+
+PREFIX = "computed."
+"""Prefix of the names of computed values in expressions and in the configurations of a worker."""
+
+ConfigFunction = Callable[[Mapping[str, Any]], Any]
+"""Function of one configuration: a mapping from each parameter's name to its value."""
+
+Predicate = Callable[..., Any]
+"""A rule as a function of arrays of parameter values, or of one configuration; see `parse_predicate`."""
+
+Size = int | str
+"""A number, or an expression of a search-space file for one."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A device array that the caller passes.
+
+    Attributes
+    ----------
+    dtype
+        Element type: a name such as ``"float32"``, ``"dtype"`` for that of the problem, or a NumPy dtype. Or an array
+        of NumPy or CuPy, which is its content in tuning, and gives type and shape.
+    shape
+        Extents, row-major: numbers, or expressions over sizes, flags and parameters; None for those of the array.
+    access
+        ``"in"``, ``"out"`` or ``"inout"``.
+    init
+        Content of an ``in`` or ``inout`` buffer in tuning, such as ``"uniform"``; None for ``"normal"``.
+    constant
+        Name of the ``__constant__`` array that the buffer is copied to; None if the kernel takes its address.
+    restore
+        Whether a buffer that is written gets its content back before each launch, as all do; stated for the reader.
+    options
+        Further keys of the argument in a search-space file, such as ``{"pass": False}``.
+
+    Examples
+    --------
+    >>> Buffer("float32", ["M", "N"], "out").to_table()
+    {'buffer': 'float32', 'shape': ['M', 'N'], 'access': 'out'}
+    """
+
+    dtype: Any
+    shape: Size | Sequence[Size] | None = None
+    access: str = "in"
+    init: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    constant: str | None = None
+    restore: bool = False
+
+    @property
+    def array(self) -> NDArray[Any] | None:
+        """The content, if one is given."""
+        return as_array(self.dtype)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the argument as in a search-space file; a content is not part of it."""
+        dtype = self.array.dtype if self.array is not None else self.dtype
+        shape = self.array.shape if self.shape is None and self.array is not None else self.shape
+        table = {"buffer": _element_type(dtype), "shape": listed(shape), "access": self.access}
+        given = {"init": self.init, "constant": self.constant, "restore": self.restore or None}
+        return table | {key: value for key, value in given.items() if value is not None} | dict(self.options)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar argument.
+
+    Attributes
+    ----------
+    dtype
+        Element type, as for `Buffer`.
+    value
+        An expression over sizes and flags, which binds the value to the problem; or a number, which the caller may
+        override.
+    check
+        With a number: the value at the ragged sizes; None for the same one.
+
+    Examples
+    --------
+    >>> Scalar("int32", "N").to_table()
+    {'scalar': 'int32', 'value': 'N'}
+    """
+
+    dtype: Any
+    value: float | str
+    check: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the argument as in a search-space file."""
+        table = {"scalar": _element_type(self.dtype), "value": self.value}
+        return table | ({"check": self.check} if self.check is not None else {}) | dict(self.options)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A workspace: device memory that a launch needs for itself.
+
+    Attributes
+    ----------
+    dtype, shape
+        As for `Buffer`; the extents may also depend on parameters.
+    init
+        ``"zeros"`` if it must be zero before the first launch, and is left zero by every launch.
+    """
+
+    dtype: Any
+    shape: Size | Sequence[Size]
+    init: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the argument as in a search-space file."""
+        table = {"workspace": _element_type(self.dtype), "shape": listed(self.shape)}
+        return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
+
+
+def as_array(value: Any) -> NDArray[Any] | None:
+    """Return an array of NumPy or CuPy as one of NumPy; None for anything else."""
+    if isinstance(value, np.ndarray):
+        return value
+    is_cupy = hasattr(value, "__cuda_array_interface__") and hasattr(value, "get")
+    return np.asarray(value.get()) if is_cupy else None
+
+
+def _element_type(dtype: Any) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    name = dtype_name(dtype)
+    return name if name.isidentifier() else type(dtype).__name__
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list, or any iterable, as a list; a single value as a list of it, and None as an empty one."""
+    if value is None:
+        return []
+    if isinstance(value, np.ndarray):
+        return list(value.tolist())
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+
+
+ArrayLibrary = Literal["numpy", "cupy"]
+
+
+class ReferenceFunction(NamedTuple):
+    """A function that computes the expected outputs over a library's arrays; see `call_with` and `arranged_outputs`."""
+
+    call: Callable[..., Any]
+    library: ArrayLibrary = "numpy"
+
+
+def call_with(
+    function: Callable[..., Any], arrays: Mapping[str, Any], scalars: Mapping[str, Any], sizes: Mapping[str, int]
+) -> Any:
+    """Call a function with what it asks for.
+
+    If its arguments are named as arrays, scalars or sizes, it gets those; with ``**`` it gets all others too.
+    Otherwise it gets the arrays, or the arrays and the scalars, in the order of the kernel's arguments.
+
+    Raises
+    ------
+    InputError
+        The function's arguments are neither.
+    """
+    known = {**sizes, **scalars, **arrays}
+    try:
+        arguments = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a function of C without a signature
+        return function(*arrays.values())
+    kinds = inspect.Parameter
+    if any(a.kind is kinds.VAR_POSITIONAL for a in arguments):
+        return function(*arrays.values())
+    named = [a for a in arguments if a.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    required = [a for a in arguments if a.default is kinds.empty and a.kind is not kinds.VAR_KEYWORD]
+    takes_all = any(a.kind is kinds.VAR_KEYWORD for a in arguments)
+    if all(a in named and a.name in known for a in required):
+        return function(**(known if takes_all else {a.name: known[a.name] for a in named if a.name in known}))
+    for values in ([*arrays.values()], [*arrays.values(), *scalars.values()]):
+        if len(required) <= len(values) <= len(arguments):
+            return function(*values)
+    raise InputError(
+        f"it takes {', '.join(a.name for a in required)}; name its arguments after the kernel's: "
+        f"{', '.join(known)}, or let it take the arrays in order: {', '.join(arrays)}"
+    )
+
+
+def arranged_outputs(returned: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the outputs by name.
+
+    Parameters
+    ----------
+    returned
+        What the function returned: the array of the only output, a tuple or list with one for each, or a mapping.
+    names
+        Names of the outputs, in order.
+
+    Raises
+    ------
+    InputError
+        There are too few or too many.
+    """
+    expected = ", ".join(names)
+    if isinstance(returned, Mapping):
+        missing = [name for name in names if name not in returned]
+        unknown = [str(name) for name in returned if name not in names]
+        if missing or unknown:
+            what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}"
+            raise InputError(f"it returns a mapping that {what}; expected {expected}")
+        return dict(returned)
+    if isinstance(returned, tuple) or (isinstance(returned, list) and len(names) > 1):
+        if len(returned) != len(names):
+            raise InputError(f"it returns {len(returned)} arrays, expected {len(names)}: {expected}")
+        return dict(zip(names, returned, strict=True))
+    if returned is None or len(names) > 1:
+        what = "nothing" if returned is None else "one array"
+        raise InputError(f"it returns {what}, expected {len(names)}: {expected}")
+    return {names[0]: returned}
+
+
+class Computed(NamedTuple):
+    """A value that depends on the configuration in a way that no expression of the file states."""
+
+    name: str
+    """Name with `PREFIX`."""
+    kind: Kind
+    function: ConfigFunction | None
+    """None where only the text of the file is known."""
+    location: Location
+
+    def of(self, config: Mapping[str, Value]) -> Value:
+        """Return the value for a configuration.
+
+        Raises
+        ------
+        SpecError
+            The function is not known, failed, or returned a value of another kind.
+        """
+        if self.function is None:
+            raise self.location.error(f"{self.name} is computed by a function, which is not known here")
+        try:
+            value = self.function(config)
+            if self.kind == "string":
+                return str(value)
+            number = int(value)
+            if number != value or abs(number) >= 2**63:
+                raise ValueError(f"it returned {value!r}, expected a whole number of 64 bits")
+            return number
+        except Exception as error:
+            where = ", ".join(f"{name} = {config[name]!r}" for name in config)
+            raise self.location.error(
+                f"the function of {self.name} raises {type(error).__name__}: {error}, where {where}; it must have a "
+                "value for every configuration that the rules allow"
+            ) from error
+
+    def column(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """Return the value in each row of a table of the parameters' values, shape (rows,); errors as for `of`."""
+        return map_rows(self.of, columns)
+
+
+def computed_values(computed: Iterable[Computed], config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the computed values of a configuration by their names with prefix; it may hold them already."""
+    plain = {name: value for name, value in config.items() if not name.startswith(PREFIX)}
+    return {
+        each.name: config[each.name] if each.function is None and each.name in config else each.of(dict(plain))
+        for each in computed
+    }
+
+
+class _ReadConfig(Mapping[str, Any]):
+    """A configuration that notes which of its values are read."""
+
+    def __init__(self, values: Mapping[str, Any], read: set[str]) -> None:
+        self._values = values
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._values:
+            self._read.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._read.update(self._values)
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+
+def names_read(function: ConfigFunction, configs: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the names of the values that a function reads in any of some configurations; all of them if it fails."""
+    read: set[str] = set()
+    for config in configs:
+        try:
+            function(_ReadConfig(config, read))
+        except Exception:
+            return set(config)
+    return read
+
+
+def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return the value of a function in each row of a table, shape (rows,).
+
+    The function is called once for each combination of the values that it reads. It must depend on these alone.
+
+    Parameters
+    ----------
+    function
+        Function of one row: a mapping from each column's name to a plain value.
+    columns
+        Columns of equal length.
+    """
+    try:
+        return _by_combination(function, columns)
+    except Exception:  # it may need a dictionary, such as to change it; if the function itself fails, so it does again
+        plain = [column.tolist() for column in columns.values()]
+        return np.array([function(dict(zip(columns, row, strict=True))) for row in zip(*plain, strict=True)])
+
+
+def _by_combination(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    keys: tuple[str, ...] = ()
+    rows = len(next(iter(columns.values()), [()]))
+    while True:
+        # The first row of each combination of the keys' values, and the number of each row's combination.
+        group, firsts = np.zeros(rows, np.intp), np.zeros(min(rows, 1), np.intp)
+        for key in keys:
+            values, codes = np.unique(columns[key], return_inverse=True)
+            _, firsts, group = np.unique(group * len(values) + codes, return_index=True, return_inverse=True)
+        results = []
+        for row in firsts.tolist():
+            read: set[str] = set()
+            results.append(function(_ReadConfig({name: column[row].item() for name, column in columns.items()}, read)))
+            if not read <= set(keys):  # a branch that reads more: the combinations so far are too coarse
+                keys = tuple(name for name in columns if name in read or name in keys)
+                break
+        else:
+            return np.array(results)[group]
+
+
+def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:
+    """Return a function of parameters as an expression.
+
+    Parameters
+    ----------
+    function
+        Function whose arguments are named as parameters, or that takes one mapping of all parameters by name. It is
+        called with arrays of equal length, shape (rows,), and returns one boolean for each row. A function that fails
+        with arrays, or returns something else, is called once for each row with plain values instead.
+    parameters
+        Names of all parameters.
+    location
+        Location for messages.
+
+    Raises
+    ------
+    SpecError
+        An argument of the function is not a parameter.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    shown = "a function" if name == "<lambda>" else f"{name}()"
+    names, takes_mapping = _predicate_arguments(function, shown, parameters, location)
+    node = Node("function", "boolean", value=_Predicate(function, shown, names, takes_mapping, location))
+    return Expression(shown, frozenset(names), "boolean", location, node)
+
+
+def _predicate_arguments(
+    function: Predicate, shown: str, parameters: Sequence[str], location: Location
+) -> tuple[tuple[str, ...], bool]:
+    """Return the parameters that a function depends on, and whether it takes them as one mapping."""
+    try:
+        arguments = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return tuple(parameters), True
+    kinds = inspect.Parameter
+    required = [a for a in arguments if a.default is kinds.empty and a.kind is not kinds.VAR_KEYWORD]
+    if any(a.kind is kinds.VAR_KEYWORD for a in arguments) and not required:
+        return tuple(parameters), False
+    if len(required) == 1 and required[0].name not in parameters:
+        return tuple(parameters), True
+    for argument in required:
+        if argument.name not in parameters:
+            raise location.error(
+                f"the function {shown} has an argument {argument.name!r}, which is not a parameter"
+                f"{nearest(argument.name, parameters)} (parameters: {listing(parameters)}); name its arguments as "
+                "parameters, or let it take one mapping of all of them"
+            )
+    return tuple(a.name for a in required), False
+
+
+class _Predicate(NamedTuple):
+    """A rule that is a function; a call returns whether each combination of values meets it."""
+
+    function: Predicate
+    shown: str
+    names: tuple[str, ...]
+    takes_mapping: bool
+    location: Location
+
+    def __call__(self, env: Environment) -> Operand:
+        columns = np.broadcast_arrays(*(env[name] for name in self.names))
+        shape = columns[0].shape if columns else ()
+        flat = {name: column.reshape(-1) for name, column in zip(self.names, columns, strict=True)}
+        rows = len(next(iter(flat.values()), [()]))
+        holds = self._of_columns(flat, rows) if rows > 1 else None  # for one, plain values may be meant
+        if holds is None:
+            holds = np.array([self._of_row(flat, row) for row in range(rows)], np.bool_)
+        return holds.reshape(shape) if shape else bool(holds[0])
+
+    def _called(self, values: Mapping[str, Any]) -> Any:
+        return self.function(dict(values)) if self.takes_mapping else self.function(**values)
+
+    def _of_columns(self, columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
+        """Return the answer for all rows; None if the function is not one of arrays."""
+        try:
+            holds = np.asarray(self._called(columns))
+        except Exception:
+            return None  # the calls for single rows report it
+        return holds if holds.shape == (rows,) and holds.dtype == np.bool_ else None
+
+    def _of_row(self, columns: Mapping[str, NDArray[Any]], row: int) -> bool:
+        values = {name: column[row].item() for name, column in columns.items()}
+        try:
+            return bool(self._called(values))
+        except Exception as error:
+            holds = self._of_columns({name: column[row : row + 1] for name, column in columns.items()}, 1)
+            if holds is not None:
+                return bool(holds[0])
+            where = ", ".join(f"{name} = {value!r}" for name, value in values.items())
+            raise self.location.error(
+                f"{self.shown} raises {type(error).__name__}: {error}, where {where}; a rule must return True or False "
+                "for all values of its parameters"
+            ) from error
+
+
+class PythonDocument(NamedTuple):
+    """A kernel as a search-space file would state it, and what such a file cannot hold.
+
+    Attributes
+    ----------
+    document
+        Tables of the search-space file by name.
+    rules, heuristics
+        Rules and heuristics that are functions, by name.
+    source
+        Text of the template; None if it is a file.
+    template
+        Path of the template; None if it is a text.
+    arrays
+        Contents of buffers and expected outputs, by the names of the files that the document gives for them.
+    reference
+        Function that computes the expected outputs; None if the reference is none.
+    """
+
+    document: dict[str, Any]
+    rules: dict[str, Predicate]
+    heuristics: dict[str, Predicate]
+    source: str | None
+    template: Path | None
+    arrays: dict[str, NDArray[Any]]
+    reference: Callable[..., Any] | None
+
+
+_REQUIRED = ("kernel", "problem", "parameters", "arguments", "reference")
+
+
+def build_document(
+    source: str | os.PathLike[str],
+    entry: str | None,
+    *,
+    parameters: Mapping[str, Sequence[Any]],
+    arguments: Mapping[str, Any] | Sequence[Any],
+    launch: Mapping[str, Any] | Sequence[Any] | None,
+    steps: Sequence[Mapping[str, Any]],
+    reference: Any,
+    sizes: Mapping[str, int] | None,
+    rules: Mapping[str, Any] | Sequence[Any],
+    heuristics: Mapping[str, Any] | Sequence[Any],
+    default: Mapping[str, Any] | None,
+    name: str | None,
+    kernel: Mapping[str, Any],
+    problem: Mapping[str, Any],
+    work: Mapping[str, Any],
+    sections: Mapping[str, Any],
+) -> PythonDocument:
+    """Return the document for the arguments of `autotile.kernel`.
+
+    Parameters
+    ----------
+    kernel, problem, work
+        Further keys of these sections; those that are None or empty are left out.
+    sections
+        Further sections, which are merged with those that the other arguments make.
+    others
+        As for `autotile.kernel`.
+
+    Raises
+    ------
+    InputError
+        An argument has a type that no search-space file could hold.
+    """
+    text, template = _source(source)
+    if not (isinstance(entry, str) or (entry is None and steps)):
+        raise InputError(f"the entry is {entry!r:.60}, expected the name of a __global__ function")
+    first = entry if entry is not None else str(next(iter(steps)).get("entry", ""))
+    # The identifier of the entry, without namespaces and templates, names a kernel that is given no name.
+    words = re.findall(r"[A-Za-z]\w*", first.partition("<")[0])
+    name = str(name) if name is not None else words[-1] if words else "kernel"
+    code = text if text is not None else template.read_text(errors="replace") if template is not None else ""
+    given = _named_arguments(arguments, first, code, name, has_steps=entry is None)
+    arrays: dict[str, NDArray[Any]] = {}
+    tables = {key: _argument(key, value, name, arrays) for key, value in given.items()}
+    launched = _launch(launch, name)
+    text_rules, rule_functions = _rules(rules, "rule", name)
+    text_heuristics, heuristic_functions = _rules(heuristics, "heuristic", name)
+    is_accepted = template is not None and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu", template.name)
+    file = template.name if template is not None and is_accepted else f"{name}.cu"
+    document: dict[str, Any] = {
+        "kernel": {"name": name, "template": file, **_given({"entry": entry, **kernel})},
+        "problem": {"sizes": _mapping(sizes, "sizes", name), **_given(problem)},
+        "parameters": {key: listed(values) for key, values in _mapping(parameters, "parameters", name).items()},
+        "default": _mapping(default, "default", name),
+        "rules": text_rules,
+        "heuristics": text_heuristics,
+        "launch": launched,
+        "steps": [_launch(step, name) for step in steps],
+        "arguments": tables,
+        "reference": _reference(reference, tables, launched, arrays),
+        "work": _given(work),
+    }
+    for key, table in _mapping(sections, "sections", name).items():
+        document[key] = {**document.get(key, {}), **_mapping(table, key, name)}
+    kept = (*_REQUIRED, *([] if steps else ["launch"]), *sections)
+    plain = {key: _plain(table, key, name) for key, table in document.items() if table or key in kept}
+    function = reference if callable(reference) else None
+    return PythonDocument(plain, rule_functions, heuristic_functions, text, template, arrays, function)
+
+
+def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
+    """Return the text or the path of a template; a text has a line break, a brace or a semicolon."""
+    if isinstance(source, str) and any(mark in source for mark in "\n{;"):
+        return source.replace("\r\n", "\n").replace("\r", "\n"), None
+    try:
+        path = Path(source).expanduser()
+        is_file = path.is_file()
+    except (OSError, TypeError, RuntimeError):  # too long, of another type, or of a user who does not exist
+        is_file = False
+    if not is_file:
+        raise InputError(
+            f"the source {str(source)[:80]!r} is neither a file that exists nor CUDA C++ code; give a path, or the code"
+        )
+    return None, path.absolute()
+
+
+def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
+    """Return a mapping that the caller gave; empty for None."""
+    if value is not None and not isinstance(value, Mapping):
+        what = f"expected a mapping, got {value!r:.60}, a {type(value).__name__}"
+        raise SpecError(what, source=python_source(kernel), key=key)
+    return dict(value or {})
+
+
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that are neither None nor empty."""
+
+    def is_empty(value: Any) -> bool:
+        return value is None or (isinstance(value, str | Mapping | Sequence) and len(value) == 0)
+
+    return {key: value for key, value in table.items() if not is_empty(value)}
+
+
+def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, has_steps: bool) -> dict[str, Any]:
+    """Return arguments by name; those of a list are named as in the signature, where it can be read.
+
+    A name that is a keyword of Python, such as ``in``, gets a ``_``.
+    """
+    if not isinstance(arguments, list | tuple):
+        return _mapping(arguments, "arguments", kernel)
+    names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry))
+    if len(names) == len(arguments) and len(set(names)) == len(names) and "" not in names:
+        return dict(zip(names, arguments, strict=True))
+    tables = [each.to_table() for each in arguments if isinstance(each, Buffer | Scalar | Scratch)]
+    passed = [table for table in tables if table.get("pass", True) is True and "constant" not in table]
+    has_macro = any(name.isupper() for name in names if len(name) > 1)
+    are_all_read = bool(names) and all(names) and not has_macro
+    if are_all_read and not has_steps and len(passed) == len(arguments) != len(names):
+        found = f"{entry} takes {plural(len(names), 'parameter')} ({', '.join(names)})"
+        fault = f"{found}, but {len(arguments)} are listed; list one for each"
+        raise SpecError(f"{python_source(kernel)}: [arguments]: {fault}")
+    return {f"argument_{number}": value for number, value in enumerate(arguments)}
+
+
+def parameter_names(source: str, entry: str) -> tuple[str, ...]:
+    """Return the names of a function's parameters as its definition declares them; empty where none is found."""
+    function = entry.partition("<")[0].rpartition("::")[2].strip()
+    found = (each.parameters for each in global_functions(source) if each.name == function)
+    return tuple(parameter.name for parameter in next(found, ()))
+
+
+def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
+    """Add an array, and return the name of its file, which tells its content apart from others."""
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
+    digest.update(np.ascontiguousarray(array).data)
+    file = f"{name}-{digest.hexdigest()[:16]}.npy"
+    arrays[file] = array
+    return file
+
+
+def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the table of an argument; the content of an array is added to ``arrays``."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if as_array(value) is not None:
+        value = Buffer(value)
+    if isinstance(value, Buffer):
+        table, array = value.to_table(), value.array
+        if array is not None and value.access != "out":
+            table |= {"file": _file_of(name, array, arrays), "whole": True}
+        return table
+    if isinstance(value, Scalar | Scratch):
+        return value.to_table()
+    if isinstance(value, np.generic):
+        return Scalar(value.dtype, value.item()).to_table()
+    raise SpecError(
+        f"expected a Buffer, a Scalar, a Scratch, a NumPy array or number, or a table as in a search-space file; got "
+        f"a {type(value).__name__}",
+        source=python_source(kernel),
+        key=f"arguments[{name!r}]",
+    )
+
+
+def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
+    """Return the rules that are texts, and those that are functions, by name."""
+    if isinstance(rules, str) or callable(rules):
+        rules = [rules]
+    named: dict[str, Any] = {}
+    if isinstance(rules, Iterable) and not isinstance(rules, Mapping):
+        for number, rule in enumerate(rules, start=1):
+            own = getattr(rule, "__name__", "")
+            named[own if own.isidentifier() and own not in named else f"{noun}_{number}"] = rule
+    else:
+        named = _mapping(rules, f"{noun}s", kernel)
+    functions = {name: rule for name, rule in named.items() if callable(rule)}
+    return {name: rule for name, rule in named.items() if name not in functions}, functions
+
+
+_LAUNCH_KEYS = ("block", "grid", "dynamic_smem_bytes")
+
+
+def _launch(launch: Any, kernel: str) -> dict[str, Any]:
+    """Return ``[launch]`` for a mapping, or for a block, a grid and dynamic shared memory in bytes."""
+    if isinstance(launch, list | tuple) and 2 <= len(launch) <= len(_LAUNCH_KEYS):
+        launch = dict(zip(_LAUNCH_KEYS, launch, strict=False))
+    if not isinstance(launch, Mapping | None):
+        raise SpecError(
+            f"expected a mapping with block and grid, or a tuple of these and of dynamic shared memory in bytes; got "
+            f"{launch!r:.60}",
+            source=python_source(kernel),
+            key="launch",
+        )
+    table = {key: value for key, value in (launch or {}).items() if value is not None}
+    return {key: listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
+
+
+def _reference(
+    reference: Any,
+    arguments: Mapping[str, Mapping[str, Any]],
+    launch: Mapping[str, Any],
+    arrays: dict[str, NDArray[Any]],
+) -> dict[str, Any]:
+    """Return ``[reference]`` for any of the forms that `autotile.kernel` accepts."""
+    written = [name for name, table in arguments.items() if table.get("access") in ("out", "inout")]
+    if reference is None or (isinstance(reference, str) and reference == "agreement"):
+        return {"verify": "agreement"}
+    if callable(reference):
+        return {"function": function_name(reference)}
+    if isinstance(reference, str):
+        if re.fullmatch(r"[A-Za-z_][\w:]*(<.*>)?", reference) and reference not in arguments:
+            return {"kernel": reference, **{key: launch[key] for key in _LAUNCH_KEYS if key in launch}}
+        return {"outputs": dict.fromkeys(written[:1], reference)}
+    if not isinstance(reference, Mapping):
+        reference = {"outputs": dict.fromkeys(written[:1], reference)}
+    elif not reference.keys() & {"outputs", "kernel", "function", "verify"} or reference.keys() & set(written):
+        reference = {"outputs": reference}
+    outputs: dict[str, Any] = {}
+    for name, value in reference.get("outputs", {}).items():
+        array = as_array(value)
+        outputs[name] = value if array is None else {"file": _file_of(f"expected-{name}", array, arrays)}
+    return {**reference, "outputs": outputs} if outputs else dict(reference)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return a name that changes with the code of a function, so that results belong to the reference they passed."""
+
+    def text(code: CodeType) -> str:
+        constants = [text(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+        return " ".join([code.co_code.hex(), *code.co_names, *code.co_varnames, *constants])
+
+    name = str(getattr(function, "__qualname__", type(function).__name__))
+    code = getattr(function, "__code__", None)
+    return name if code is None else f"{name}-{hashlib.sha256(text(code).encode()).hexdigest()[:16]}"
+
+
+def _plain(value: Any, key: str, kernel: str) -> Any:
+    """Return a value in the types of TOML; NumPy's numbers become Python's."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each, f"{key}[{name!r}]", kernel) for name, each in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(each, key, kernel) for each in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str | int | float):
+        return value
+    raise SpecError(
+        f"expected text, numbers, booleans, or lists and tables of them; got {value!r:.60}, a {type(value).__name__}",
+        source=python_source(kernel),
+        key=key,
+    )
