@@ -68,6 +68,9 @@ class Settings:
     """Whether nothing else is served (``AUTOTILE_PIN_STRICT``, ``pin_strict``; ``on`` or ``off``)."""
     numerics: Numerics = "any"
     """Whether a choice is only exchanged for one that computes the same bits (``AUTOTILE_NUMERICS``, ``numerics``)."""
+    wait: bool = False
+    """Whether a first call waits for the compiler, rather than be served by something else meanwhile
+    (``AUTOTILE_WAIT``, ``wait``; ``on`` or ``off``)."""
     race: bool = False
     """Whether the first call for an unmeasured problem of an operation races the best few ways to compute it
     (``AUTOTILE_RACE``, ``race``; ``on`` or ``off``)."""
@@ -93,6 +96,7 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     pin_strict: str | msgspec.UnsetType = msgspec.UNSET
     numerics: str | msgspec.UnsetType = msgspec.UNSET
     operations: str | msgspec.UnsetType = msgspec.UNSET
+    wait: str | msgspec.UnsetType = msgspec.UNSET
     race: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -193,6 +197,7 @@ def _parse_settings(config: _Config) -> Settings:
         pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
         pin_strict=pin_strict,
         numerics="same" if numerics == "same" else "any",
+        wait=_switch("wait", entry("AUTOTILE_WAIT", config.wait, "off")),
         race=race,
         refresh_s=float(refresh),
         operation_folders=(

@@ -113,9 +113,13 @@ def _is_eager(a: Tensor, b: Tensor) -> bool:
     )
 
 
+_OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
+"""Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
+
+
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     """Launch the product of two tensors, without a gradient."""
-    made: Tensor | None = default_dispatcher.products.launch(a, b, (True, emulate, True, None, False))
+    made: Tensor | None = default_dispatcher.products.launch(a, b, _OPTIONS[emulate])
     return made if made is not None else _multiply(a, b, emulate)
 
 
@@ -211,7 +215,7 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
             )
         rows, transposed = input.detach().reshape(-1, input.shape[-1]), weight.detach().t()
         result = _launched(rows, transposed, emulate).view(*input.shape[:-1], weight.shape[0])
-        served = products.find(rows, transposed, (True, emulate, True, None, False))
+        served = products.find(rows, transposed, _OPTIONS[emulate])
         if served is not None and input.is_contiguous():
             products.learn(input, weight, options, served.kernel, tuple(result.shape))
     return result if bias is None else result.add_(bias.detach())

@@ -173,6 +173,7 @@ def test_changes_of_the_file_and_of_the_environment_are_seen(config: Path, monke
     ("variable", "text", "name", "value"),
     [
         ("AUTOTILE_RACE", "on", "race", True),
+        ("AUTOTILE_WAIT", "on", "wait", True),
         ("AUTOTILE_REFRESH", "0.5", "refresh_s", 0.5),
         ("AUTOTILE_PIN", "/choices.json", "pin", Path("/choices.json")),
         ("AUTOTILE_PIN_STRICT", "On", "pin_strict", True),

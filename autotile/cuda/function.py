@@ -38,6 +38,7 @@ class Function:
 
     def __init__(self, function: Any) -> None:
         self._held = [function]
+        self._opted_in_bytes = 0
         finalize(self, _release, self._held, os.getpid()).atexit = False  # CUDA ends with the process
 
     @property
@@ -55,7 +56,8 @@ class Function:
         By default a kernel may use 48 KiB less its static shared memory (CUDA C++ Programming Guide, shared memory of
         compute capability 7.x and later).
         """
-        if dynamic_smem_bytes:
+        if dynamic_smem_bytes > self._opted_in_bytes:  # less would take from another launch of the same function
+            self._opted_in_bytes = dynamic_smem_bytes
             driver = load_cupy().cuda.driver
             driver.funcSetAttribute(self._function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
 

@@ -36,12 +36,14 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import encode_json, to_document
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
-from autotile.errors import InputError, ToolchainError
+from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
+from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
+from autotile.serving.aside import run_aside
 from autotile.serving.choice import Choice, Contender, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
+from autotile.serving.selection import RecentCache
 from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import compiled_occupancy
 
@@ -124,6 +126,7 @@ class KernelCode:
         self.name, self.definition, self.problem, self.asked = kernel.name, kernel, problem, problem
         self.packed = packed
         self._device, self._config = device, config
+        self._cubin: CachedCubin | None = None
 
     @cached_property
     def plan(self) -> tuple[LaunchPlan, Mapping[str, Any], LaunchData]:
@@ -143,16 +146,40 @@ class KernelCode:
             LaunchData.of(spec, problem.dtype, known_names(spec, self._config, problem.sizes, self._device)),
         )
 
-    @cached_property
+    @property
     def cubin(self) -> CachedCubin:
         """The cubin, compiled or found in the cache."""
-        from autotile.cuda.compiler import CubinCache, check_signatures, compile_job
+        return self._find_cubin(may_compile=True)  # type: ignore[return-value]
 
-        settings, problem = read_settings(), self.problem
-        job = compile_job(self.definition, self._config, problem.dtype, self._device.architecture, problem.sizes)
-        cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
-        check_signatures(self.definition, problem.dtype, cubin)
-        return cubin
+    @property
+    def needs_compiler(self) -> bool:
+        """Whether neither a bundle nor the cache holds a cubin."""
+        return self.packed is None and self._find_cubin(may_compile=False) is None
+
+    @cached_property
+    def _code_key(self) -> tuple[object, ...]:
+        """What the code depends on: it is the same for many problems, as few kernels have sizes compiled in."""
+        kernel, problem = self.definition, self.problem
+        compiled_in = tuple([problem.sizes[name] for name in kernel.spec.compiled_names])
+        target = problem.dtype, self._device.architecture
+        return kernel.template_path, kernel.source_hash, target, tuple(self._config.items()), compiled_in
+
+    def _find_cubin(self, *, may_compile: bool) -> CachedCubin | None:
+        known = self._cubin or _cubins.get(self._code_key) or _cubins.recall(self._code_key)
+        if known is None or not known.path.exists():  # it may have been trimmed from the cache
+            from autotile.cuda.compiler import CubinCache, check_signatures, compile_cubin, compile_job
+
+            settings, problem = read_settings(), self.problem
+            job = compile_job(self.definition, self._config, problem.dtype, self._device.architecture, problem.sizes)
+            cache = CubinCache(settings.cache, settings.cache_limit_bytes)
+            known = cache.get(job.key)
+            if known is None and may_compile:
+                known = cache.put(job.key, compile_cubin(job))
+            if known is not None:
+                check_signatures(self.definition, problem.dtype, known)
+                _cubins.keep(self._code_key, known)
+        self._cubin = known
+        return known
 
     def load(self, device_index: int) -> KernelLauncher:
         """Compile the kernel or find its cubin, and load it."""
@@ -169,8 +196,15 @@ class KernelCode:
             functions.opt_in(launches)
             return functions
 
+        key = (device_index, self.cubin.cubin_hash, *self._code_key) if packed is None else ()
+        functions = _loaded.get(key) or _loaded.recall(key)
         with load_cupy().cuda.Device(device_index), outside_of_captures():
-            functions = load()
+            if functions is not None:
+                functions.opt_in(launches)
+            else:
+                functions = load()
+                if key:
+                    functions = _loaded.keep(key, functions)
         arguments = CallArguments(
             spec, self.problem, self._config, launches, data=data, scalars=scalars, device_index=device_index
         )
@@ -181,6 +215,13 @@ class KernelCode:
             with_graphs=read_settings().graphs,
             preparation=Preparation.of(spec, self.problem, launches, load),
         )
+
+
+_MAX_CUBINS = 512
+_cubins: RecentCache[tuple[object, ...], CachedCubin] = RecentCache(_MAX_CUBINS)
+"""Cubins that this process has used."""
+_loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(_MAX_CUBINS)
+"""Their functions on each device; a module takes longer to load than a launch."""
 
 
 def expect_served(kernel: object, taken_by: str) -> None:
@@ -207,6 +248,8 @@ class BoundKernel:
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
     find_contenders
         Function that returns the best ways to compute the problem of an operation; None otherwise.
+    find_stand_in
+        Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait.
     operation
         Problem of the operation that it is served for; None if it was asked for as a kernel.
     library_allowed
@@ -250,6 +293,7 @@ class BoundKernel:
         self._code = code
         self._device_index = device_index
         self._first_use = first_use
+        self.find_stand_in: Callable[[], BoundKernel | None] | None = None
         self._report_at = sys.maxsize
         self._report: Callable[[int], int] | None = None
         outputs = [i for i, b in enumerate(code.definition.spec.buffers) if b.access != "in"]
@@ -539,6 +583,7 @@ class BoundKernel:
         ArgumentError, ToolchainError, CompileError, InputError
             As for a call.
         """
+        self.find_stand_in = None  # what is returned keeps its configuration, so that it waits for the compiler
         launcher = self._launcher or self._load()
         launch_bound = launcher.bind(arrays, scalars)
         if self.tier == "exact":
@@ -582,7 +627,8 @@ class BoundKernel:
         return self._launcher is not None
 
     def load(self) -> None:
-        """Compile the kernel and load it, as the first call does; errors are those of a call."""
+        """Compile the kernel and load it; a call may be served by something else meanwhile, errors are those of one."""
+        self.find_stand_in = None
         self._load()
 
     def has_shapes_of(self, other: BoundKernel) -> bool:
@@ -638,6 +684,8 @@ class BoundKernel:
         if launcher is not None:
             return launcher
         device_index = self._launch_device()
+        if self.find_stand_in is not None:
+            self._stand_in()
         with self._lock:
             if self._launcher is None:
                 if self._first_use is not None:
@@ -650,6 +698,39 @@ class BoundKernel:
                         folder = _folders.setdefault(limits, CaptureFolder(*limits))
                         self._launcher = CapturingLauncher(self._launcher, self._code, folder)
             return self._launcher
+
+    def _stand_in(self) -> None:
+        """Serve something that needs no compiler if the choice does, until that is compiled aside and takes over."""
+        with self._lock:
+            find, self.find_stand_in = self.find_stand_in, None
+            code = self._code
+        if find is None or self._first_use or self.choice.pinned:
+            return
+        if not isinstance(code, KernelCode) or not code.needs_compiler:
+            return
+        other = find()
+        if other is None or not self.has_shapes_of(other):
+            return
+        chosen = BoundKernel(code, self.choice, self.device, self._device_index)
+        chosen.find_contenders, report = self.find_contenders, self._report
+        named = f"{chosen.kernel} {config_text(chosen.config)}"
+        awaited = f"{named}, which is being compiled and takes over when it is ready"
+        other.choice = replace(other.choice, awaited=awaited)
+        self.report_calls(None)  # a miss is of the choice
+        self.adopt(other)
+        standing_in = self._code
+
+        def take_over() -> None:
+            try:
+                chosen.load()
+                if self._code is standing_in and self.choice.awaited:  # nothing else was chosen or pinned meanwhile
+                    self.adopt(chosen)
+            except AutotileError as error:
+                self.choice = replace(self.choice, awaited=f"{named}, which cannot be loaded: {error}")
+            finally:
+                self.report_calls(report)
+
+        run_aside(take_over)
 
 
 class CaptureFolder:

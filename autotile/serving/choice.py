@@ -167,6 +167,8 @@ class Choice:
     unapplied
         Description of the newest rule of a family with the problem that is not in force, and the reason; empty if there
         is none, or another rule chose.
+    awaited
+        Kernel and configuration that it stands in for, and what becomes of these; empty if it was chosen itself.
     """
 
     tier: Tier
@@ -188,6 +190,7 @@ class Choice:
     contenders: tuple[Contender, ...] = ()
     compared: Compared | None = None
     unapplied: str = ""
+    awaited: str = ""
 
 
 _KEY_NAMES = {
@@ -240,6 +243,8 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
     if len(choice.contenders) > 1:
         rivals = (f"{one.kernel} {one.time_text}" for one in choice.contenders)
         sentences.append(f"Compared were: {'; '.join(rivals)}.")
+    if choice.awaited:
+        sentences.append(f"It stands in for {choice.awaited}.")
     if choice.unread:
         sentences.append(f"Your own results could not be read: {choice.unread}.")
     return " ".join(filter(None, sentences))

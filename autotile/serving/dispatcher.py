@@ -15,6 +15,7 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
+from autotile.core.model import Config
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import key_differences, key_of
@@ -34,6 +35,8 @@ from autotile.serving.selection import (
     RecentCache,
     choose,
     choose_bundled,
+    exact,
+    neighbours,
     same_bits,
 )
 from autotile.settings import Numerics, absolute_path, read_settings, served_database
@@ -43,7 +46,10 @@ if TYPE_CHECKING:
     from autotile.serving.operations import OperationShelf, Products
     from autotile.serving.pinning import Pins
 
-_DEFAULTS = {"dtype": None, "database": None, "bundle": None, "library": True, "numerics": None, "race": False}
+_DEFAULTS = {
+    **{"dtype": None, "database": None, "bundle": None, "library": True},
+    **{"numerics": None, "race": False, "wait": False},
+}
 """Options of `get_best_kernel` that mean the same as none."""
 
 Arguments = ParamSpec("Arguments")
@@ -96,7 +102,7 @@ class Lookup(NamedTuple):
         Path or URL of the database.
     bundle
         Absolute path of the bundle to serve from; None without one.
-    library, numerics, race
+    library, numerics, race, wait
         As for `Dispatcher.get_best_kernel`.
     is_operation
         Whether ``name`` denotes an operation.
@@ -111,7 +117,18 @@ class Lookup(NamedTuple):
     library: bool = True
     numerics: Numerics | None = None
     race: bool = False
+    wait: bool = False
     is_operation: bool = False
+
+
+def _stand_in(request: KernelRequest, chosen: Config, device_index: int | None) -> BoundKernel | None:
+    """Return a kernel in the best other configuration that is valid for a problem and needs no compiler, or None."""
+    spec, problem, device = request.kernel.spec, request.problem, request.device
+    for choice in (*exact(request), *neighbours(request), Choice("default", spec.default)):
+        is_other = dict(choice.config) != dict(chosen) and request.allows(choice)
+        if is_other and not (code := KernelCode(request.kernel, problem, device, choice.config)).needs_compiler:
+            return BoundKernel(code, choice, device, device_index)
+    return None
 
 
 class Dispatcher:
@@ -199,6 +216,7 @@ class Dispatcher:
         library: bool = True,
         numerics: Numerics | None = None,
         race: bool = False,
+        wait: bool = False,
         **sizes: int,
     ) -> BoundKernel:
         """Return the best known configuration of a kernel for a problem, ready to launch.
@@ -233,6 +251,11 @@ class Dispatcher:
         race
             Whether the first call for a problem of an operation that was not measured races the best few ways, for up
             to 20 ms of GPU time; see `autotile.matmul`. The setting ``race`` does so for all.
+        wait
+            Whether the first call waits where a compiler is needed. Otherwise it launches the best that needs none, as
+            do further calls, until the kernel is compiled aside and takes over; it waits in any case where nothing else
+            can be launched, where choices are pinned, and with ``numerics="same"``. The setting ``wait`` does so for
+            all.
         **sizes
             Sizes of the problem, such as ``M=4096``; for an operation also its conditions, such as ``EMULATE=0``.
 
@@ -273,7 +296,7 @@ class Dispatcher:
             device = index
         place = self.current_device() if device is None else device
         chosen = {"dtype": dtype, "database": location, "bundle": source, "library": library, "numerics": numerics}
-        chosen |= {"race": race}
+        chosen |= {"race": race, "wait": wait}
         named = {option: value for option, value in chosen.items() if value != _DEFAULTS[option]} | whole
         key = (place, kept, *named, *named.values())
         try:
@@ -282,10 +305,10 @@ class Dispatcher:
             served = None  # the size that is no number is refused below
         if served is None:
             _check_numerics(numerics)
-            _check_types(bool, library=library, race=race)
+            _check_types(bool, library=library, race=race, wait=wait)
             is_operation = isinstance(kept, str) and self._is_operation(kept)
             origin, where = source or self._bundle, self.location(location)
-            lookup = Lookup(kept, whole, dtype, place, where, origin, library, numerics, race, is_operation)
+            lookup = Lookup(kept, whole, dtype, place, where, origin, library, numerics, race, wait, is_operation)
             kernel = self.find(lookup)
             if isinstance(kept, str):  # another process cannot find a kernel that an object of this one holds
                 given = whole if is_operation else kernel.problem.sizes
@@ -340,6 +363,7 @@ class Dispatcher:
         library: bool = True,
         numerics: Numerics | None = None,
         race: bool = False,
+        wait: bool = False,
     ) -> BoundKernel:
         """Return the kernel or library that `get_best_kernel` serves for an operation, also if a kernel has its name.
 
@@ -347,16 +371,16 @@ class Dispatcher:
         ----------
         operation
             Name of the operation.
-        sizes, dtype, device, database, library, numerics, race
+        sizes, dtype, device, database, library, numerics, race, wait
             As for `get_best_kernel`.
         """
         place = self.current_device() if device is None else device
-        key = ("operation", operation, dtype, place, database, library, numerics, race, *sizes, *sizes.values())
+        key = ("operation", operation, dtype, place, database, library, numerics, race, wait, *sizes, *sizes.values())
         served = self.served.get(key) or self.served.recall(key)
         if served is None:
             _check_numerics(numerics)
             location = self.location(database)
-            lookup = Lookup(operation, sizes, dtype, place, location, self._bundle, library, numerics, race, True)
+            lookup = Lookup(operation, sizes, dtype, place, location, self._bundle, library, numerics, race, wait, True)
             served = self._keep(key, self.find(lookup), lookup)
         return served
 
@@ -435,7 +459,15 @@ class Dispatcher:
                 found = same_bits(like, request)
         if shelf.fault:
             found = replace(found, unread=shelf.fault)
-        return BoundKernel(KernelCode(kernel, problem, device, found.config), found, device, index)
+        served = BoundKernel(KernelCode(kernel, problem, device, found.config), found, device, index)
+        if pins is None and like is None and not self._waits(lookup):
+            served.find_stand_in = partial(_stand_in, request, found.config, index)
+        return served
+
+    def _waits(self, lookup: Lookup) -> bool:
+        """Return whether the first call waits for the compiler, so that nothing but the choice is ever launched."""
+        settings = read_settings()
+        return lookup.wait or settings.wait or (lookup.numerics or settings.numerics) == "same"
 
     def _find_for_operation(self, lookup: Lookup, *, anew: bool, defaults: bool) -> BoundKernel:
         from autotile.serving.operations import OperationShelf, serve_bundled
@@ -464,6 +496,8 @@ class Dispatcher:
             is_pinned = pins is not None and pins.in_force() is not None
             may_race = lookup.numerics != "same" and not anew and not is_pinned
             served = shelf.serve(problem, library=library, race=lookup.race, may_race=may_race)
+            if not is_pinned and not self._waits(lookup):
+                served.find_stand_in = partial(shelf.stand_in, problem, library=library)
         served.operation, served.library_allowed = problem, library
         return served
 
@@ -486,6 +520,7 @@ class Dispatcher:
         library: bool = True,
         numerics: Numerics | None = None,
         race: bool = False,
+        wait: bool = False,
         database: str | Path | None = None,
         stream: Any = None,
     ) -> Any:
@@ -517,6 +552,8 @@ class Dispatcher:
             Whether the first call of a product that was not measured races the best few kernels and cuBLAS for up to 20
             ms of GPU time, on scratch outputs; the times are stored. Nothing is raced while the stream is captured, or
             if ``out`` overlaps a factor.
+        wait
+            As for `get_best_kernel`.
         database
             Path or URL; None for the user's own.
         stream
@@ -537,14 +574,14 @@ class Dispatcher:
         """
         products = self._products
         if products is not None and out is stream is database is None and alpha == 1.0 and beta == 0.0:
-            made = products.launch(a, b, (deterministic, emulate, library, numerics, race))
+            made = products.launch(a, b, (deterministic, emulate, library, numerics, race, wait))
             if made is not None:
                 return made
         from autotile.serving.operations import MatmulOptions, multiply
 
         if database is not None:
             database = self.location(database)  # a relative path means another file in another working directory
-        options = MatmulOptions(deterministic, emulate, library, numerics, race, database)
+        options = MatmulOptions(deterministic, emulate, library, numerics, race, wait, database)
         scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
         return multiply(self, (a, b, out), scalars, stream, options)
 

@@ -259,6 +259,8 @@ class LibraryLauncher:
 
 SHOWN = 3
 """Contenders that an explanation states. A look-up asks the model for the first only, since each one is checked."""
+_STAND_INS = 16
+"""Contenders that are looked at for one that needs no compiler."""
 _CLEARLY = 3.0
 """Standard deviations by which the model must expect something to be faster than what was measured."""
 _RECHECK_S = 1.0
@@ -432,6 +434,14 @@ class OperationShelf:
 
         served.find_contenders = find_contenders
         return served
+
+    def stand_in(self, problem: Problem, *, library: bool) -> BoundKernel | None:
+        """Return the best way to compute a problem that needs no compiler; None if there is none."""
+        request = OperationRequest(self, problem, library=library, expected=_STAND_INS)
+        for way in (*request.ways(), *called(request)):
+            if not isinstance(way.code, KernelCode) or not way.code.needs_compiler:
+                return self.bind(way)
+        return None
 
     def bind(self, way: Way, *, first_use: Any = None) -> BoundKernel:
         """Return a way to compute a problem as a served kernel; ``first_use`` is as for `BoundKernel`."""
@@ -653,6 +663,7 @@ class MatmulOptions(NamedTuple):
     library: bool = True
     numerics: Numerics | None = None
     race: bool = False
+    wait: bool = False
     database: str | None = None
 
 
@@ -770,6 +781,7 @@ def multiply(
             library=options.library,
             numerics=options.numerics,
             race=options.race,
+            wait=options.wait,
         )
         kernel = server.matmul_kernels.keep(key, found)
     kernel(*stored, **scalars)

@@ -27,6 +27,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import key_of
 from autotile.database.paths import atomic_write
 from autotile.errors import AutotileError, DataError, PinError, PinWarning, SpecError, ToolchainError
+from autotile.serving.aside import wait_for_compilations
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice, Contender, Tier
 from autotile.serving.selection import KernelRequest, same_bits
@@ -442,6 +443,7 @@ class Pins:
 
     def served_choices(self) -> list[PinnedChoice]:
         """Return the served kernels, except those of bundles."""
+        wait_for_compilations()  # what stands in for a choice is not the choice
         found = (PinnedChoice.of(kernel) for kernel, *_ in self._refresher.kernels())
         return list({one.request: one for one in found}.values())
 

@@ -15,8 +15,9 @@ from autotile.cuda import driver, toolchain
 from autotile.cuda import function as functions
 from autotile.cuda.function import ParameterBlock
 from autotile.errors import ArgumentError
-from autotile.serving import arrays, launching
+from autotile.serving import arrays, bound, launching
 from autotile.serving.bound import BoundKernel
+from autotile.serving.selection import RecentCache
 
 BEST = {"THREADS": 256, "WORK": 4}
 N = 4096
@@ -100,7 +101,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def kernel(store: Any, live_gpu: None, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
     store.put(N, BEST)
     kernel: BoundKernel = store.ask(N, device=None)
-    monkeypatch.setattr(kernel._code, "cubin", SimpleNamespace(path=Path("scale.cubin"), symbols={}))
+    cubin = SimpleNamespace(path=Path("scale.cubin"), symbols={}, cubin_hash="0")
+    monkeypatch.setattr(kernel._code, "_find_cubin", lambda *, may_compile: cubin)
+    monkeypatch.setattr(bound, "_loaded", RecentCache(8))
     return kernel
 
 
