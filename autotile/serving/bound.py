@@ -149,7 +149,7 @@ class KernelCode:
     @property
     def cubin(self) -> CachedCubin:
         """The cubin, compiled or found in the cache."""
-        return self._find_cubin(may_compile=True)  # type: ignore[return-value]
+        return self._find_cubin(may_compile=True)  # type: ignore[return-value] # compiled, it is there
 
     @property
     def needs_compiler(self) -> bool:
