@@ -24,12 +24,11 @@ from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings, read_settings
 from autotile.tuning import gpu_group, session
-from autotile.tuning.backend import Backend, LiveBackend, workload_of
+from autotile.tuning.backend import ReplayBackend, workload_of
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.result import TuneResult
-from autotile.workers.gpu import Gpu
+from autotile.workers.gpu import Backend, Gpu
 
 KERNEL, SIZES = "sgemm_2d", {"M": 2048, "N": 2048, "K": 2048}
 _DEADLINE_S = 10.0
@@ -39,7 +38,7 @@ _STALL_S = 5.0
 _SPREAD_S = 2.0
 """Random time before each kill: longer than a new worker takes to start, so that starting workers are killed, too."""
 _STOP_S = 0.02
-_WORKERS = (b"autotile.workers.gpu_worker", b"replaying_gpu_worker")
+_WORKERS = (b"autotile.workers.bench", b"replaying_gpu_worker")
 
 
 def run_gpu_faults(
@@ -184,17 +183,17 @@ def simulated(seconds: float) -> Iterator[tuple[DeviceProperties, Recording]]:
         kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, *others: Any, **lane: Any
     ) -> Backend:
         workload = workload_of(kernel, problem, settings, options)
-        return GpuGroup(
-            [
-                LiveBackend(
-                    Gpu(replace(workload, device_index=index), options.run_deadline_s, "replaying_gpu_worker"),
-                    device,
-                    uuid=f"simulated-{index}",
-                )
-                for index in options.devices
-            ],
-            options.run_deadline_s,
-        )
+        gpus = [
+            Gpu(
+                replace(workload, device_index=index),
+                options.run_deadline_s,
+                "replaying_gpu_worker",
+                uuid=f"simulated-{index}",
+                device=device,
+            )
+            for index in options.devices
+        ]
+        return GpuGroup(gpus, options.run_deadline_s)
 
     session.choose_backend = choose
     session.CompilePool = InstantCompilers

@@ -14,9 +14,9 @@ from typing import Any
 
 from autotile.core.model import Outcome
 from autotile.exchange.recording import read_recording
-from autotile.tuning.replay import ReplayBackend
+from autotile.tuning.backend import ReplayBackend
+from autotile.workers.child import Stage, serve
 from autotile.workers.jobs import Check, Entry, Race, Reading, read_job
-from autotile.workers.protocol import Stage, serve
 
 _NOISE = 1e-3
 
@@ -31,15 +31,15 @@ class ReplayingWorker:
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Handle one request."""
         if message["op"] == "open":
-            return {"device": self._backend.device.to_json()}
+            return self._backend.device.to_json()
         job = read_job(message)
         if isinstance(job, Race):
-            return {"readings": [one.to_json() for one in self._race(job)]}
+            return {"readings": self._race(job)}
         if isinstance(job, Check):
-            return {"readings": [self._backend.check(job).to_json()]}
+            return {"readings": [self._backend.check(job)]}
         stage("measure")
         time.sleep(self._seconds)
-        return {"readings": [self._reading(one).to_json() for one in job.entries]}
+        return {"readings": [*map(self._reading, job.entries)]}
 
     def _race(self, job: Race) -> list[Reading]:
         rng = Random(job.seed)
@@ -52,9 +52,8 @@ class ReplayingWorker:
         return readings
 
     def _reading(self, entry: Entry) -> Reading:
-        assert entry.candidate is not None
-        self._backend.submit(entry.candidate, entry.limit_us)
-        return self._backend.result().reading
+        self._backend.submit(entry)
+        return self._backend.result()[1]
 
 
 if __name__ == "__main__":

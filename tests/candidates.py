@@ -9,7 +9,7 @@ from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
-from autotile.tuning.backend import kernel_source
+from autotile.tuning.backend import sent_reference
 from autotile.workers.bench import Bench, TaintedError
 from autotile.workers.jobs import Candidate, Entry, Reading, Time, Workload
 
@@ -31,7 +31,7 @@ def evaluate(toml: Path, **values: Value) -> Reading:
         cache=str(settings.cache),
         cache_limit_bytes=settings.cache_limit_bytes,
         sample_limit_s=0.05,
-        reference_source=kernel_source(kernel),
+        reference_source=sent_reference(kernel),
     )
     candidate = Candidate(config, str(cubin.path), cubin.symbols)
     bench, readings = Bench(), list[Reading]()

@@ -7,26 +7,25 @@ from typing import Any
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome
+from autotile.workers.child import Handler, Stage
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
-from autotile.workers.protocol import Handler, Stage
 
 
 def evaluate(gpu: Gpu, candidate: Candidate, best_us: float | None = None) -> Reading:
     """Submit one candidate while no other waits, and return its reading."""
     gpu.submit(Entry(candidate, limit_us=best_us))
-    return gpu.result()
+    return gpu.result()[1]
 
 
 def verify(gpu: Gpu, candidate: Candidate, repeats: int, seed: int = 0) -> Reading:
     """Verify one candidate repeatedly."""
-    (reading,) = gpu.check(Check((Entry(candidate),), repeats, seed=seed))
-    return reading
+    return gpu.check(Check((Entry(candidate),), repeats, seed=seed))
 
 
 def race(gpu: Gpu, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[Reading]:
     """Race candidates."""
-    return gpu.race(Race(tuple(map(Entry, candidates)), rounds, seed))
+    return gpu.raced(Race(tuple(map(Entry, candidates)), rounds, seed))
 
 
 def raced(times_us: Sequence[float], outcome: Outcome = Outcome.OK, reason: str = "") -> Reading:
@@ -62,7 +61,7 @@ def worker(
     def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         if message["op"] == "open":
             opened(message["workload"] or {})
-            return {"device": device_profile("h200").to_json()}
+            return device_profile("h200").to_json()
         configs = [one["candidate"]["config"] for one in message["entries"]]
         if message["op"] == "race":
             readings = [raced([race_us(config, done) for done in range(message["rounds"])]) for config in configs]
@@ -71,6 +70,6 @@ def worker(
         else:
             limits = [one["limit_us"] for one in message["entries"]]
             readings = [run(config, limit, stage) for config, limit in zip(configs, limits, strict=True)]
-        return {"readings": [one.to_json() for one in readings]}
+        return {"readings": readings}
 
     return handle

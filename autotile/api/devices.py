@@ -181,7 +181,7 @@ def worker(
     ToolchainError
         Dask is not installed; or there are compilers to offer, and NVRTC is not.
     """
-    from autotile.tuning.cluster.scheduler import check_scheduler
+    from autotile.tuning.cluster.connection import check_scheduler
     from autotile.tuning.cluster.worker import live_gpus, offer, replayed_gpus
 
     check_scheduler(scheduler, insecure=insecure)

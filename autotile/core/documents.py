@@ -153,6 +153,15 @@ def to_document(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
+def to_fields(value: Any) -> Any:
+    """Return the JSON values of all fields of a message, for a schema to parse; methods ``to_json`` are not called."""
+
+    def plain(other: Any) -> Any:
+        return dict(other) if isinstance(other, Mapping) else other.item() if hasattr(other, "item") else str(other)
+
+    return msgspec.to_builtins(value, enc_hook=plain)
+
+
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and without spaces, which is equal for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,98 +1,46 @@
-"""Execution backends: a GPU of this machine, several of them, or a recording of one."""
+"""The GPU of a session: one of this machine, several of them, those of a cluster, or a recording of one."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import ENERGY, GPU_SCALE, STEP_TIME, Measurement, Problem
+from autotile.core.model import ENERGY, ERROR, GPU_SCALE, STEP_TIME, Measurement, Outcome, Problem
+from autotile.core.statistics import DISCARD_RATIO, discard_reason
 from autotile.cuda.compiler import check_signatures, compile_job
 from autotile.cuda.driver import device_count, device_uuid, has_driver, live_device
-from autotile.errors import InputError, ToolchainError, WorkerError
+from autotile.database.keys import space_hash
+from autotile.errors import InputError, RecordingError, ToolchainError, WorkerError
+from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
 from autotile.kernel.inputs import missing_input, with_captured_call
 from autotile.kernel.library import Kernel, reference_source
 from autotile.kernel.problem import check_memory
-from autotile.settings import Settings
+from autotile.settings import Settings, user_path
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.start import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import CompileFarm, compile_in_worker
-from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import SECOND_SEED, Candidate, Check, Entry, KernelSource, Race, Reading, Workload
+from autotile.workers.compile_pool import compile_in_worker
+from autotile.workers.gpu import Backend, Gpu, GpuUse
+from autotile.workers.jobs import SECOND_SEED, Candidate, Check, Entry, Race, Reading, ReferenceSource, Workload
 
 if TYPE_CHECKING:
     from autotile.tuning.schedule import Lane
     from autotile.workers.python_reference import ExpectedFolder
-    from autotile.workers.sanitizer import Finding, Sanitizer
 
 _PROFILE = "h200"
 """Device profile for the checks without a GPU; the built-in recordings are of this GPU."""
 _SANITIZER_S = 120.0
-"""Timeout of one check under compute-sanitizer, in seconds. A check of a few thousand elements a side takes seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A candidate that a GPU has evaluated.
-
-    Attributes
-    ----------
-    candidate
-        As it was submitted.
-    reading
-        Its outcome; of several GPUs, with times on the scale of the one that holds the finals.
-    gpu
-        UUID of the GPU; empty if it is not known.
-    """
-
-    candidate: Candidate
-    reading: Reading
-    gpu: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuUse:
-    """Work of a GPU in a session.
-
-    Attributes
-    ----------
-    uuid
-        UUID of the GPU; empty if it is not known.
-    trials
-        Number of candidates that it evaluated.
-    busy_s
-        Time for which it loaded, verified and measured, in seconds.
-    scale
-        Factor of its times to those of the GPU that holds the finals; None if it was not measured.
-    lost
-        Reason why it was given up; empty if it was not.
-    """
-
-    uuid: str
-    trials: int
-    busy_s: float
-    scale: float | None = None
-    lost: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return {
-            "uuid": self.uuid,
-            "trials": self.trials,
-            "busy_s": round(self.busy_s, 3),
-            "scale": self.scale,
-            "lost": self.lost or None,
-        }
+"""Timeout of one check under compute-sanitizer. A check of a few thousand elements a side takes seconds."""
 
 
 def gpu_notices(uses: Sequence[GpuUse]) -> tuple[str, ...]:
@@ -122,226 +70,224 @@ def scaled(reading: Reading, scale: float | None) -> Reading:
     return replace(reading, measurement=measurement, telemetry={**telemetry, GPU_SCALE: whole})
 
 
-class Backend(ABC):
-    """A device and the execution of candidates on it; as it stands, one GPU with nothing but that.
+class ReplayBackend(Backend):
+    """A recording of a GPU: results are looked up, and nothing runs.
 
-    The methods block, and are called by one thread at a time; only `close` may be called by another one meanwhile,
-    which ends them. A backend of one GPU returns the results in the order of the candidates; several GPUs behind one
-    backend (`autotile.tuning.gpu_group.GpuGroup`) return them as they end.
-
-    Attributes
+    Parameters
     ----------
-    device
-        Properties of the device.
-    source
-        Origin of the results: ``cuda`` if measured on this machine, ``replayed`` if read from a recording.
+    recording
+        Recorded results.
     notice
-        One line for the user about the choice of the backend; empty where it is the expected one.
-    farm
-        Compilers of other machines that come with the device; None for none.
+        One line for the user.
     uuid
-        UUID of the GPU that holds races; empty if it is not known.
-    gpu_count
-        Number of GPUs that evaluate candidates at the same time.
-    is_dead
-        Whether a worker process died with the last candidate, and what was submitted after it has yet to run.
-    has_result
-        Whether `result` is certain not to wait; False where that is not known.
-    uses
-        What each of several GPUs did so far; empty for one.
-    observe_wait
-        Called with what is waited for beside results, and with an empty text when that is over.
+        Name of the GPU among several that are simulated.
+
+    Raises
+    ------
+    RecordingError
+        The recording does not state the properties of its GPU.
     """
 
-    device: DeviceProperties
-    source: Literal["cuda", "replayed"] = "cuda"
-    notice: str = ""
-    farm: CompileFarm | None = None
-    uuid: str = ""
-    gpu_count: int = 1
-    is_dead: bool = False
-    has_result: bool = False
-    uses: tuple[GpuUse, ...] = ()
-    observe_wait: Callable[[str], None] = staticmethod(lambda _: None)
+    source: Literal["cuda", "replayed"] = "replayed"
+
+    def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
+        self.device = replace(_recorded_device(recording), source="replayed")
+        self.notice = notice
+        self.uuid = uuid
+        self._recording = recording
+        self._finished: deque[tuple[Candidate, Reading]] = deque()
+
+    @property
+    def has_result(self) -> bool:  # type: ignore[override]
+        """Whether a candidate was submitted that has no result: it is looked up at once."""
+        return bool(self._finished)
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
+        """Return a mask over the rows that were recorded."""
+        mask = np.zeros(len(space), dtype=np.bool_)
+        rows = (space.row_of(self._recording.config(number)) for number in range(len(self._recording)))
+        mask[[row for row in rows if row is not None]] = True
+        return mask
+
+    def submit(self, entry: Entry) -> None:
+        """Look up the candidate, and prune it by its recorded time as a live measurement would."""
+        assert entry.candidate is not None
+        self._finished.append((entry.candidate, self._reading(entry)))
+
+    def result(self) -> tuple[Candidate, Reading]:
+        """Return the oldest result that was not returned."""
+        return self._finished.popleft()
+
+    def withdraw(self) -> None:
+        """Forget the results that were not returned."""
+        self._finished.clear()
+
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+        """Return None: nothing can be timed again."""
         return None
 
-    def wait(self) -> None:  # noqa: B027 - a recording need not be waited for
-        """Wait until candidates can be run.
+    def check(self, job: Check) -> Reading:
+        """Return success: nothing can be run again, and the recorded outcome remains."""
+        return Reading(Outcome.OK, stage="replay")
 
-        Raises
-        ------
-        InputError, ToolchainError
-            As for `autotile.workers.gpu.Gpu.wait`.
-        """
+    def close(self) -> None:
+        """Forget the results that were not returned; no resource is held."""
+        self._finished.clear()
 
-    @abstractmethod
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
-        """Submit one candidate, to be loaded, verified and measured after those submitted before.
+    def _reading(self, entry: Entry) -> Reading:
+        assert entry.candidate is not None
+        result, limit_us = self._recording.lookup(entry.candidate.config), entry.limit_us
+        if result is None:
+            reason = "the recording does not hold this configuration"
+            return Reading(Outcome.NOT_AVAILABLE, reason, "replay", gpu=self.uuid)
+        measured = result.measurement
+        if limit_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * limit_us:
+            return Reading(Outcome.PRUNED, discard_reason(limit_us), result.stage, measured, gpu=self.uuid)
+        return Reading(result.outcome, result.reason, result.stage, measured, gpu=self.uuid)
 
-        Parameters
-        ----------
-        candidate
-            The compiled configuration.
-        best_us
-            Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
-        """
 
-    @abstractmethod
-    def result(self) -> Finished:
-        """Wait for a candidate that was submitted, and return its evaluation.
+class SimulatedGpu(ReplayBackend):
+    """One of several GPUs that replay a recording, with the time that each candidate takes.
+
+    Parameters
+    ----------
+    recording, notice, uuid
+        As for `ReplayBackend`.
+    slowness
+        Factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower.
+    seconds
+        Time that it takes for a candidate.
+    fails_after
+        Number of candidates after which every launch fails and no worker can be started; None for never.
+    hangs_after
+        Number of candidates after which it gives no sign; None for never.
+    """
+
+    has_result = False
+    """Each candidate takes its time."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        notice: str = "",
+        *,
+        uuid: str = "",
+        slowness: float = 1.0,
+        seconds: float = 0.0,
+        fails_after: int | None = None,
+        hangs_after: int | None = None,
+    ) -> None:
+        super().__init__(recording, notice, uuid=uuid)
+        self._slowness = slowness
+        self._seconds = seconds
+        self._fails_after = fails_after
+        self._hangs_after = hangs_after
+        self._done = 0
+        self._closed = threading.Event()
+
+    def submit(self, entry: Entry) -> None:
+        """Look up the candidate, with the times of this GPU."""
+        assert entry.candidate is not None
+        limit_us = entry.limit_us / self._slowness if entry.limit_us is not None else None
+        reading = scaled(self._reading(replace(entry, limit_us=limit_us)), self._slowness)
+        telemetry = {name: value for name, value in reading.telemetry.items() if name != GPU_SCALE}
+        reading = replace(reading, telemetry=telemetry, seconds={"measure": self._seconds})
+        self._finished.append((entry.candidate, reading))
+
+    def result(self) -> tuple[Candidate, Reading]:
+        """Return the oldest result after the time that it takes.
 
         Raises
         ------
         WorkerError
-            As for `autotile.workers.gpu.Gpu.result`.
+            The GPU has failed.
         """
-
-    @abstractmethod
-    def withdraw(self) -> None:
-        """Forget the candidates that were submitted and have no result; their evaluations are never returned."""
-
-    @abstractmethod
-    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
-        """Race entries on one GPU; None where no race is possible.
-
-        Parameters
-        ----------
-        job, expected_s
-            As for `autotile.workers.gpu.Gpu.race`.
-        """
-
-    @abstractmethod
-    def check(self, job: Check) -> Reading:
-        """Verify one candidate repeatedly, without measuring it.
-
-        Raises
-        ------
-        InputError
-            A second set of inputs was asked for, and cannot be drawn.
-        ToolchainError, WorkerError
-            The worker died.
-        """
-
-    def spare(self) -> Backend | None:
-        """Return the backend of a second GPU, to confirm what the first has found; None if there is none."""
-        return None
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
-        return [[] for _ in candidates]
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the device; closing twice is harmless."""
-
-
-class LiveBackend(Backend):
-    """A GPU of this machine, behind a worker process.
-
-    Parameters
-    ----------
-    gpu
-        Handle on the worker process.
-    device
-        Properties of the GPU.
-    sanitizer
-        Runs finalists under compute-sanitizer; None to skip that.
-    expected
-        Results of a reference in Python, deleted with the backend.
-    """
-
-    def __init__(
-        self,
-        gpu: Gpu,
-        device: DeviceProperties,
-        sanitizer: Sanitizer | None = None,
-        expected: ExpectedFolder | None = None,
-        *,
-        uuid: str = "",
-    ) -> None:
-        self.device = device
-        self.uuid = uuid
-        self._expected = expected
-        self._gpu = gpu
-        self._sanitizer = sanitizer
-        self._submitted: deque[Candidate] = deque()
-        """Candidates without a result, oldest first."""
-
-    @classmethod
-    def start(
-        cls, kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
-    ) -> Self | None:
-        """Start the GPU worker, and return without waiting for it; None if the machine has no CUDA device.
-
-        The worker starts before anything is known about the device, as its imports take as long as all that follows
-        here.
-        """
-        with ExitStack() as opened:
-            expected = expected_folder(kernel, problem, options)
-            if expected is not None:
-                opened.callback(expected.close)
-            folder = str(expected.path) if expected is not None else ""
-            workload = replace(workload_of(kernel, problem, settings, options), reference_folder=folder)
-            sanitizer = None
-            if options.sanitize:
-                from autotile.workers.sanitizer import Sanitizer, find_sanitizer
-
-                sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S)
-            gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
-            opened.callback(gpu.close)
-            device = live_device(options.device_index) if device_count() else None
-            if device is None:
-                return None
-            opened.pop_all()
-        return cls(gpu, device, sanitizer, expected, uuid=device_uuid(options.device_index))
-
-    @property
-    def is_dead(self) -> bool:  # type: ignore[override]
-        """Whether the worker died with the last candidate."""
-        return self._gpu.is_dead
-
-    def wait(self) -> None:
-        """Wait until the worker has laid out the problem."""
-        self._gpu.wait()
-
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
-        """Send the candidate to the worker, which runs it when it has finished those before."""
-        self._submitted.append(candidate)
-        self._gpu.submit(Entry(candidate, limit_us=best_us))
-
-    def result(self) -> Finished:
-        """Wait for the worker; a crash or a hang is an outcome."""
-        reading = self._gpu.result()
-        return Finished(self._submitted.popleft(), reading, self.uuid)
-
-    def withdraw(self) -> None:
-        """Forget the candidates without a result; a worker that runs one is ended."""
-        self._submitted.clear()
-        self._gpu.withdraw()
+        self._done += 1
+        if self._hangs_after is not None and self._done > self._hangs_after:
+            self._closed.wait()
+        if self._seconds:
+            self._closed.wait(self._seconds)
+        if self._closed.is_set():
+            raise WorkerError("the backend is closed")
+        if self._fails_after is not None and self._done > self._fails_after:
+            raise WorkerError("CUDA_ERROR_NO_DEVICE: the GPU has fallen off the bus")
+        return super().result()
 
     def race(self, job: Race, expected_s: float) -> list[Reading] | None:
-        """Race entries; None if the worker died."""
-        try:
-            return self._gpu.race(job, expected_s=expected_s)
-        except WorkerError:
+        """Return the recorded times of each candidate, as this GPU takes them."""
+        times = [self._reading(replace(one, limit_us=None)).measurement for one in job.entries if one.candidate]
+        if any(one is None for one in times) or len(times) < len(job.entries):
             return None
-
-    def check(self, job: Check) -> Reading:
-        """Verify the candidate repeatedly; a crash or a hang is an outcome."""
-        return self._gpu.check(job)[0]
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run each candidate in processes of its own, if the sanitizer is enabled."""
-        return [[] for _ in candidates] if self._sanitizer is None else self._sanitizer.check_all(candidates)
+        rounds = [(self._slowness * one.time_us,) * job.rounds for one in times if one is not None]
+        return [Reading(Outcome.OK, stage="race", rounds_us=one) for one in rounds]
 
     def close(self) -> None:
-        """End the worker, or return it to the worker pool."""
-        self._gpu.close()
-        if self._expected is not None:
-            self._expected.close()
+        """End what another thread waits for."""
+        self._closed.set()
+
+
+def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
+    """Read the recording that a session replays: the one that is asked for, or the newest of the problem.
+
+    Raises
+    ------
+    InputError
+        There is none, or it belongs to another problem, kernel version or L2 mode, or lacks an objective.
+    """
+    if options.replay not in (None, "auto"):
+        recording = read_recording(user_path(str(options.replay), "a recording"), kernel=problem.kernel)
+    elif (found := find_recording(folders, problem.kernel, problem.sizes, problem.dtype)) is not None:
+        recording = read_recording(found.path)
+    else:
+        headers = [entry.header for entry in list_recordings(folders) if entry.header is not None]
+        known = [str(header.problem) for header in headers if header.problem.kernel == problem.kernel]
+        recorded = f"recorded are: {'; '.join(known)}" if known else f"nothing is recorded of {problem.kernel}"
+        where = "no CUDA device here and no" if options.replay is None else "no"
+        raise InputError(f"there is {where} recording of {problem}; {recorded}. See `autotile doctor`")
+    key, l2 = recording.header.key, options.l2
+    if recording.header.problem != problem:
+        raise RecordingError(
+            f"the recording is of {recording.header.problem}, expected {problem}; name the sizes that it holds"
+        )
+    is_imported = not key.template_hash  # files of other tuners do not identify the kernel
+    if not is_imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
+        raise RecordingError(
+            f"the recording of {problem} was made with another version of the kernel; "
+            "its times say nothing of this one: `autotile export --format recording --measure` makes another on a GPU"
+        )
+    if key.l2_mode != l2:
+        raise RecordingError(
+            f"the recording of {problem} was measured with a {key.l2_mode} L2 cache, expected {l2}; "
+            f"replay it with --l2 {key.l2_mode}, or record it with --l2 {l2}"
+        )
+    lacking = [name for name in options.objectives if name in (ENERGY, ERROR)]
+    if lacking:
+        raise RecordingError(
+            f"the recording of {problem} holds no {' and no '.join(lacking)} of its configurations, "
+            "only times, and the compiler says registers; leave that objective out, or tune on a GPU"
+        )
+    return recording
+
+
+def _recorded_device(recording: Recording) -> DeviceProperties:
+    if recording.header.device is None:
+        raise RecordingError(
+            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
+            "replay needs the device's properties"
+        )
+    return recording.header.device
+
+
+def replay_notice(recording: Recording, options: TuneOptions) -> str:
+    """Return the line for the user that says what is replayed, and why."""
+    reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
+    name = _recorded_device(recording).name
+    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
+    if not recording.header.key.template_hash:
+        notice += ", imported: of which version of the kernel is not known"
+    if options.verify_sizes:
+        notice += "; nothing runs at the problems of --verify-problem"
+    return notice
 
 
 def choose_backend(
@@ -384,8 +330,6 @@ def choose_backend(
             return live
     if options.sanitize:
         raise InputError("--sanitize runs the finalists on a GPU, and launches are replayed here; leave it out")
-    from autotile.tuning.replay import ReplayBackend, SimulatedGpu, open_recording, replay_notice
-
     try:
         recording = open_recording(kernel, problem, options, settings.recording_folders)
     except InputError:
@@ -405,19 +349,47 @@ def _start_gpus(
 ) -> Backend | None:
     """Start the workers of the GPUs of a session; None if the machine has no CUDA device."""
     if len(options.devices) < 2:
-        return LiveBackend.start(kernel, problem, settings, options, worker_pool)
+        return _start_gpu(kernel, problem, settings, options, worker_pool)
     from autotile.tuning.gpu_group import GpuGroup
 
     with ExitStack() as opened:
         backends: list[Backend] = []
         for index in options.devices:
-            one = LiveBackend.start(kernel, problem, settings, replace(options, device_index=index), worker_pool)
+            one = _start_gpu(kernel, problem, settings, replace(options, device_index=index), worker_pool)
             if one is None:
                 return None
             opened.callback(one.close)
             backends.append(one)
         opened.pop_all()
     return GpuGroup(backends, options.run_deadline_s)
+
+
+def _start_gpu(
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
+) -> Gpu | None:
+    """Start a GPU worker, and return without waiting for it; None if the machine has no CUDA device.
+
+    The worker starts before anything is known about the device, as its imports take as long as all that follows here.
+    """
+    with ExitStack() as opened:
+        expected = expected_folder(kernel, problem, options)
+        if expected is not None:
+            opened.callback(expected.close)
+        folder = str(expected.path) if expected is not None else ""
+        workload = replace(workload_of(kernel, problem, settings, options), reference_folder=folder)
+        sanitizer = None
+        if options.sanitize:
+            from autotile.workers.sanitizer import Sanitizer, find_sanitizer
+
+            sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S)
+        gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool, sanitizer=sanitizer, expected=expected)
+        opened.callback(gpu.close)
+        if not device_count():
+            return None
+        gpu.device = live_device(options.device_index)
+        gpu.uuid = device_uuid(options.device_index)
+        opened.pop_all()
+    return gpu
 
 
 def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> None:
@@ -465,7 +437,7 @@ def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: T
         device_index=options.device_index,
         verify_sizes=options.verify_sizes,
         energy=ENERGY in options.objectives or measures_energy(kernel.spec, session_objective(kernel.spec, options)),
-        reference_source=kernel_source(kernel),
+        reference_source=sent_reference(kernel),
         captured=kernel.inspection.buffers if kernel.inspection is not None else (),
         capture_folder=kernel.inspection.folder if kernel.inspection is not None else "",
     )
@@ -478,13 +450,13 @@ def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> E
     """
     if kernel.reference_function is None and not kernel.spec.reference.is_agreement:
         return None
-    from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
+    from autotile.workers.python_reference import DrawnInputs, ExpectedFolder, shaped_problems
 
     spec = with_captured_call(kernel.spec, Path(options.captured)) if options.captured else kernel.spec
     if kernel.reference_function is None:
         return ExpectedFolder(spec, problem.dtype)
     inputs = [
-        InputSet(sizes, seed, check=check)
+        DrawnInputs(sizes, seed, check=check)
         for given, seed, check in (
             (spec.ragged_sizes(problem.sizes), 0, True),
             (problem.sizes, 0, False),
@@ -497,10 +469,10 @@ def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> E
     return ExpectedFolder(spec, problem.dtype, kernel.reference_function, inputs)
 
 
-def kernel_source(kernel: Kernel) -> KernelSource | None:
-    """Return the source of a kernel's reference kernel; None if its reference is none."""
+def sent_reference(kernel: Kernel) -> ReferenceSource | None:
+    """Return the source of a kernel's reference kernel, as a worker takes it; None if its reference is none."""
     found = reference_source(kernel)
     if found is None:
         return None
     folders, names = tuple(map(str, found.include_folders)), tuple(sorted(found.template_names))
-    return KernelSource(found.source, str(found.template_path), found.source_hash, folders, names)
+    return ReferenceSource(found.source, str(found.template_path), found.source_hash, folders, names)

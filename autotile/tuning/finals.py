@@ -22,8 +22,8 @@ from autotile.core.model import (
 from autotile.core.statistics import Interval, median_interval, raced_ratio, ratio_of
 from autotile.core.text import plural
 from autotile.errors import AutotileError, InputError, ToolchainError
-from autotile.tuning.backend import Backend
 from autotile.tuning.start import Scorer
+from autotile.workers.gpu import Backend
 from autotile.workers.jobs import INPUTS_STAGE, SECOND_SEED, Candidate, Check, Entry, Race, Reading
 
 _RACE_S = 3.0

@@ -10,20 +10,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import Backend, Finished, GpuUse, scaled
-from autotile.workers.jobs import Candidate, Check, Race, Reading
+from autotile.tuning.backend import scaled
+from autotile.workers.gpu import Backend, GpuUse
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 
 if TYPE_CHECKING:
-    from autotile.workers.sanitizer import Finding
+    from autotile.workers.sanitizer import Sanitizer
 
 _T = TypeVar("_T")
 
@@ -42,41 +44,44 @@ _CHECK_S = 0.5
 _CLOSE_S = 10.0
 """Time that the threads have to end."""
 
-State = Literal["starting", "working", "lost"]
-
 
 @dataclass(eq=False, slots=True)
-class _Task:
+class _Submitted:
+    """A candidate that was submitted."""
+
+    entry: Entry
     candidate: Candidate
-    best_us: float | None
-    suspects: list[_Member] = field(default_factory=list)
+    suspects: list[_GroupGpu] = field(default_factory=list)
     """GPUs whose worker died with it, while it is not known which of the two is at fault."""
     is_done: bool = False
 
 
 @dataclass(eq=False, slots=True)
-class _Member:
+class _GroupGpu:
     """One GPU of a group."""
 
     backend: Backend
     number: int
-    state: State = "starting"
-    tasks: deque[_Task] = field(default_factory=deque)
+    state: Literal["starting", "working", "lost"] = "starting"
+    tasks: deque[_Submitted] = field(default_factory=deque)
     """Candidates that its backend was given and that have no result, oldest first."""
     times_us: list[float] = field(default_factory=list)
-    """Times of the reference configuration, in microseconds."""
+    """Times of the reference configuration."""
     scale: float | None = None
-    sign_at: float = 0.0
-    """Time of its last sign of life, by `time.monotonic`."""
+    sign_at: float = field(default_factory=time.monotonic)
+    """Time of its last sign of life."""
     open_s: float = 0.0
     trials: int = 0
     busy_s: float = 0.0
     lost: str = ""
-    thread: threading.Thread | None = None
+    thread: threading.Thread = field(default_factory=threading.Thread)
 
-    @property
-    def name(self) -> str:
-        return self.backend.uuid or f"GPU {self.number}"
+    def evaluated(self, candidate: Candidate, limit_us: float | None) -> Reading:
+        """Evaluate a candidate while the backend has no other."""
+        self.backend.submit(Entry(candidate, limit_us=limit_us))
+        _, reading = self.backend.result()
+        self.sign_at = time.monotonic()
+        return reading
 
 
 class GpuGroup(Backend):
@@ -96,12 +101,7 @@ class GpuGroup(Backend):
     backends
         Backends of one GPU each, not waited for, one at least. They are closed with the group.
     deadline_s
-        Time after which the worker of a candidate is killed, in seconds.
-
-    Attributes
-    ----------
-    device, source, notice
-        Those of the first GPU.
+        Time after which the worker of a candidate is killed.
     """
 
     _passing: tuple[type[WorkerError], ...] = ()
@@ -116,15 +116,14 @@ class GpuGroup(Backend):
         """Notified of results, and of what happens to a GPU."""
         self._queued = threading.Condition(lock)
         """Notified of candidates for GPUs that wait; of a new one, a single GPU: all would contend for it."""
-        self._members: list[_Member] = []
-        self._lost = 0
-        self._queue: deque[_Task] = deque()
+        self._members: list[_GroupGpu] = []
+        self._queue: deque[_Submitted] = deque()
         """Candidates that no GPU holds, the next first."""
-        self._finished: deque[Finished] = deque()
+        self._finished: deque[tuple[Candidate, Reading]] = deque()
         self._waiting = 0
         """Number of GPUs without a candidate."""
         self._reference: Candidate | None = None
-        self._home: _Member | None = None
+        self._home: _GroupGpu | None = None
         self._home_us: float | None = None
         self._closing = False
         self._error: AutotileError | None = None
@@ -135,7 +134,7 @@ class GpuGroup(Backend):
     @property
     def gpu_count(self) -> int:  # type: ignore[override]
         """Number of GPUs that are not lost."""
-        return max(1, len(self._members) - self._lost)
+        return max(1, len(self._left()))
 
     @property
     def uuid(self) -> str:  # type: ignore[override]
@@ -154,9 +153,15 @@ class GpuGroup(Backend):
         with self._changed:
             return tuple(GpuUse(m.backend.uuid, m.trials, m.busy_s, m.scale, m.lost) for m in self._members)
 
+    @property
+    def sanitizer(self) -> Sanitizer | None:  # type: ignore[override]
+        """The sanitizer of the GPU that holds races."""
+        with self._changed:
+            return self._racing_member().backend.sanitizer
+
     def add(self, backend: Backend) -> None:
         """Let another GPU of the same model take part; it may join at any time."""
-        member = _Member(backend, len(self._members), sign_at=time.monotonic())
+        member = _GroupGpu(backend, len(self._members))
         member.thread = threading.Thread(target=self._serve, args=(member,), name=f"GPU {member.number}", daemon=True)
         with self._changed:
             self._members.append(member)
@@ -166,27 +171,23 @@ class GpuGroup(Backend):
         """Return a mask over the rows that the first GPU can run; None for all."""
         return self._members[0].backend.available_rows(space)
 
-    def wait(self) -> None:
-        """Wait until one GPU can run candidates; the others join when they can.
-
-        Raises
-        ------
-        InputError, ToolchainError
-            None of them can.
-        """
+    def wait(self) -> DeviceProperties:
+        """Wait until one GPU can run candidates; the others join when they can."""
         with self._changed:
             while not any(member.state == "working" for member in self._members):
                 self._raise_if_lost()
                 self._changed.wait(_CHECK_S)
+        return self.device
 
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+    def submit(self, entry: Entry) -> None:
         """Put a candidate into the queue of the GPUs."""
+        assert entry.candidate is not None
         with self._changed:
-            self._queue.append(_Task(candidate, best_us))
+            self._queue.append(_Submitted(entry, entry.candidate))
             self._queued.notify()
 
-    def result(self) -> Finished:
-        """Wait for any candidate that was submitted, and return its reading.
+    def result(self) -> tuple[Candidate, Reading]:
+        """Wait for any candidate that was submitted, and return its reading, on the scale of the home.
 
         Raises
         ------
@@ -217,7 +218,7 @@ class GpuGroup(Backend):
         while True:
             member = self._racing_member()
             reading = self._on_one(lambda backend: backend.check(job))
-            if not member.backend.is_dead or self._reference is None or self._racing_member() is not member:
+            if not reading.died or self._reference is None or self._racing_member() is not member:
                 return reading
             try:
                 self._check_sound(member, self._reference)
@@ -227,12 +228,8 @@ class GpuGroup(Backend):
                     raise
                 self._lose(member, error)
 
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run the sanitizer on one GPU."""
-        return self._on_one(lambda backend: backend.sanitize(candidates))
-
     def spare(self) -> Backend | None:
-        """Return the backend of a second GPU that works, to confirm what the first has found; None if there is none."""
+        """Return a second GPU that works."""
         with self._changed:
             racing = self._racing_member()
             working = [m for m in self._members if m.state == "working" and m is not racing and not m.tasks]
@@ -248,15 +245,14 @@ class GpuGroup(Backend):
         threads = [threading.Thread(target=one.backend.close, name="close GPU", daemon=True) for one in busy]
         for thread in threads:
             thread.start()  # ends what the thread of the GPU waits for
-        threads += [one.thread for one in self._members if one.thread is not None]
         end = time.monotonic() + _CLOSE_S
-        for thread in threads:
+        for thread in (*threads, *(one.thread for one in self._members)):
             thread.join(max(0.0, end - time.monotonic()))
         for member in self._members:
-            if member.thread is not None and not member.thread.is_alive():
+            if not member.thread.is_alive():
                 member.backend.close()
 
-    def _serve(self, member: _Member) -> None:
+    def _serve(self, member: _GroupGpu) -> None:
         try:
             begun = time.monotonic()
             member.backend.wait()
@@ -274,60 +270,65 @@ class GpuGroup(Backend):
         if member.state == "lost" and not self._closing:
             member.backend.close()  # it was given up without a sign, and came back: it may join again
 
-    def _take_tasks(self, member: _Member) -> bool:
+    def _take_tasks(self, member: _GroupGpu) -> bool:
         """Wait until the GPU has a candidate, and pass on to its backend what it takes; False if it is to stop."""
+        taken: list[_Submitted] = []
         with self._changed:
-            taken: list[_Task] = []
             self._waiting += 1
             try:
                 while True:
-                    if self._closing or member.state == "lost":
+                    if self._is_stopped(member):
                         return False
-                    taken = self._taken(member)
-                    if taken or member.tasks:
+                    # A second one is taken only if no other GPU waits for it. One whose worker died with a candidate
+                    # runs that only if no other GPU is left. Until it is calibrated, a GPU holds a single candidate.
+                    depth = _DEPTH if member.scale is not None else 1
+                    while len(member.tasks) < depth and not (member.tasks and len(self._queue) < self._waiting):
+                        left = self._left()
+                        able = (t for t in self._queue if member not in t.suspects or {*left} <= {*t.suspects})
+                        task = next(able, None)
+                        if task is None:
+                            break
+                        self._queue.remove(task)
+                        member.tasks.append(task)
+                        taken.append(task)
+                    if member.tasks:
                         break
                     self._queued.wait()
             finally:
                 self._waiting -= 1
             member.sign_at = time.monotonic()
         for task in taken:
-            limit_us = task.best_us / member.scale if task.best_us is not None and member.scale else task.best_us
-            member.backend.submit(task.candidate, limit_us)
+            limit_us = task.entry.limit_us
+            if limit_us is not None and member.scale:
+                limit_us /= member.scale
+            member.backend.submit(replace(task.entry, limit_us=limit_us))
         return True
 
-    def _taken(self, member: _Member) -> list[_Task]:
-        """Move tasks from the queue to the GPU; a second one only if no other GPU waits for it."""
-        depth = _DEPTH if member.scale is not None else 1
-        taken: list[_Task] = []
-        while len(member.tasks) < depth and not (member.tasks and len(self._queue) < self._waiting):
-            task = next((task for task in self._queue if self._may_take(member, task)), None)
-            if task is None:
-                break
-            self._queue.remove(task)
-            member.tasks.append(task)
-            taken.append(task)
-        return taken
-
-    def _may_take(self, member: _Member, task: _Task) -> bool:
-        """Return whether a GPU may run a candidate: one whose worker died with it only if no other is left."""
-        return member not in task.suspects or all(other in task.suspects for other in self._left())
-
-    def _advance(self, member: _Member) -> None:
+    def _advance(self, member: _GroupGpu) -> None:
         """Wait for the oldest candidate of the GPU, and pass its result on."""
-        finished = member.backend.result()
+        _, reading = member.backend.result()
         with self._changed:
             member.sign_at = time.monotonic()
-            if self._closing or member.state == "lost":
+            if self._is_stopped(member):
                 return
-            task, reading = member.tasks[0], finished.reading
-        if member.backend.is_dead and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
+            task = member.tasks[0]
+        if reading.died and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT):
             if not self._is_to_blame(member, task):
                 return
         elif reading.measurement is not None and member.scale is None:
             self._calibrate(member, task.candidate, reading)
-        self._pass_on(member, task, reading)
+        with self._changed:
+            if member.tasks and member.tasks[0] is task:
+                member.tasks.popleft()
+            if task.is_done or self._is_stopped(member):
+                return
+            task.is_done = True
+            member.trials += 1
+            member.busy_s += sum(reading.seconds.values())
+            self._finished.append((task.candidate, scaled(reading, member.scale)))
+            self._changed.notify_all()
 
-    def _is_to_blame(self, member: _Member, task: _Task) -> bool:
+    def _is_to_blame(self, member: _GroupGpu, task: _Submitted) -> bool:
         """Return whether a candidate is at fault for the death of the worker; it is tried elsewhere otherwise.
 
         Raises
@@ -350,19 +351,17 @@ class GpuGroup(Backend):
             self._check_sound(member, reference)
         return True
 
-    def _check_sound(self, member: _Member, reference: Candidate) -> None:
+    def _check_sound(self, member: _GroupGpu, reference: Candidate) -> None:
         """Raise `WorkerError` unless the reference still runs on a GPU; one that crashes is tried again."""
         for _ in range(_CHECKS):
-            member.backend.submit(reference, 0.0)
-            reading = member.backend.result().reading
-            member.sign_at = time.monotonic()
-            if not member.backend.is_dead:
+            reading = member.evaluated(reference, 0.0)
+            if not reading.died:
                 return
             if reading.outcome is Outcome.TIMED_OUT:
                 break
         raise WorkerError(f"the configuration that ran first fails now, too: {reading.outcome}, {reading.reason}")
 
-    def _calibrate(self, member: _Member, candidate: Candidate, reading: Reading) -> None:
+    def _calibrate(self, member: _GroupGpu, candidate: Candidate, reading: Reading) -> None:
         """Measure the reference on a GPU; the first candidate that runs anywhere is the reference."""
         with self._changed:
             if self._reference is None:
@@ -371,12 +370,10 @@ class GpuGroup(Backend):
         if reference is candidate and reading.outcome is Outcome.OK and reading.measurement is not None:
             member.times_us.append(reading.measurement.time_us)
         while len(member.times_us) < _CALIBRATIONS:
-            member.backend.submit(reference, None)
-            measured = member.backend.result().reading
-            member.sign_at = time.monotonic()
+            measured = member.evaluated(reference, None)
             if self._closing:
                 return
-            if member.backend.is_dead:
+            if measured.died:
                 raise WorkerError(f"the reference configuration fails: {measured.outcome}, {measured.reason}")
             if measured.measurement is None:  # it is wrong now and then, which says nothing of the GPU
                 break
@@ -396,23 +393,13 @@ class GpuGroup(Backend):
             member.scale = round(self._home_us / own_us, 6) if self._home_us is not None else None
             member.sign_at = time.monotonic()
 
-    def _pass_on(self, member: _Member, task: _Task, reading: Reading) -> None:
-        """Pass the result of a candidate on to the parent."""
-        with self._changed:
-            if member.tasks and member.tasks[0] is task:
-                member.tasks.popleft()
-            if task.is_done or self._closing or member.state == "lost":
-                return
-            task.is_done = True
-            member.trials += 1
-            member.busy_s += sum(reading.seconds.values())
-            self._finished.append(Finished(task.candidate, scaled(reading, member.scale), member.backend.uuid))
-            self._changed.notify_all()
+    def _is_stopped(self, member: _GroupGpu) -> bool:
+        return self._closing or member.state == "lost"
 
-    def _left(self) -> list[_Member]:
+    def _left(self) -> list[_GroupGpu]:
         return [member for member in self._members if member.state != "lost"]
 
-    def _give_back(self, tasks: Iterable[_Task]) -> None:
+    def _give_back(self, tasks: Iterable[_Submitted]) -> None:
         """Put candidates back to the front of the queue."""
         self._queue.extendleft(reversed([task for task in tasks if not task.is_done]))
         self._wake_all()
@@ -421,19 +408,17 @@ class GpuGroup(Backend):
         self._changed.notify_all()
         self._queued.notify_all()
 
-    def _lose(self, member: _Member, error: AutotileError) -> None:
+    def _lose(self, member: _GroupGpu, error: AutotileError) -> None:
         """Give a GPU up after an error, and release it."""
         with self._changed:
             if member.state == "lost" or self._closing:
                 return
             self._give_up(member, error, str(error))
-        if member.thread is threading.current_thread() or not member.backend.is_dead:
-            member.backend.close()
+        member.backend.close()
 
-    def _give_up(self, member: _Member, error: AutotileError, reason: str) -> None:
+    def _give_up(self, member: _GroupGpu, error: AutotileError, reason: str) -> None:
         """Mark a GPU as lost; its candidates go to the others, except one with which two GPUs were lost."""
         member.state, member.lost, self._error = "lost", reason, error
-        self._lost += 1
         tasks, member.tasks = list(member.tasks), deque()
         if self._home is member and self._home_us is None:
             self._home = None
@@ -443,7 +428,7 @@ class GpuGroup(Backend):
             if len(task.suspects) > 1 and not task.is_done:
                 task.is_done = True
                 crash = Reading(Outcome.CRASHED, f"the GPU was lost with it, twice: {error}", "verify")
-                self._finished.append(Finished(task.candidate, crash))
+                self._finished.append((task.candidate, crash))
         self._give_back(tasks)
 
     def _abandon_silent(self) -> None:
@@ -452,13 +437,14 @@ class GpuGroup(Backend):
             limit_s = self._deadline_s + _MIN_STALL_S + _OPENS_PER_STALL * member.open_s
             if member.tasks and member.state == "working" and time.monotonic() - member.sign_at > limit_s:
                 reason = f"it gave no sign for {limit_s:.0f} s"
-                self._give_up(member, WorkerError(f"{member.name}: {reason}"), reason)
+                name = member.backend.uuid or f"GPU {member.number}"
+                self._give_up(member, WorkerError(f"{name}: {reason}"), reason)
 
     def _raise_if_lost(self) -> None:
         if not self._left() and not self._finished:
             raise self._error or WorkerError("no GPU is left")
 
-    def _racing_member(self) -> _Member:
+    def _racing_member(self) -> _GroupGpu:
         """Return the home, or another GPU if it is lost."""
         working = [member for member in self._members if member.state == "working"]
         if self._home is not None and self._home in working:

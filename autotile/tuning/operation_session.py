@@ -34,7 +34,7 @@ from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.report.notebook import PageContent, Reported
 from autotile.settings import Settings
-from autotile.tuning.backend import Backend, LiveBackend, expected_folder, workload_of
+from autotile.tuning.backend import expected_folder, workload_of
 from autotile.tuning.family_session import is_possible
 from autotile.tuning.finals import race_rounds, with_times
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
@@ -42,7 +42,7 @@ from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.schedule import Lane, Schedule, ScheduleResult, device_of
 from autotile.tuning.session import Pipeline
 from autotile.workers.compile_pool import CompilePool, worker_count
-from autotile.workers.gpu import GPU_WORKER, Gpu
+from autotile.workers.gpu import GPU_WORKER, Backend, Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Entry, LibraryCall, Race, Reading
 
 ContenderState = Literal["won", "raced", "dropped", "failed", "inapplicable"]
@@ -668,14 +668,14 @@ def hold_contest(
             workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
         backend: Backend
         if lane.cluster is not None:
-            from autotile.tuning.cluster.client import RemoteWork  # imports Dask
-            from autotile.tuning.cluster.gpus import free_gpu
+            from autotile.tuning.cluster.gpus import free_gpu  # imports Dask
+            from autotile.tuning.cluster.worker import GpuRequest
 
-            work = RemoteWork(finalists[0][0].name, workloads[0], options.run_deadline_s)
+            work = GpuRequest(finalists[0][0].name, workloads[0], options.run_deadline_s)
             backend = stack.enter_context(closing(free_gpu(lane, work)))
         else:
-            gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
-            backend = LiveBackend(gpu, device)
+            gpu = Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool, device=device)
+            backend = stack.enter_context(closing(gpu))
         workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
         candidates = []
         with closing(CompilePool(settings, workers, deadline_s, worker_pool=worker_pool)) as pool:
@@ -698,7 +698,7 @@ def hold_contest(
                 idle.close()  # frees its memory
             readings = _race_here(job, own, options)
         elif lane.cluster is None:
-            readings = gpu.race(job, expected_s=expected_s)
+            readings = gpu.raced(job, expected_s)
         else:
             found = backend.race(job, expected_s)
             if found is None or len(found) != len(job.entries):

@@ -40,9 +40,9 @@ from autotile.core.text import (
 )
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
-from autotile.tuning.backend import GpuUse
 from autotile.tuning.finals import Confirmation, Finals
 from autotile.tuning.progress_state import Load, Stopped
+from autotile.workers.gpu import GpuUse
 
 if TYPE_CHECKING:
     from autotile.exchange.recording import RecordingHeader

@@ -30,7 +30,7 @@ from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.tuning.cluster.client import Cluster
+    from autotile.tuning.cluster.gpus import Cluster
 
 Ended = TypeVar("Ended")
 
@@ -131,7 +131,7 @@ def open_lane(options: TuneOptions, *, is_of_one_model: bool = True) -> Iterator
     if not options.scheduler:
         yield Lane(options.devices)
         return
-    from autotile.tuning.cluster.lane import ClusterLane
+    from autotile.tuning.cluster.gpus import ClusterLane
 
     with closing(ClusterLane(options, is_of_one_model=is_of_one_model)) as lane:
         yield lane

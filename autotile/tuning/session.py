@@ -51,7 +51,7 @@ from autotile.search.samplers import BRUTE_FORCE, check_sampler
 from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.backend import Backend, choose_backend, gpu_notices, scaled
+from autotile.tuning.backend import choose_backend, gpu_notices, scaled
 from autotile.tuning.finals import Confirmation, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
@@ -71,7 +71,8 @@ from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_f
 from autotile.tuning.start import Scorer, SearchPlan, extend_space, read_prior_results, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
-from autotile.workers.jobs import Candidate, SizedCubin
+from autotile.workers.gpu import Backend
+from autotile.workers.jobs import Candidate, Entry, SizedCubin
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -1218,7 +1219,7 @@ class Pipeline:
         """Submit a candidate to the device, and return None; return its trial if there is nothing to measure.
 
         That is so if it failed before, or if its code and launch equal those of a measured one, whose result it takes
-        over. ``best_us`` is that of `autotile.tuning.backend.Backend.submit`.
+        over. ``best_us`` is that of `autotile.workers.jobs.Entry`.
         """
         trial = candidate.trial()
         if trial.outcome is not Outcome.OK:
@@ -1233,7 +1234,8 @@ class Pipeline:
         if not Path(given.cubin_path).exists():  # trimmed from the cache while the candidate waited
             given = self.compile(trial.config).candidate() or given
         self._running[id(given)] = given, candidate
-        self._backend.submit(given, best_us / self.scale if best_us is not None and self.scale else best_us)
+        limit_us = best_us / self.scale if best_us is not None and self.scale else best_us
+        self._backend.submit(Entry(given, limit_us=limit_us))
         return None
 
     def end_next(self) -> tuple[Compiling, Trial]:
@@ -1245,13 +1247,13 @@ class Pipeline:
             The GPU workers die repeatedly.
         """
         with self._timeline.span("session", "wait for the GPU"):
-            finished = self._backend.result()
-        _, candidate = self._running.pop(id(finished.candidate))
-        reading = scaled(finished.reading, self.scale)
-        start_s = finished.reading.began_at
+            given, found = self._backend.result()
+        _, candidate = self._running.pop(id(given))
+        reading = scaled(found, self.scale)
+        start_s = reading.began_at
         if start_s and self._timeline.is_recording:  # its stages follow one another without a pause
-            track = f"GPU worker {finished.gpu}" if self._backend.gpu_count > 1 else "GPU worker"
-            for stage, seconds in finished.reading.seconds.items():
+            track = f"GPU worker {reading.gpu}" if self._backend.gpu_count > 1 else "GPU worker"
+            for stage, seconds in reading.seconds.items():
                 self._timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
                 start_s += seconds
         compiled = candidate.trial()
@@ -1263,7 +1265,7 @@ class Pipeline:
             measurement=reading.measurement,
             seconds={**compiled.seconds, **reading.seconds},
             telemetry=reading.telemetry,
-            gpu=finished.gpu,
+            gpu=reading.gpu,
         )
         if reading.captured:  # its outputs, for a check by a function of the user's
             assert self._kernel.inspection is not None
@@ -1282,9 +1284,9 @@ class Pipeline:
         times_us: list[float] = []
         for _ in range(count if given is not None else 0):
             assert given is not None
-            self._backend.submit(given, None)
-            measured = self._backend.result().reading.measurement
-            times_us += [measured.time_us] if measured is not None else []
+            self._backend.submit(Entry(given))
+            _, reading = self._backend.result()
+            times_us += [reading.measurement.time_us] if reading.measurement is not None else []
         return times_us
 
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:

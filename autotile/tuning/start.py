@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.search.search import Search, Shortlist
     from autotile.search.transfer import MisleadingSource, Source
-    from autotile.tuning.backend import Backend
     from autotile.tuning.progress_state import TrialLog
+    from autotile.workers.gpu import Backend
 
 _LOWEST_US, _HIGHEST_US = 1e-3, 1e12
 _HALVINGS = 60

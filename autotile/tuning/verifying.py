@@ -28,12 +28,13 @@ from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings, read_settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
-from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.backend import choose_backend
 from autotile.tuning.finals import FinalistChecks, hold_race, interval_of, with_times
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult, trial_entry
 from autotile.tuning.session import Pipeline, tune
 from autotile.workers.compile_pool import CompilePool
+from autotile.workers.gpu import Backend
 from autotile.workers.jobs import Reading
 
 CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]

@@ -1,4 +1,4 @@
-"""Child processes: compile workers, the GPU worker, compute-sanitizer and search strategies.
+"""Child processes: compile workers, GPU workers, compute-sanitizer, references in Python, strategies.
 
-No other package starts or kills a process.
+Nothing else starts or kills one.
 """

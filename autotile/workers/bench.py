@@ -1,8 +1,8 @@
-"""Problems laid out on a GPU, on which the entries of jobs are verified and timed.
+"""Problems laid out on a GPU, on which the entries of jobs are verified and timed; and the worker process around them.
 
-A candidate that writes out of bounds, beyond the guard bands, may corrupt the inputs or references that later ones are
-verified with. The newest candidate that passed on each problem is therefore kept: while it still passes, the data are
-intact.
+The process ends after an error that leaves its context broken. A candidate that writes out of bounds, beyond the guard
+bands, may corrupt the inputs or references that later ones are verified with. The newest candidate that passed on each
+problem is therefore kept: while it still passes, the data are intact.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import canonical_json
+from autotile.core.documents import canonical_json, convert, to_fields
 from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Measurement, Outcome, config_text
 from autotile.core.statistics import discard_reason
 from autotile.cuda.compiler import CubinCache
-from autotile.cuda.driver import live_device
+from autotile.cuda.driver import live_device, rejected
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
@@ -34,14 +34,14 @@ from autotile.cuda.timing import DriftProbe, EnergyMeter, Launch, Telemetry, Tim
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.inputs import ragged_problem, with_captured_call
-from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
+from autotile.workers.child import FinalReply, Stage, files_of_any_size, serve
 from autotile.workers.jobs import (
     CHECK_STAGE,
     INPUTS_STAGE,
+    JOBS,
     LIBRARY_VERSION,
     RACE_STAGE,
     SECOND_SEED,
@@ -49,15 +49,14 @@ from autotile.workers.jobs import (
     Check,
     Entry,
     Job,
-    KernelSource,
     LibraryCall,
     Race,
     Reading,
     Time,
     Workload,
     loaded,
+    read_job,
 )
-from autotile.workers.protocol import Stage, files_of_any_size
 
 _MAX_KEPT = 16
 """Problems besides the present one whose inputs are kept, such as those of the other kernels of an operation."""
@@ -84,20 +83,14 @@ OwnLibraries = Mapping[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Runner:
-    """An entry that is ready to be launched.
-
-    Attributes
-    ----------
-    launch, prepare
-        As for `autotile.cuda.timing.Timer.race`.
-    verdict
-        Verifies what the last launch wrote.
-    """
+class _Runnable:
+    """An entry that is ready to be launched."""
 
     launch: Launch
     prepare: Launch
+    """Called before each launch, as for `autotile.cuda.timing.Timer.race`."""
     verdict: Callable[[], Verdict]
+    """Verifies what the last launch wrote."""
 
 
 class Bench:
@@ -159,7 +152,25 @@ class Bench:
                 stage(name if len(job.entries) == 1 else f"{name} {number}")
 
             enter("load")
-            readings.append(self._read(problems(job.entries[number]), job.entries[number], job, readings, enter))
+            entry = job.entries[number]
+            problem = problems(entry)
+            was_fresh = problem.fresh
+            if isinstance(job, Check):
+                reading = problem.checked(entry, job, enter)
+            else:
+                limits_us = [entry.limit_us]
+                if job.grid:
+                    timed = (one.measurement for one in readings if one.outcome is Outcome.OK)
+                    limits_us += [measured.time_us for measured in timed if measured is not None]
+                best_us = min((limit for limit in limits_us if limit is not None), default=None)
+                if entry.candidate is not None:
+                    reading = problem.timed(entry.candidate, best_us, enter, grid=job.grid)
+                else:
+                    reading = self._timed_library(problem, entry, best_us, enter)
+            if reading.outcome in (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS) and not problem.is_intact():
+                # unless an earlier candidate can be the cause, this one is at fault
+                raise TaintedError(reading if was_fresh or reading.outcome is Outcome.OUT_OF_BOUNDS else None)
+            readings.append(reading)
         if isinstance(job, Time) and job.grid:
             self._verify_fastest(job, [problems(entry) for entry in job.entries], readings, stage)
 
@@ -181,28 +192,6 @@ class Bench:
                 if verdict.outcome is Outcome.OK:
                     break
                 readings[fastest] = Reading(verdict.outcome, verdict.reason, "verify")
-
-    def _read(
-        self, problem: LaidOut, entry: Entry, job: Time | Check, readings: Sequence[Reading], stage: Stage
-    ) -> Reading:
-        """Return the reading of one entry."""
-        was_fresh = problem.fresh
-        if isinstance(job, Check):
-            reading = problem.checked(entry, job, stage)
-        else:
-            times_us = [one.measurement.time_us for one in readings if one.outcome is Outcome.OK and one.measurement]
-            limits_us = [entry.limit_us, *(times_us if job.grid else ())]
-            best_us = min((limit for limit in limits_us if limit is not None), default=None)
-            reading = self._timed(problem, entry, best_us, stage, grid=job.grid)
-        if reading.outcome in _FOUND_BY_VERIFYING and not problem.is_intact():
-            # unless an earlier candidate can be the cause, this one is at fault
-            raise TaintedError(reading if was_fresh or reading.outcome is Outcome.OUT_OF_BOUNDS else None)
-        return reading
-
-    def driver_blocks_per_sm(self, candidate: Candidate) -> int:
-        """Return the occupancy that the driver computes, that of the main launch if there are several."""
-        assert self._present is not None
-        return self._present.driver_blocks_per_sm(candidate)
 
     def _problems_of(self, job: Job) -> Callable[[Entry], LaidOut]:
         """Return a function that lays out the problem of each entry when it is first asked for."""
@@ -229,7 +218,7 @@ class Bench:
 
         ``made`` are the instances of the job's other problems, whose data it uses where they are the same.
         """
-        key = canonical_json(workload.to_json())
+        key = canonical_json(to_fields(workload))
         problem = self._problems.pop(key, None)
         if problem is None or not problem.is_reusable():
             self._forget_problems(MEMORY_SHARE)
@@ -245,7 +234,7 @@ class Bench:
 
     def _kernel_of(self, workload: Workload) -> _LoadedKernel:
         """Return the common state of all problems of a kernel."""
-        key = canonical_json({**workload.to_json(), "sizes": None, "verify_sizes": None})
+        key = canonical_json({**to_fields(workload), "sizes": None, "verify_sizes": None})
         kernel = self._kernels.pop(key, None) or _LoadedKernel(workload)
         while len(self._kernels) >= _MAX_KEPT:
             self._kernels.popitem(last=False)
@@ -263,10 +252,8 @@ class Bench:
                 return
             del self._problems[next(iter(self._problems))]
 
-    def _timed(self, problem: LaidOut, entry: Entry, best_us: float | None, stage: Stage, *, grid: bool) -> Reading:
-        """Verify an entry, then measure it."""
-        if entry.candidate is not None:
-            return problem.timed(entry.candidate, best_us, stage, grid=grid)
+    def _timed_library(self, problem: LaidOut, entry: Entry, best_us: float | None, stage: Stage) -> Reading:
+        """Verify a library, then measure it."""
         stage("verify")
         try:
             runner = self._library(problem, entry)
@@ -282,7 +269,7 @@ class Bench:
         """Verify entries as often as the job says, and time those that are correct in interleaved rounds."""
         timer = problems[0].timer
         failed: dict[int, Reading] = {}
-        runners: dict[int, _Runner] = {}
+        runners: dict[int, _Runnable] = {}
         graphs = True
         for number, (entry, problem) in enumerate(zip(job.entries, problems, strict=True)):
             if job.checks:
@@ -331,7 +318,7 @@ class Bench:
             raise TaintedError(None)
         return raced
 
-    def _library(self, problem: LaidOut, entry: Entry) -> _Runner:
+    def _library(self, problem: LaidOut, entry: Entry) -> _Runnable:
         """Return a library, ready to run on the buffers of the default configuration.
 
         Raises
@@ -349,23 +336,15 @@ class Bench:
             _launch_of_function(own, instance) if own is not None else _cublas(call, instance, problem.device_index)
         )
         bound = instance.bind_library()
-        return _Runner(launch, partial(instance.prepare, bound), partial(instance.verdict, bound))
-
-
-_FOUND_BY_VERIFYING = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS)
+        return _Runnable(launch, partial(instance.prepare, bound), partial(instance.verdict, bound))
 
 
 class TaintedError(Exception):
-    """The data that candidates are verified with were overwritten, so that the process must end.
-
-    Attributes
-    ----------
-    reading
-        That of the entry that was run; None if an earlier one may be at fault.
-    """
+    """The data that candidates are verified with were overwritten, so that the process must end."""
 
     def __init__(self, reading: Reading | None) -> None:
         self.reading = reading
+        """Reading of the entry that was run; None if an earlier one may be at fault."""
         super().__init__("a candidate overwrote the worker's data")
 
 
@@ -380,14 +359,23 @@ class _LoadedKernel:
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
         self.support = SupportKernels(cache, self.device.architecture)
-        source = workload.reference_source
+        source, reference = workload.reference_source, None
+        if source is not None:
+            reference = Kernel(
+                self.spec,
+                source.source,
+                Path(source.template_path),
+                source.source_hash,
+                include_folders=tuple(map(Path, source.include_folders)),
+                template_names=frozenset(source.template_names),
+            )
         self.references = ExpectedOutputs(
             self.spec,
             workload.dtype,
             self.support,
             device=self.device,
             cache=cache,
-            source=reference_kernel(self.spec, source) if source else None,
+            source=reference,
             folder=Path(workload.reference_folder) if workload.reference_folder else None,
         )
         self.timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
@@ -484,36 +472,55 @@ class LaidOut:
     def timed(self, candidate: Candidate, best_us: float | None, stage: Stage, *, grid: bool) -> Reading:
         """Load, verify, then measure a candidate."""
         config = candidate.config
-        timer = _StageTimer()
+        began_at = last_s = time.perf_counter()
+        seconds: dict[str, float] = {}
+
+        def end(name: str) -> None:
+            nonlocal last_s
+            now_s = time.perf_counter()
+            seconds[name] = round(now_s - last_s, 6)
+            last_s = now_s
+
         functions = self._kernel.load(candidate, keep=grid)
-        timer.end("load")
+        end("load")
         stage("verify")
         verdict = self._verify_once(functions, candidate) if grid else self._verify(functions, config)
-        timer.end("verify")
+        end("verify")
         if verdict.outcome is not Outcome.OK:
-            return Reading(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
+            return Reading(verdict.outcome, verdict.reason, "verify", seconds=seconds, began_at=began_at)
         instance = self._tuned.of(config)
-        captured = self._capture(instance)
+        captured = ""
+        if self._captured:
+            captured = tempfile.mkdtemp(dir=self._capture_folder)
+            with files_of_any_size():
+                for name in self._captured:
+                    np.save(Path(captured) / f"{name}.npy", instance.content(name), allow_pickle=False)
         digest = instance.digest() if not grid else ""
         stage("measure")
         bound = instance.bind(config, self.device)
         launch = _launch_sequence(functions.tuned, instance, bound)
-        reading = self.measured(self._runner(launch, bound), best_us, is_quick=grid)
+        reading = self.measured(self._runnable(launch, bound), best_us, is_quick=grid)
         if reading.outcome.has_time:
             self._known_good = (functions, config)
         telemetry: dict[str, float | int | str] = {**reading.telemetry, "max_error": verdict.max_error}
         if not grid and reading.outcome.has_time:
-            telemetry |= self._state()
+            kernel = self._kernel
+            telemetry |= kernel.telemetry.read()
+            # times by which drift is seen
+            telemetry |= {"reference_us": kernel.drift.read_us(), "event_floor_us": kernel.event_floor_us or 0.0}
             again = instance.digest()
             telemetry[OUTPUT_DIGEST] = digest if digest == again else VARYING_OUTPUTS
-            if self._kernel.energy is not None and reading.outcome is Outcome.OK and reading.measurement is not None:
-                telemetry |= self._kernel.energy.read(launch, reading.measurement.time_us)
-            if len(self._spec.steps) > 1:
-                telemetry |= self._step_times(launch, bound)
-        timer.end("measure")
-        return replace(reading, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at)
+            if kernel.energy is not None and reading.outcome is Outcome.OK and reading.measurement is not None:
+                telemetry |= kernel.energy.read(launch, reading.measurement.time_us)
+            if len(self._spec.steps) > 1:  # the time of each, between events in whole calls
+                by_step = launch.by_step()
+                names = [f"{STEP_TIME}{step}.{self._spec.steps[step].entry}" for step in by_step]
+                times = self.timer.parts(list(by_step.values()), partial(instance.prepare, bound))
+                telemetry |= dict(zip(names, times, strict=True))
+        end("measure")
+        return replace(reading, seconds=seconds, telemetry=telemetry, captured=captured, began_at=began_at)
 
-    def measured(self, runner: _Runner, best_us: float | None, *, is_quick: bool = True) -> Reading:
+    def measured(self, runner: _Runnable, best_us: float | None, *, is_quick: bool = True) -> Reading:
         """Measure what passed verification, and verify what its last timed launch wrote.
 
         Parameters
@@ -576,7 +583,7 @@ class LaidOut:
         seconds = {"verify": round(time.perf_counter() - start, 6)}
         return Reading(Outcome.OK, stage="verify", seconds=seconds, telemetry=telemetry)
 
-    def verified(self, runner: _Runner, repeats: int) -> Verdict:
+    def verified(self, runner: _Runnable, repeats: int) -> Verdict:
         """Return the verdict on repeated launches of a library."""
         verdict = Verdict(Outcome.OK)
         for _ in range(repeats):
@@ -586,26 +593,18 @@ class LaidOut:
                 break
         return verdict
 
-    def runner(self, candidate: Candidate) -> _Runner:
+    def runner(self, candidate: Candidate) -> _Runnable:
         """Return a verified candidate, ready to be timed."""
         instance = self._tuned.of(candidate.config)
         bound = instance.bind(candidate.config, self.device)
         functions = self._kernel.load(candidate, keep=False)
         self.fresh = False
-        return self._runner(_launch_sequence(functions.tuned, instance, bound), bound)
-
-    def driver_blocks_per_sm(self, candidate: Candidate) -> int:
-        """Return the occupancy that the driver computes, that of the main launch if there are several."""
-        functions = self._kernel.load(candidate, keep=False).tuned
-        plan = LaunchPlan.of(self._spec, candidate.config, self._tuned.sizes, self.device)
-        functions.opt_in(plan)
-        geometry = plan.main.geometry
-        return functions[plan.main.step].blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
+        return self._runnable(_launch_sequence(functions.tuned, instance, bound), bound)
 
     @staticmethod
-    def _runner(launch: LaunchSequence, bound: BoundArguments) -> _Runner:
+    def _runnable(launch: LaunchSequence, bound: BoundArguments) -> _Runnable:
         instance = bound.instance
-        return _Runner(launch, partial(instance.prepare, bound), partial(_timed_verdict, bound))
+        return _Runnable(launch, partial(instance.prepare, bound), partial(_timed_verdict, bound))
 
     def _instances(self, sizes: Mapping[str, int], *, check: bool) -> Instances:
         kernel = self._kernel
@@ -654,7 +653,11 @@ class LaidOut:
             if check_config(self._spec, config, instances.sizes, self.device, self._dtype):
                 continue
             instance = instances.of(config)
-            seeds = (0, SECOND_SEED) if _draw_second(instance) else (0,)
+            seeds: tuple[int, ...] = (0, SECOND_SEED)
+            try:
+                instance.add_inputs(SECOND_SEED)
+            except (InputError, ToolchainError, load_cupy().cuda.memory.OutOfMemoryError):
+                seeds = (0,)  # there is no room for a second set of inputs, or no reference
             done, end = 0, time.perf_counter() + _GRID_CHECK_S
             try:
                 while done < 2 * len(seeds) or (done < repeats and time.perf_counter() < end):
@@ -696,38 +699,6 @@ class LaidOut:
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
-    def _capture(self, instance: ProblemInstance) -> str:
-        """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
-        if not self._captured:
-            return ""
-        folder = Path(tempfile.mkdtemp(dir=self._capture_folder))
-        with files_of_any_size():
-            for name in self._captured:
-                np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
-        return str(folder)
-
-    def _state(self) -> dict[str, float | int | str]:
-        """Return clocks and power, and the times by which drift is seen."""
-        kernel = self._kernel
-        floor_us = kernel.event_floor_us or 0.0
-        return {**kernel.telemetry.read(), "reference_us": kernel.drift.read_us(), "event_floor_us": floor_us}
-
-    def _step_times(self, launch: LaunchSequence, bound: BoundArguments) -> dict[str, float]:
-        """Return the time of each step in microseconds, measured between events in whole calls."""
-        by_step = launch.by_step()
-        times = self.timer.parts(list(by_step.values()), partial(bound.instance.prepare, bound))
-        names = [f"{STEP_TIME}{step}.{self._spec.steps[step].entry}" for step in by_step]
-        return dict(zip(names, times, strict=True))
-
-
-def _draw_second(instance: ProblemInstance) -> bool:
-    """Draw a second set of inputs; return False if there is no room for it, or no reference."""
-    try:
-        instance.add_inputs(SECOND_SEED)
-    except (InputError, ToolchainError, load_cupy().cuda.memory.OutOfMemoryError):
-        return False
-    return True
-
 
 def _timed_verdict(bound: BoundArguments) -> Verdict:
     """Verify what the last timed launch wrote, before which the outputs were overwritten."""
@@ -741,31 +712,6 @@ def _launch_sequence(functions: StepFunctions, instance: ProblemInstance, bound:
     """Return the launches of loaded functions on the buffers of an instance, with its constants in place."""
     instance.copy_constants(functions.module)
     return LaunchSequence(functions, bound.plan, bound.arguments)
-
-
-def reference_kernel(spec: KernelSpec, source: KernelSource) -> Kernel:
-    """Return the kernel whose template holds a reference kernel."""
-    return Kernel(
-        spec,
-        source.source,
-        Path(source.template_path),
-        source.source_hash,
-        include_folders=tuple(map(Path, source.include_folders)),
-        template_names=frozenset(source.template_names),
-    )
-
-
-class _StageTimer:
-    """Wall time of each stage, in seconds."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.began_at = self._start = time.perf_counter()
-
-    def end(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = round(now - self._start, 6)
-        self._start = now
 
 
 def _cublas(call: LibraryCall, instance: ProblemInstance, device_index: int) -> Launch:
@@ -805,7 +751,18 @@ def _launch_of_function(function: Callable[..., Any], instance: ProblemInstance)
     stream of its library.
     """
     fault: Exception | None = None
-    for arrays in _as_passed(instance):
+    for is_torch in (False, True):
+        arrays: Sequence[Any] = instance.arrays
+        if is_torch:
+            torch = sys.modules.get("torch")
+            if torch is None:
+                break
+            arrays = [
+                torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
+                if element == "bfloat16"
+                else torch.from_dlpack(array)
+                for array, element in zip(arrays, instance.element_types, strict=True)
+            ]
         launch = partial(_call, function, arrays)
         try:
             launch()
@@ -816,32 +773,107 @@ def _launch_of_function(function: Callable[..., Any], instance: ProblemInstance)
     raise fault or InputError("there are no arrays to call it with")
 
 
-def _call(call: Callable[..., Any], arrays: Sequence[Any]) -> None:
+def _call(function: Callable[..., Any], arrays: Sequence[Any]) -> None:
+    """Call a function on CuPy's current stream, which is made that of PyTorch too if it is loaded."""
+    torch, stream = sys.modules.get("torch"), None
     try:
-        with _torch_stream():
-            call(*arrays)
+        if torch is not None:
+            stream = torch.cuda.stream(torch.cuda.ExternalStream(load_cupy().cuda.get_current_stream().ptr))
+        with stream or nullcontext():
+            function(*arrays)
     except AutotileError:
         raise
     except Exception as error:
         raise InputError(f"the library failed: {type(error).__name__}: {error}") from error
 
 
-def _as_passed(instance: ProblemInstance) -> Iterator[list[Any]]:
-    """Yield the arrays of an instance as a caller would pass them."""
-    yield instance.arrays
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        yield [
-            torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
-            if element == "bfloat16"
-            else torch.from_dlpack(array)
-            for array, element in zip(instance.arrays, instance.element_types, strict=True)
-        ]
+_LAUNCH_FAILED = 719
+_LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
+"""Causes of CUDA_ERROR_LAUNCH_FAILED, which the driver describes as "unspecified launch failure"."""
 
 
-def _torch_stream() -> Any:
-    """Make CuPy's current stream that of PyTorch, if it is loaded."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.ExternalStream(load_cupy().cuda.get_current_stream().ptr))
+class GpuWorker:
+    """Handler of all requests: ``open``, the jobs ``time``, ``check`` and ``race``, and ``ceilings``."""
+
+    def __init__(self) -> None:
+        self._bench = Bench()
+
+    def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """Handle one request."""
+        cuda = load_cupy().cuda
+        entered = ""
+
+        def enter(name: str) -> None:
+            nonlocal entered
+            entered = name
+            stage(name)
+
+        try:
+            match message["op"]:
+                case "open":
+                    enter("open")
+                    if message["workload"] is None:  # each entry has one
+                        return live_device(message["device_index"]).to_json()
+                    return self._bench.open(convert(message["workload"], Workload)).to_json()
+                case "race":
+                    readings: list[Reading] = []
+                    self._bench.run(read_job(message), enter, readings)
+                    return {"readings": readings}
+                case job if job in JOBS:
+                    return self._run(read_job(message), enter)
+                case "ceilings":
+                    from autotile.workers.device_ceilings import CeilingRequest, measure_ceilings
+
+                    return measure_ceilings(convert(message["request"], CeilingRequest), enter).to_json()
+                case unknown:
+                    raise InputError(f"unknown request {unknown!r}")
+        except TaintedError:  # there is no telling which entry of a race is at fault
+            raise FinalReply({"error": "a candidate overwrote the worker's data in the race", "last": True}) from None
+        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+            outcome, reason = _fault(error)
+            reply = {"error": reason, "kind": "cuda", "stage": entered}
+            if outcome is None:
+                raise FinalReply({**reply, "last": True}) from None
+            return reply
+        except cuda.memory.OutOfMemoryError as error:
+            if message["op"] == "open":
+                raise InputError(f"the problem does not fit in the device's memory: {error}") from None
+            return {"error": str(error), "kind": "cuda"}
+
+    def _run(self, job: Job, stage: Stage) -> Mapping[str, Any]:
+        """Run a job; of one that breaks the worker, reply with the readings up to the entry that did."""
+        cuda = load_cupy().cuda
+        entered = ""
+
+        def enter(name: str) -> None:
+            nonlocal entered
+            entered = name.partition(" ")[0]
+            stage(name)
+
+        readings: list[Reading] = []
+        while len(readings) < len(job.entries):
+            fault: Outcome | None = None
+            try:
+                self._bench.run(job, enter, readings)
+                continue
+            except TaintedError as error:
+                readings += [error.reading] if error.reading is not None else []
+            except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+                fault, reason = _fault(error)
+                readings.append(Reading(fault or Outcome.CRASHED, f"{reason} in stage {entered}", entered))
+            except cuda.memory.OutOfMemoryError as error:
+                fault = Outcome.RESOURCE_EXCEEDED
+                readings.append(Reading(fault, f"{error} in stage {entered}", entered))
+            if fault is None:
+                raise FinalReply({"readings": readings, "is_complete": False, "last": True})
+        return {"readings": readings}
+
+
+def _fault(error: Any) -> tuple[Outcome | None, str]:
+    """Return the outcome of a launch that was merely rejected, None after an error that ends the worker; and why."""
+    hint = f" ({_LAUNCH_FAILED_HINT})" if int(error.status) == _LAUNCH_FAILED else ""
+    return rejected(error), f"{error}{hint}"
+
+
+if __name__ == "__main__":
+    serve(GpuWorker())

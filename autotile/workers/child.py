@@ -1,26 +1,228 @@
-"""The parent's end of a child process, and a pool of idle ones that outlive the session that started them."""
+"""Child processes: their resource limits, both ends of the pipe to each, and a pool of idle ones.
+
+Each line of a pipe is a message in JSON. A child handles requests one after another, and announces the stages of each
+before its reply. The pool outlives the session that started its children.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import resource
 import select
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
-from autotile.core.documents import decode_json, encode_json
-from autotile.errors import InputError, WorkerCrashError, WorkerError, WorkerTimeoutError
+import msgspec
+
+from autotile.core.documents import Name, Text, convert, decode_json, encode_json, to_fields
+from autotile.errors import (
+    AutotileError,
+    DataError,
+    InputError,
+    ToolchainError,
+    WorkerCrashError,
+    WorkerError,
+    WorkerTimeoutError,
+)
 from autotile.settings import worker_environment
-from autotile.workers.protocol import Answer
+
+_Parsed = TypeVar("_Parsed")
+
+_MAX_FILE_BYTES = 1 << 30
+"""Limit of each file that a worker writes, such as the output of a kernel that prints without end; a cubin is a
+thousandth of it."""
+_MEMORY_SHARE = 0.75
+"""Share of the machine's memory for all compile workers together; the rest is left to the system and the user."""
+_MIN_MEMORY_BYTES = 2 << 30
+"""NVRTC takes 0.2 GiB for a plain kernel; the heaviest template libraries need 1 to 2 GiB."""
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Memory limit of a container, of cgroups version 2 and 1."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def limit_disk_use() -> None:
+    """Disable core dumps, which hold the gigabytes that CUDA maps, and limit the size of files that are written."""
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    _lower_limit(resource.RLIMIT_FSIZE, _MAX_FILE_BYTES)
+
+
+def limit_memory(max_bytes: int) -> None:
+    """Limit the memory of this process to what it has mapped and ``max_bytes``; allocations beyond it fail.
+
+    The process also offers itself to the kernel's out-of-memory killer before all others.
+    """
+    with suppress(OSError):  # not permitted on every system
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _lower_limit(resource.RLIMIT_AS, mapped_pages * _PAGE_BYTES + max_bytes)
+
+
+def memory_share_bytes(workers: int) -> int:
+    """Return the memory limit of each of several compile workers: equal parts of 75 %, of 2 GiB at least."""
+    texts = [file.read_text().strip() for file in _CGROUP_LIMITS if file.is_file()]
+    limits = [int(text) for text in texts if text.isdecimal()]
+    total = min([os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, *limits])
+    return max(_MIN_MEMORY_BYTES, int(_MEMORY_SHARE * total / workers))
+
+
+@contextmanager
+def files_of_any_size() -> Iterator[None]:
+    """Lift the limit of `limit_disk_use` on files, for the contents of large buffers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _lower_limit(kind: int, limit: int) -> None:
+    soft, hard = resource.getrlimit(kind)
+    if soft == resource.RLIM_INFINITY or soft > limit:
+        resource.setrlimit(kind, (limit, hard))
+
+
+class Request(msgspec.Struct):
+    """Line that a child reads."""
+
+    id: int
+    request: dict[str, Any]
+
+
+class Answer(msgspec.Struct):
+    """Line that a child writes: the reply to a request, or the stage that it enters."""
+
+    id: int
+    reply: dict[str, Any] | None = None
+    stage: Name | None = None
+
+
+class ErrorReply(msgspec.Struct):
+    """Reply to a request that failed."""
+
+    error: Text
+    kind: Name = ""
+    """``input`` or ``toolchain`` of an error that concerns all candidates."""
+    stage: Name = ""
+    """Stage in which the candidate failed, if one did."""
+
+
+def parsed_reply(reply: Mapping[str, Any], schema: type[_Parsed]) -> _Parsed:
+    """Parse a reply.
+
+    Raises
+    ------
+    InputError, ToolchainError
+        The worker reports an error that concerns all candidates.
+    WorkerError
+        The worker reports another error, or the reply is malformed.
+    """
+    try:
+        if "error" not in reply:
+            return convert(reply, schema)
+        failed = convert(reply, ErrorReply)
+    except DataError as error:
+        raise WorkerError(f"the worker's reply is malformed: {error}") from None
+    if failed.kind in ("input", "toolchain"):
+        raise {"input": InputError, "toolchain": ToolchainError}[failed.kind](failed.error)
+    raise WorkerError(failed.error, failed.stage)
+
+
+Stage = Callable[[str], None]
+"""Called with the name of a stage before the worker enters it."""
+Handler = Callable[[Mapping[str, Any], Stage], Mapping[str, Any]]
+"""Returns the reply to a request, of values that `to_fields` takes."""
+
+_PARENT_CHECK_S = 1.0
+
+
+class FinalReply(Exception):  # noqa: N818 - it is a reply, not an error
+    """Raised by a handler to reply and then end the process, such as one whose CUDA context is corrupt."""
+
+    def __init__(self, reply: Mapping[str, Any]) -> None:
+        self.reply = reply
+        super().__init__("the worker ends itself after this reply")
+
+
+class Channel:
+    """The worker's end of the pipe: requests arrive on standard input, replies go to standard output.
+
+    From its construction on, other output to standard output, such as a kernel's ``printf``, goes to standard error;
+    the process exits when its parent dies.
+    """
+
+    def __init__(self) -> None:
+        self._output = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+        limit_disk_use()
+        exit_with_parent()
+        # The parent may have died while this process started, so that another one adopted it. Only the parent writes to
+        # standard input, and it closes it only when no request will follow; a request may still wait in the pipe.
+        poll = select.poll()
+        poll.register(0, 0)
+        self._is_orphan = any(event & select.POLLHUP for _, event in poll.poll(0))
+        self._request_id = 0
+
+    def receive(self) -> Mapping[str, Any] | None:
+        """Return the next request; None after the parent closed the pipe."""
+        line = b"" if self._is_orphan else sys.stdin.buffer.readline()
+        if not line:
+            return None
+        if stat.S_ISREG(os.fstat(2).st_mode):  # the parent reads it: only what this request prints
+            os.ftruncate(2, 0)
+            os.lseek(2, 0, os.SEEK_SET)
+        message = decode_json(line, Request)
+        self._request_id = message.id
+        return message.request
+
+    def enter(self, stage: str) -> None:
+        """Tell the parent which stage of the request follows."""
+        self._write({"id": self._request_id, "stage": stage})
+
+    def reply(self, reply: Mapping[str, Any]) -> None:
+        """Reply to the last request."""
+        self._write({"id": self._request_id, "reply": to_fields(reply)})
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        self._output.write(encode_json(message).encode() + b"\n")
+        self._output.flush()
+
+
+def serve(handler: Handler) -> None:
+    """Answer requests until the parent closes the pipe; errors of autotile are replies."""
+    channel = Channel()
+    while (request := channel.receive()) is not None:
+        try:
+            reply = handler(request, channel.enter)
+        except FinalReply as final:
+            channel.reply(final.reply)
+            os._exit(0)  # a regular exit would wait for the corrupt context
+        except AutotileError as error:
+            reply = {"error": str(error), "kind": "input" if isinstance(error, InputError) else "toolchain"}
+        channel.reply(reply)
+
+
+def exit_with_parent() -> None:
+    """End this process when its parent dies, even during a kernel that never returns."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
 
 _CHUNK_BYTES = 1 << 16
 _MAX_UNREAD_BYTES = 1 << 24
@@ -28,87 +230,6 @@ _MAX_UNREAD_BYTES = 1 << 24
 _LIVENESS_CHECK_S = 0.1
 """Interval of the liveness check while no output arrives: processes that the child started may hold its streams open
 after its death."""
-
-
-class LinePipe:
-    """The parent's ends of a child's standard input and output.
-
-    Parameters
-    ----------
-    to_child, from_child
-        Open file descriptors; the first must be non-blocking.
-    is_alive
-        Return whether the child is running.
-    """
-
-    def __init__(self, to_child: int, from_child: int, is_alive: Callable[[], bool]) -> None:
-        self._to_child = to_child
-        self._from_child = from_child
-        self._is_alive = is_alive
-        self._received = bytearray()
-        # poll, not select: a program that embeds the tuner may have more than 1,024 files open
-        self._reading, self._both = select.poll(), select.poll()
-        for poll in (self._reading, self._both):
-            poll.register(from_child, select.POLLIN)
-        self._both.register(to_child, select.POLLOUT)
-
-    def send(self, line: bytes, end: float) -> None:
-        """Write a line; output that arrives meanwhile is buffered, so that neither end blocks the other.
-
-        Parameters
-        ----------
-        line
-            The line, including its newline.
-        end
-            Time limit, by `time.monotonic`.
-
-        Raises
-        ------
-        TimeoutError
-            The child does not read its input.
-        EOFError, ConnectionError
-            The child has exited.
-        ValueError
-            The child writes more than any valid reply holds.
-        """
-        left = memoryview(line)
-        while left:
-            if self._wait(self._both, end) & (select.POLLOUT | select.POLLERR):
-                left = left[os.write(self._to_child, left) :]
-
-    def receive(self, end: float) -> bytes:
-        """Return the child's next line, without its newline; parameters and errors as for `send`."""
-        searched = 0
-        while (cut := self._received.find(b"\n", searched)) < 0:
-            searched = len(self._received)
-            self._wait(self._reading, end)
-        if time.monotonic() > end:  # a child that writes without end is late, too
-            raise TimeoutError
-        line = bytes(self._received[:cut])
-        del self._received[: cut + 1]
-        return line
-
-    def _wait(self, poll: select.poll, end: float) -> int:
-        """Wait for the child and buffer its output; return the poll events of its input."""
-        left_s = end - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        events = dict(poll.poll(1e3 * min(left_s, _LIVENESS_CHECK_S)))
-        if self._from_child in events:
-            self._read()
-        elif not events and not self._is_alive():
-            raise EOFError
-        return events.get(self._to_child, 0)
-
-    def _read(self) -> None:
-        data = os.read(self._from_child, _CHUNK_BYTES)
-        if not data:
-            raise EOFError
-        self._received += data
-        if len(self._received) > _MAX_UNREAD_BYTES:
-            raise ValueError(f"more than {_MAX_UNREAD_BYTES >> 20} MiB")
-
-
 _EXIT_GRACE_S = 2.0
 """Time that a child has to exit by itself; an interpreter with a CUDA context takes a few tenths of a second."""
 _REAP_S = 30.0
@@ -117,12 +238,26 @@ _STDERR_TAIL_BYTES = 2000
 _EXCERPT_BYTES = 60
 
 
-class _Sent(NamedTuple):
-    number: int
-    at: float
-    """By `time.monotonic`."""
-    error: Exception | None
-    """Error of sending it."""
+def is_running(process: int) -> bool:
+    """Return whether a child runs, without reaping it: a zombie's process group id is not reused."""
+    try:
+        return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child that was not reaped, the leader of a session of its own, and the processes that it started."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def reap(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a child that was killed; None if the system does not remove it."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_S)
+    return process.returncode
 
 
 class Child:
@@ -134,14 +269,9 @@ class Child:
     Parameters
     ----------
     module
-        Name of a module that runs `autotile.workers.protocol.serve`.
+        Name of a module that runs `serve`.
     place
         What the child holds beside its module, such as the index of its GPU; `WorkerPool` lends it for the same one.
-
-    Attributes
-    ----------
-    module, place
-        As given.
 
     Raises
     ------
@@ -155,12 +285,18 @@ class Child:
         self.module = module
         self.place = place
         self._requests = 0
-        self._outstanding: deque[_Sent] = deque()
-        """Requests without a reply, oldest first."""
+        self._outstanding: deque[tuple[int, float, Exception | None]] = deque()
+        """Number of each request without a reply, its time by `time.monotonic`, and the error of sending it."""
         self._replied_at = 0.0
-        self._was_killed = False
+        self._received = bytearray()
         self._lock = threading.RLock()
-        self._stderr = _temporary_file()
+        try:
+            self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open until the end of the child
+        except OSError as error:
+            raise InputError(
+                f"cannot make a temporary file: {error.strerror}; make room, or set TMPDIR to a folder that can be "
+                "written"
+            ) from None
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
@@ -176,8 +312,8 @@ class Child:
             raise WorkerError(f"cannot start {module}: {error.strerror}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self._pipe = LinePipe(self._process.stdin.fileno(), self._process.stdout.fileno(), self.is_running)
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
 
     @property
     def pid(self) -> int:
@@ -197,9 +333,9 @@ class Child:
         Parameters
         ----------
         message
-            JSON values.
+            Values that `to_fields` takes.
         deadline_s
-            Time after which the child is killed, in seconds.
+            Time after which the child is killed.
         stage_limits_s
             Time after the announcement of a stage, by its name, in which the next stage or the reply must follow; a
             stage that is not listed has the deadline only.
@@ -225,14 +361,16 @@ class Child:
         with self._lock:
             self._requests += 1
             sent_at = time.monotonic()
-            error: Exception | None = None
+            fault: Exception | None = None
             try:
                 self._check_open()
-                line = encode_json({"id": self._requests, "request": message}).encode() + b"\n"
-                self._pipe.send(line, sent_at + deadline_s)
-            except (TimeoutError, EOFError, ConnectionError, ValueError) as reason:
-                error = reason
-            self._outstanding.append(_Sent(self._requests, sent_at, error))
+                left = memoryview(encode_json({"id": self._requests, "request": to_fields(message)}).encode() + b"\n")
+                while left:
+                    if self._await_child(sent_at + deadline_s, writes=True):
+                        left = left[os.write(self._stdin.fileno(), left) :]
+            except (TimeoutError, EOFError, ConnectionError, ValueError) as error:
+                fault = error
+            self._outstanding.append((self._requests, sent_at, fault))
 
     def receive(self, deadline_s: float, stage_limits_s: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Wait for the reply to the oldest request without one; errors and limits as for `request`.
@@ -241,16 +379,16 @@ class Child:
         """
         stage, line, limit_s = "", b"", deadline_s
         with self._lock:
-            sent = self._outstanding[0]
+            number, sent_at, fault = self._outstanding[0]
             try:
-                if sent.error is not None:
-                    raise sent.error
+                if fault is not None:
+                    raise fault
                 self._check_open()
-                end = deadline = max(sent.at, self._replied_at) + deadline_s
+                end = deadline = max(sent_at, self._replied_at) + deadline_s
                 while True:
-                    line = self._pipe.receive(end)
+                    line = self._line(end)
                     answer = decode_json(line, Answer)
-                    if answer.id != sent.number or (answer.reply is None) == (answer.stage is None):
+                    if answer.id != number or (answer.reply is None) == (answer.stage is None):
                         raise ValueError("not a reply to this request")
                     if answer.reply is not None:
                         self._outstanding.popleft()
@@ -263,8 +401,17 @@ class Child:
                 self.kill()
                 raise WorkerTimeoutError(f"no answer within {min(limit_s, deadline_s):g} s", stage) from None
             except (EOFError, ConnectionError):
-                reason = self._describe_exit()
-                raise WorkerCrashError(reason, stage, killed=self._was_killed) from None
+                exited = self._wait_for_exit()
+                tail = self.last_line()
+                self.kill()
+                code = self._process.returncode
+                if not exited or code is None:
+                    reason = "the worker closed its input or output without a reply"
+                else:
+                    end_text = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                    reason = f"the worker died with {end_text}" + (f": {tail}" if tail else "")
+                killed = exited and code == -signal.SIGKILL
+                raise WorkerCrashError(reason, stage, killed=killed) from None
             except ValueError as error:
                 self.kill()
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
@@ -277,53 +424,77 @@ class Child:
                 return ""
             descriptor = self._stderr.fileno()
             start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_BYTES)
-            lines = (
-                os.pread(descriptor, _STDERR_TAIL_BYTES, start)
-                .decode(errors="replace")
-                .replace("\0", "")
-                .strip()
-                .splitlines()
-            )
-            return lines[-1] if lines else ""
+            text = os.pread(descriptor, _STDERR_TAIL_BYTES, start).decode(errors="replace")
+            return next(reversed(text.replace("\0", "").strip().splitlines()), "")
 
     def close(self) -> None:
         """Close the child's input, upon which it exits, and kill it if it does not."""
         with self._lock:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            self._stdin.close()
             self._wait_for_exit()
             self.kill()
 
     def kill(self) -> None:
         """Kill the child and the processes that it started; a request pending in another thread raises an error."""
-        self._kill_group()
+        kill_group(self._process)
         with self._lock:
-            self._reap()
+            reap(self._process)
+            for stream in (self._stdin, self._stdout, self._stderr):
+                stream.close()
 
     def is_running(self) -> bool:
-        """Return whether the child runs, without reaping it: a zombie's process group id is not reused."""
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False
+        """Return whether the child runs."""
+        return is_running(self.pid)
+
+    def _line(self, end: float) -> bytes:
+        """Return the child's next line, without its newline; ``end`` and errors as for `_await_child`."""
+        searched = 0
+        while (cut := self._received.find(b"\n", searched)) < 0:
+            searched = len(self._received)
+            self._await_child(end)
+        if time.monotonic() > end:  # a child that writes without end is late, too
+            raise TimeoutError
+        line = bytes(self._received[:cut])
+        del self._received[: cut + 1]
+        return line
+
+    def _await_child(self, end: float, *, writes: bool = False) -> int:
+        """Wait for the child's output, or until its input takes more; return what is known of its input.
+
+        Output that arrives is buffered, so that neither end blocks the other.
+
+        Raises
+        ------
+        TimeoutError
+            It is past ``end``, by `time.monotonic`.
+        EOFError
+            The child has exited.
+        ValueError
+            The child writes more than any valid reply holds.
+        """
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        poll = select.poll()  # not select: a program that embeds the tuner may have more than 1,024 files open
+        poll.register(self._stdout, select.POLLIN)
+        if writes:
+            poll.register(self._stdin, select.POLLOUT)
+        events = dict(poll.poll(1e3 * min(left_s, _LIVENESS_CHECK_S)))
+        if self._stdout.fileno() in events:
+            data = os.read(self._stdout.fileno(), _CHUNK_BYTES)
+            if not data:
+                raise EOFError
+            self._received += data
+            if len(self._received) > _MAX_UNREAD_BYTES:
+                raise ValueError(f"more than {_MAX_UNREAD_BYTES >> 20} MiB")
+        elif not events and not self.is_running():
+            raise EOFError
+        return events.get(self._stdin.fileno(), 0) & (select.POLLOUT | select.POLLERR)
 
     def _check_open(self) -> None:
         """Raise `EOFError` after the streams were closed: their descriptors may be in use for other files by now."""
-        assert self._process.stdin is not None
-        if self._process.stdin.closed:
+        if self._stdin.closed:
             raise EOFError
-
-    def _describe_exit(self) -> str:
-        """Reap the child and return how it ended."""
-        exited = self._wait_for_exit()
-        tail = self.last_line()
-        self.kill()
-        code = self._process.returncode
-        self._was_killed = exited and code == -signal.SIGKILL
-        if not exited or code is None:
-            return "the worker closed its input or output without a reply"
-        end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"the worker died with {end}" + (f": {tail}" if tail else "")
 
     def _wait_for_exit(self) -> bool:
         """Wait for the child to exit by itself; return whether it did."""
@@ -333,28 +504,6 @@ class Child:
                 return False
             time.sleep(0.005)
         return True
-
-    def _kill_group(self) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-
-    def _reap(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_REAP_S)
-        for stream in (self._process.stdin, self._process.stdout, self._stderr):
-            if stream is not None:
-                stream.close()
-
-
-def _temporary_file() -> BinaryIO:
-    """Make a file for a child's standard error; it is deleted when the last process closes it."""
-    try:
-        return tempfile.TemporaryFile(buffering=0)
-    except OSError as error:
-        raise InputError(
-            f"cannot make a temporary file: {error.strerror}; make room, or set TMPDIR to a folder that can be written"
-        ) from None
 
 
 class WorkerPool:
@@ -391,13 +540,7 @@ class WorkerPool:
         return is_free
 
     def acquire(self, module: str, place: str = "") -> Child:
-        """Return a child that runs a module at a place: an idle one, or a new one if there is none.
-
-        Raises
-        ------
-        WorkerError, InputError
-            As for `autotile.workers.child.Child`.
-        """
+        """Return a child that runs a module at a place: an idle one, or a new one, whose errors are raised."""
         return self.acquire_idle(module, place) or Child(module, place)
 
     def acquire_idle(self, module: str, place: str = "") -> Child | None:
@@ -436,7 +579,5 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

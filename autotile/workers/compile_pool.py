@@ -7,23 +7,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from autotile.core.documents import convert
+import msgspec
+
+from autotile.core.documents import Name, Text, convert
 from autotile.core.model import Outcome
 from autotile.core.timeline import NO_TIMELINE, Timeline
-from autotile.cuda.compiler import CachedCubin, Compilation, CompileJob, CubinCache
-from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
+from autotile.cuda.compiler import CachedCubin, Compilation, CompiledFunction, CompileJob, CubinCache
+from autotile.errors import CompileError, InputError, ToolchainError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
-from autotile.workers.child import Child, WorkerPool
-from autotile.workers.protocol import CompiledCubin, ErrorReply, memory_share_bytes
+from autotile.workers.child import Child, Stage, WorkerPool, limit_memory, memory_share_bytes, parsed_reply, serve
 
-_WORKER_MODULE = "autotile.workers.compile_worker"
-
+COMPILE_WORKER = "autotile.workers.compile_pool"
+"""Module that a worker runs."""
 MAX_WORKERS_PER_CORE = 2
 """More only take memory from each other, and a machine that is busy starting them does not end them either."""
 _CACHE_TRACK = "cubin cache"
@@ -51,14 +52,9 @@ class Compiled:
 
 
 _ENDED = Compiled(None, outcome=Outcome.NOT_COMPILED, reason="the session ended before it was compiled")
-
-
-class FarmResult(NamedTuple):
-    """Result of a compilation on another machine: a cubin, or an outcome with its reason."""
-
-    compilation: Compilation | None
-    outcome: Outcome = Outcome.OK
-    reason: str = ""
+Remote = Future[Compilation | Compiled | None]
+"""A compilation on another machine: its cubin, or an outcome; None if no machine has compiled it, which says nothing
+about the job."""
 
 
 class CompileFarm(Protocol):
@@ -79,8 +75,8 @@ class CompileFarm(Protocol):
     def accepts(self, job: CompileJob) -> bool:
         """Return whether other machines can compile a job."""
 
-    def submit(self, job: CompileJob, deadline_s: float) -> Future[FarmResult | None]:
-        """Compile a job elsewhere; None if no machine has: that says nothing about the job."""
+    def submit(self, job: CompileJob, deadline_s: float) -> Remote:
+        """Compile a job elsewhere."""
 
 
 @dataclass(eq=False, slots=True)
@@ -95,7 +91,7 @@ class _Waiting:
 
 
 class CompilePool:
-    """Compile workers, one per core; each thread of the pool owns one child process while it compiles.
+    """Compile workers, one per core; each thread of the pool holds one child process while it compiles.
 
     A job whose cubin is in the cache needs no worker, so a pool over a warm cache starts none. What finds no free core
     here goes to the farm.
@@ -107,14 +103,14 @@ class CompilePool:
     workers
         Number of concurrent compilations; None for one a core.
     deadline_s
-        Time after which a compilation's worker is killed, in seconds.
+        Time after which a compilation's worker is killed.
     memory_bytes
         Memory limit of a compilation; None for an equal share of the machine's memory.
     module
         Module that a worker runs.
     worker_pool
-        Pool from which a worker is acquired for each compilation, when it has a slot for it; None to start workers
-        here, and to end them in `close`.
+        Pool from which a worker is acquired for each compilation, when it has a slot for it; None for workers of its
+        own, which end in `close`.
     timeline
         Records each compilation.
     farm
@@ -128,7 +124,7 @@ class CompilePool:
         deadline_s: float = 60.0,
         *,
         memory_bytes: int | None = None,
-        module: str = _WORKER_MODULE,
+        module: str = COMPILE_WORKER,
         worker_pool: WorkerPool | None = None,
         timeline: Timeline = NO_TIMELINE,
         farm: CompileFarm | None = None,
@@ -140,16 +136,16 @@ class CompilePool:
         """Compilations that have no core yet, the next first."""
         self._here = 0
         """Number of compilations that run on this machine."""
-        self._elsewhere: set[Future[FarmResult | None]] = set()
+        self._elsewhere: set[Remote] = set()
         self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes or memory_share_bytes(workers)
         self._module = module
-        self._worker_pool = worker_pool
+        self._worker_pool = worker_pool or WorkerPool()
+        self._owns_workers = worker_pool is None
         self._timeline = timeline
         self._cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
         self._thread_data = threading.local()
-        self._children: set[Child] = set()
         self._compiling: set[Child] = set()
         self._lock = threading.Lock()
         self._closing = False
@@ -164,7 +160,7 @@ class CompilePool:
 
     @property
     def busy_s(self) -> float:
-        """Total compilation time of all workers so far, in seconds."""
+        """Total compilation time of all workers so far."""
         self._update_busy(0)
         return self._busy_s
 
@@ -178,10 +174,8 @@ class CompilePool:
 
         Parameters
         ----------
-        make_job
-            Returns the job.
         deadline_s
-            Time after which its worker is killed, in seconds; None for that of the pool.
+            Time after which its worker is killed; None for that of the pool.
         """
         done: Future[Compiled] = Future()
         start = self.begun_at = time.perf_counter()
@@ -217,9 +211,8 @@ class CompilePool:
         for child in compiling:
             child.kill()
         self._threads.shutdown(wait=True)
-        for child in self._children:
-            child.kill()
-        self._children.clear()
+        while self._owns_workers and (idle := self._worker_pool.acquire_idle(self._module)):
+            idle.kill()  # without waiting for the end of its interpreter
 
     def _begin_waiting(self) -> None:
         """Begin the compilations for which there is a core, on this machine before the others."""
@@ -227,52 +220,33 @@ class CompilePool:
             return  # the farm has given one back at once: the loop that gave it goes on
         self._thread_data.is_beginning = True
         try:
-            while self._begin_next():
-                pass
+            while True:
+                has_farm = self._farm is not None and self._farm.room > 0
+                with self._lock:
+                    if self._closing:
+                        return
+                    is_full = has_farm and (not self._worker_pool.has_compile_slot() or self._here == self._workers)
+                    going = self._next(elsewhere=True) if is_full else None
+                    if going is None:
+                        one = self._next(elsewhere=False) if self._here < self._workers else None
+                        if one is None:
+                            return
+                        self._here += 1
+                        self._threads.submit(self._compile_here, one)
+                if going is not None:
+                    self._compile_elsewhere(going)
         finally:
             self._thread_data.is_beginning = False
 
-    def _begin_next(self) -> bool:
-        """Begin one compilation; return whether there may be another one to begin."""
-        has_farm = self._farm is not None and self._farm.room > 0
-        with self._lock:
-            if self._closing:
-                return False
-            is_crowded = has_farm and self._worker_pool is not None and not self._worker_pool.has_compile_slot()
-            going = self._next(self._may_go) if has_farm and (is_crowded or self._here == self._workers) else None
-            if going is None:
-                one = self._next(lambda _: True) if self._here < self._workers else None
-                if one is None:
-                    return False
-                self._here += 1
-                self._threads.submit(self._compile_here, one)
-        if going is not None:
-            self._compile_elsewhere(going)
-        return True
-
-    def _next(self, is_wanted: Callable[[_Waiting], bool]) -> _Waiting | None:
-        """Take the first compilation that may begin at a place and was not cancelled."""
+    def _next(self, *, elsewhere: bool) -> _Waiting | None:
+        """Take the first compilation that may begin here or elsewhere and was not cancelled."""
         for one in list(self._waiting):
-            if is_wanted(one):
-                self._waiting.remove(one)
-                if one.is_returned or one.done.set_running_or_notify_cancel():
-                    return one
+            if elsewhere and (one.is_returned or self._farm is None or not self._farm.accepts(one.job)):
+                continue
+            self._waiting.remove(one)
+            if one.is_returned or one.done.set_running_or_notify_cancel():
+                return one
         return None
-
-    def _may_go(self, one: _Waiting) -> bool:
-        return self._farm is not None and not one.is_returned and self._farm.accepts(one.job)
-
-    def _compile_here(self, one: _Waiting) -> None:
-        try:
-            compiled = self._compile(one)
-        except BaseException as error:  # whoever waits raises it
-            one.done.set_exception(error)
-        else:
-            one.done.set_result(compiled)
-        finally:
-            with self._lock:
-                self._here -= 1
-            self._begin_waiting()
 
     def _compile_elsewhere(self, one: _Waiting) -> None:
         assert self._farm is not None
@@ -286,7 +260,7 @@ class CompilePool:
         if closing:
             remote.cancel()
 
-    def _take_result(self, one: _Waiting, start: float, remote: Future[FarmResult | None]) -> None:
+    def _take_result(self, one: _Waiting, start: float, remote: Remote) -> None:
         """Store what the farm has compiled; what it has not is compiled here, before all that waits."""
         self._update_busy(-1)
         found = None if remote.cancelled() else remote.result()
@@ -298,75 +272,77 @@ class CompilePool:
                 self._waiting.appendleft(one)
         if not is_returned:
             try:
-                one.done.set_result(_ENDED if found is None else self._stored(one.job, found, start))
+                if found is None:
+                    compiled = _ENDED
+                else:
+                    stored = self._cache.put(one.job.key, found) if isinstance(found, Compilation) else None
+                    compiled = found if isinstance(found, Compiled) else Compiled(stored)
+                    compiled = replace(compiled, seconds=self._record(_FARM_TRACK, "compile", start, one.job))
+                one.done.set_result(compiled)
             except Exception as error:  # such as a cubin cache that cannot be written: whoever waits raises it
                 one.done.set_exception(error)
         self._begin_waiting()
 
-    def _stored(self, job: CompileJob, found: FarmResult, start: float) -> Compiled:
-        cubin = self._cache.put(job.key, found.compilation) if found.compilation is not None else None
-        seconds = self._record(_FARM_TRACK, "compile", start, job)
-        return Compiled(cubin, seconds, found.outcome, found.reason)
+    def _compile_here(self, one: _Waiting) -> None:
+        """Compile in a worker; the worker's death is a result, and if the system killed it, a second attempt."""
+        try:
+            with self._worker_pool.compile_slots:
+                start = self.begun_at = time.perf_counter()
+                self._update_busy(+1)
+                try:
+                    for attempt in range(1, _MAX_ATTEMPTS + 1):
+                        with self._turn(alone=attempt > 1):
+                            compiled = self._attempt(one)
+                        if compiled.outcome is not Outcome.NOT_COMPILED or self._closing:
+                            break
+                    number = threading.current_thread().name.rpartition("_")[2]
+                    seconds = self._record(f"compiler {int(number) + 1}", "compile", start, one.job)
+                finally:
+                    self._update_busy(-1)
+        except BaseException as error:  # whoever waits raises it
+            one.done.set_exception(error)
+        else:
+            one.done.set_result(replace(compiled, seconds=seconds))
+        finally:
+            with self._lock:
+                self._here -= 1
+            self._begin_waiting()
 
-    def _compile(self, one: _Waiting) -> Compiled:
-        with self._worker_pool.compile_slots if self._worker_pool is not None else nullcontext():
-            start = self.begun_at = time.perf_counter()
-            self._update_busy(+1)
-            try:
-                compiled = self._request(one)
-                return replace(compiled, seconds=self._record(_track(), "compile", start, one.job))
-            finally:
-                self._update_busy(-1)
-
-    def _record(self, track: str, name: str, start: float, job: CompileJob) -> float:
-        """Add a span that ends now to the timeline; return its duration in seconds."""
-        end = time.perf_counter()
-        if self._timeline.is_recording:
-            self._timeline.add(track, name, start, end, options=" ".join(job.options))
-        return end - start
-
-    def _update_busy(self, change: int) -> None:
-        """Accumulate the busy time, and change the number of busy workers."""
-        with self._lock:
-            now = time.perf_counter()
-            self._busy_s += self._busy * (now - self._updated_at)
-            self._updated_at = now
-            self._busy += change
-
-    def _request(self, one: _Waiting) -> Compiled:
-        """Compile a job in a worker; the worker's death is a result, and if the system killed it, a second attempt."""
+    def _attempt(self, one: _Waiting) -> Compiled:
         message = {
-            "job": one.job.to_json(),
+            "job": one.job,
             "cache": str(self._settings.cache),
             "limit_bytes": self._settings.cache_limit_bytes,
             "memory_bytes": self._memory_bytes,
         }
-        for attempt in range(1, _MAX_ATTEMPTS + 1):
-            with self._turn(alone=attempt > 1):
-                compiled = self._attempt(message, one.deadline_s)
-            if compiled.outcome is not Outcome.NOT_COMPILED or self._closing:
-                break
-        return compiled
-
-    def _attempt(self, message: Mapping[str, Any], deadline_s: float) -> Compiled:
-        child = self._child()  # outside the try block: a worker that does not start is not the candidate's failure
+        child = self._worker_pool.acquire(self._module)  # not the candidate's failure if it does not start
+        with self._lock:
+            closing = self._closing
+            self._compiling.add(child)  # `close` kills it
         try:
-            with self._registered(child):
-                compiled = _compiled(child.request(message, deadline_s))
-            self._release(child)
-            return compiled
+            if closing:
+                child.kill()
+            found = parsed_reply(child.request(message, one.deadline_s), CompiledCubin)
         except WorkerTimeoutError:
-            self._drop_child()
-            reason = f"the compiler was stopped after {deadline_s:g} s"
+            child.kill()
+            reason = f"the compiler was stopped after {one.deadline_s:g} s"
             return Compiled(None, outcome=Outcome.TIMED_OUT, reason=reason)
-        except WorkerCrashError as error:
-            self._drop_child()
-            outcome = Outcome.NOT_COMPILED if error.killed else Outcome.COMPILE_FAILED
-            hint = ", as the system does when memory runs out" if error.killed else ""
-            return Compiled(None, outcome=outcome, reason=f"the compiler failed: {error}{hint}")
         except WorkerError as error:
-            self._drop_child()
-            return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=f"the compiler failed: {error}")
+            child.kill()
+            killed = getattr(error, "killed", False)
+            hint = ", as the system does when memory runs out" if killed else ""
+            outcome = Outcome.NOT_COMPILED if killed else Outcome.COMPILE_FAILED
+            return Compiled(None, outcome=outcome, reason=f"the compiler failed: {error}{hint}")
+        except (InputError, ToolchainError):
+            self._worker_pool.release(child)
+            raise
+        finally:
+            with self._lock:
+                self._compiling.discard(child)
+        self._worker_pool.release(child)
+        if found.outcome is not Outcome.OK:
+            return Compiled(None, outcome=found.outcome, reason=found.reason)
+        return Compiled(CachedCubin(Path(found.path), found.cubin_hash, found.functions))
 
     @contextmanager
     def _turn(self, *, alone: bool) -> Iterator[None]:
@@ -385,66 +361,26 @@ class CompilePool:
                 self._is_reserved = self._is_reserved and not alone
                 self._turns.notify_all()
 
-    def _child(self) -> Child:
-        child: Child | None = getattr(self._thread_data, "child", None)
-        if child is None:
-            pool = self._worker_pool
-            child = pool.acquire(self._module) if pool is not None else Child(self._module)
-            self._thread_data.child = child
-            with self._lock:
-                self._children.add(child)
-        return child
+    def _record(self, track: str, name: str, start: float, job: CompileJob) -> float:
+        """Add a span that ends now to the timeline; return its duration in seconds."""
+        end = time.perf_counter()
+        if self._timeline.is_recording:
+            self._timeline.add(track, name, start, end, options=" ".join(job.options))
+        return end - start
 
-    def _release(self, child: Child) -> None:
-        """Return an idle child to the shared pool; without one, it waits for the next compilation of this thread."""
-        if self._worker_pool is not None:
-            self._thread_data.child = None
-            with self._lock:
-                self._children.discard(child)
-            self._worker_pool.release(child)
-
-    @contextmanager
-    def _registered(self, child: Child) -> Iterator[None]:
-        """Register a child that compiles, which `close` then kills; kill it now if the pool is closing."""
+    def _update_busy(self, change: int) -> None:
+        """Accumulate the busy time, and change the number of busy workers."""
         with self._lock:
-            closing = self._closing
-            self._compiling.add(child)
-        try:
-            if closing:
-                child.kill()
-            yield
-        finally:
-            with self._lock:
-                self._compiling.discard(child)
-
-    def _drop_child(self) -> None:
-        child: Child | None = getattr(self._thread_data, "child", None)
-        if child is not None:
-            child.kill()
-            self._thread_data.child = None
-            with self._lock:
-                self._children.discard(child)
-
-
-def _track() -> str:
-    """Return the row of the timeline for the calling thread of the pool."""
-    number = threading.current_thread().name.rpartition("_")[2]
-    return f"compiler {int(number) + 1}"
+            now = time.perf_counter()
+            self._busy_s += self._busy * (now - self._updated_at)
+            self._updated_at = now
+            self._busy += change
 
 
 def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) -> Compiled:
     """Compile one job as a tuning session does: in a process of its own, with its timeout and its memory limit.
 
     No process is started if the cubin is in the cache.
-
-    Parameters
-    ----------
-    job
-        Compilation.
-    settings
-        Settings of the installation: the cubin cache.
-    deadline_s
-        Time after which the compilation is killed, in seconds.
 
     Raises
     ------
@@ -456,17 +392,36 @@ def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) ->
         return pool.submit(lambda: job).result()
 
 
-def _compiled(reply: Mapping[str, Any]) -> Compiled:
-    try:
-        if "error" not in reply:
-            cubin = convert(reply, CompiledCubin)
-            return Compiled(CachedCubin(Path(cubin.path), cubin.cubin_hash, cubin.functions))
-        failed = convert(reply, ErrorReply)
-    except DataError as error:
-        raise WorkerError(f"the worker's reply is malformed: {error}") from None
-    if failed.kind == "setup":
-        raise ToolchainError(failed.error)
-    if failed.kind == "input":
-        raise InputError(failed.error)
-    outcome = Outcome.RESOURCE_EXCEEDED if failed.kind == "limit" else Outcome.COMPILE_FAILED
-    return Compiled(None, outcome=outcome, reason=failed.error)
+class CompiledCubin(msgspec.Struct):
+    """Reply of a compile worker; an outcome with its reason comes without a cubin."""
+
+    path: str
+    cubin_hash: Name
+    functions: dict[Name, CompiledFunction]
+    outcome: Outcome = Outcome.OK
+    reason: Text = ""
+
+
+class CompileWorker:
+    """Handler of the requests of a compile worker, one job each."""
+
+    def __init__(self) -> None:
+        self._is_limited = False
+        self._cache = cache(lambda folder, limit_bytes: CubinCache(Path(folder), limit_bytes))
+
+    def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """Handle one request; that the cache cannot be written, or nothing compiled, is an error."""
+        if not self._is_limited:
+            limit_memory(message["memory_bytes"])
+            self._is_limited = True
+        found = self._cache(message["cache"], message["limit_bytes"])
+        try:
+            cubin = found.get_or_compile(convert(message["job"], CompileJob))
+        except CompileError as error:
+            outcome = Outcome.RESOURCE_EXCEEDED if error.exceeds_limit else Outcome.COMPILE_FAILED
+            return {"path": "", "cubin_hash": "", "functions": {}, "outcome": outcome, "reason": str(error)}
+        return {"path": cubin.path, "cubin_hash": cubin.cubin_hash, "functions": cubin.functions}
+
+
+if __name__ == "__main__":
+    serve(CompileWorker())

@@ -6,27 +6,22 @@ percent, and with a check of what the launches computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from autotile.core.ceilings import CEILINGS, Ceiling, DeviceCeilings, impossible, imprecise
-from autotile.core.documents import Count, Whole, convert
+from autotile.core.documents import Count, Whole
 from autotile.core.statistics import median_interval
 from autotile.errors import ToolchainError, WorkerError
-from autotile.workers.child import Child
-from autotile.workers.gpu import GPU_WORKER, parsed_reply
-from autotile.workers.protocol import Stage
+from autotile.workers.child import Child, Stage, parsed_reply
+from autotile.workers.gpu import GPU_WORKER
 
 if TYPE_CHECKING:
-    from autotile.core.device import DeviceProperties
-    from autotile.core.model import Measurement
     from autotile.cuda.ceiling_kernels import CeilingKernels, CeilingLoop
     from autotile.cuda.timing import Timer
 
@@ -53,10 +48,6 @@ class CeilingRequest:
     device_index: Count = 0
 
 
-class _Reply(msgspec.Struct):
-    measured: DeviceCeilings
-
-
 def request_ceilings(request: CeilingRequest) -> DeviceCeilings:
     """Measure the ceilings of a GPU in a new worker; takes about ten seconds.
 
@@ -69,15 +60,14 @@ def request_ceilings(request: CeilingRequest) -> DeviceCeilings:
     """
     try:
         with closing(Child(GPU_WORKER)) as child:
-            reply = child.request({"op": "ceilings", "request": asdict(request)}, _DEADLINE_S)
-            return parsed_reply(reply, lambda reply: convert(reply, _Reply).measured)
+            return parsed_reply(child.request({"op": "ceilings", "request": request}, _DEADLINE_S), DeviceCeilings)
     except WorkerError as error:
         stage = f" in stage {error.stage!r}" if error.stage else ""
         raise ToolchainError(f"the ceilings cannot be measured{stage}: {error}; see `autotile doctor`") from None
 
 
-def measure_ceilings(message: Mapping[str, Any], stage: Stage) -> DeviceCeilings:
-    """Measure in this process; ``message`` is a `CeilingRequest`, and ``stage`` is called before each step.
+def measure_ceilings(request: CeilingRequest, stage: Stage) -> DeviceCeilings:
+    """Measure in this process.
 
     Raises
     ------
@@ -90,7 +80,6 @@ def measure_ceilings(message: Mapping[str, Any], stage: Stage) -> DeviceCeilings
     from autotile.cuda.timing import Telemetry, Timer
     from autotile.cuda.toolchain import load_cupy
 
-    request = convert(message, CeilingRequest)
     stage("look for other processes")
     others = Telemetry(request.device_index).other_users()
     stage("compile")
@@ -103,19 +92,18 @@ def measure_ceilings(message: Mapping[str, Any], stage: Stage) -> DeviceCeilings
         stage(loops[0].ceiling)
         found.append(_ceiling(kernels, loops, timers[loops[0].is_flushed]))
     stage("launches")
-    found += _launches(kernels, timers[False])
-    return _checked(found, device, device_uuid(request.device_index), others)
-
-
-def _checked(ceilings: Sequence[Ceiling], device: DeviceProperties, uuid: str, others: Sequence[str]) -> DeviceCeilings:
+    in_graph = timers[False].measure(kernels.empty, None).measurement
+    found.append(Ceiling("launch_graph", in_graph.time_us, in_graph.low_us, in_graph.high_us, "empty kernel"))
+    host = median_interval([kernels.host_launch_us(_HOST_LAUNCHES) for _ in range(_HOST_SAMPLES)])
+    found.append(Ceiling("launch_host", host.value, host.low, host.high, "cuLaunchKernel of an empty kernel"))
     names = list(CEILINGS)
     measured = DeviceCeilings(
-        gpu_uuid=uuid,
+        gpu_uuid=device_uuid(request.device_index),
         gpu_name=device.name,
         compute_capability=device.compute_capability,
         driver=device.driver,
         measured_at=datetime.now(UTC),
-        ceilings=tuple(sorted(ceilings, key=lambda one: names.index(one.name))),
+        ceilings=tuple(sorted(found, key=lambda one: names.index(one.name))),
     )
     if faults := impossible(measured, device):
         raise ToolchainError(f"a rate is impossible, so nothing is stored: {'; '.join(faults)}")
@@ -154,15 +142,6 @@ def _rounds(loop: CeilingLoop, timer: Timer) -> int:
 
 def _time_us(loop: CeilingLoop, rounds: int, timer: Timer) -> float:
     return min(timer.samples(partial(loop.queue, rounds), _PROBES, loop.prepare or _nothing))
-
-
-def _launches(kernels: CeilingKernels, timer: Timer) -> Iterator[Ceiling]:
-    """Yield the times of empty launches, in a graph and from the host."""
-    in_graph: Measurement = timer.measure(kernels.empty, None).measurement
-    yield Ceiling("launch_graph", in_graph.time_us, in_graph.low_us, in_graph.high_us, "empty kernel")
-    times = [kernels.host_launch_us(_HOST_LAUNCHES) for _ in range(_HOST_SAMPLES)]
-    host = median_interval(times)
-    yield Ceiling("launch_host", host.value, host.low, host.high, "cuLaunchKernel of an empty kernel")
 
 
 def _nothing() -> None:

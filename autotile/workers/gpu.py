@@ -1,25 +1,26 @@
-"""The tuner's handle of the GPU: a worker process, replaced after each candidate that breaks it."""
+"""What a session needs of a GPU, and the GPU of this machine: a worker process, replaced when a candidate breaks it."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import convert
 from autotile.core.model import Outcome
-from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
-from autotile.workers.child import Child, WorkerPool
+from autotile.errors import InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
+from autotile.workers.child import Child, WorkerPool, parsed_reply
 from autotile.workers.jobs import (
     CHECK_STAGE,
     RACE_STAGE,
     Candidate,
     Check,
     Entry,
+    Job,
     Race,
     Reading,
     Readings,
@@ -27,9 +28,134 @@ from autotile.workers.jobs import (
     Workload,
     job_message,
 )
-from autotile.workers.protocol import DriverOccupancy, ErrorReply
 
-GPU_WORKER = "autotile.workers.gpu_worker"
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from autotile.space.search_space import SearchSpace
+    from autotile.workers.compile_pool import CompileFarm
+    from autotile.workers.python_reference import ExpectedFolder
+    from autotile.workers.sanitizer import Finding, Sanitizer
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """Work of a GPU in a session."""
+
+    uuid: str
+    """Empty if it is not known."""
+    trials: int
+    busy_s: float
+    """Time for which it loaded, verified and measured."""
+    scale: float | None = None
+    """Factor of its times to those of the GPU that holds the finals; None if it was not measured."""
+    lost: str = ""
+    """Reason why it was given up; empty if it was not."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields, with None for no reason."""
+        busy_s, lost = round(self.busy_s, 3), self.lost or None
+        return {"uuid": self.uuid, "trials": self.trials, "busy_s": busy_s, "scale": self.scale, "lost": lost}
+
+
+class Backend(ABC):
+    """A GPU, several of them, or a recording of one, for the candidates of a session.
+
+    The methods block, and are called by one thread at a time; only `close` may be called by another one meanwhile,
+    which ends them. One GPU returns the results in the order of the entries, several as they end.
+    """
+
+    device: DeviceProperties
+    source: Literal["cuda", "replayed"] = "cuda"
+    """Whether results are measured, or read from a recording."""
+    notice: str = ""
+    """One line for the user about the choice of the GPU; empty where it is the expected one."""
+    farm: CompileFarm | None = None
+    """Compilers of other machines that come with the GPU."""
+    uuid: str = ""
+    """UUID of the GPU that holds races; empty if it is not known."""
+    gpu_count: int = 1
+    """Number of GPUs that evaluate candidates at the same time."""
+    has_result: bool = False
+    """Whether `result` is certain not to wait; False where that is not known."""
+    uses: tuple[GpuUse, ...] = ()
+    """Work of each of several GPUs so far; empty for one."""
+    sanitizer: Sanitizer | None = None
+    """Runs finalists under compute-sanitizer, if that is asked for."""
+    observe_wait: Callable[[str], None] = staticmethod(lambda _: None)
+    """Called with what is waited for beside results, and with an empty text when that is over."""
+
+    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
+        return None
+
+    def wait(self) -> DeviceProperties:
+        """Wait until candidates can be run, and return the properties of the device.
+
+        Raises
+        ------
+        InputError
+            The problem cannot be set up: it does not fit in memory, or its reference cannot be computed.
+        ToolchainError
+            The device or the toolchain does not work.
+        """
+        return self.device
+
+    @abstractmethod
+    def submit(self, entry: Entry) -> None:
+        """Submit a candidate, to be loaded, verified and measured after those submitted before."""
+
+    @abstractmethod
+    def result(self) -> tuple[Candidate, Reading]:
+        """Wait for a candidate that was submitted, and return its reading; a crash or hang is an outcome.
+
+        Raises
+        ------
+        WorkerError
+            Five consecutive workers died, and a candidate that ran before fails, too: the device is at fault.
+        """
+
+    @abstractmethod
+    def withdraw(self) -> None:
+        """Forget the candidates that were submitted and have no result; their readings are never returned."""
+
+    @abstractmethod
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+        """Race entries on one GPU; None where no race is possible, or it broke the worker.
+
+        Parameters
+        ----------
+        expected_s
+            Expected time of all launches, by which the deadline is extended.
+        """
+
+    @abstractmethod
+    def check(self, job: Check) -> Reading:
+        """Verify the candidate of a job repeatedly; a crash or hang is an outcome.
+
+        Raises
+        ------
+        InputError
+            A second set of inputs does not fit in memory, or its reference cannot be computed.
+        WorkerError
+            As for `result`.
+        """
+
+    def spare(self) -> Backend | None:
+        """Return a second GPU, to confirm what the first has found; None if there is none."""
+        return None
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
+        return [[] for _ in candidates] if self.sanitizer is None else self.sanitizer.check_all(candidates)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the device; closing twice is harmless."""
+
+
+GPU_WORKER = "autotile.workers.bench"
 """Module of the worker process."""
 _OPEN_DEADLINE_S = 300.0
 """Covers the context, the inputs and the float64 reference of a large problem."""
@@ -53,27 +179,30 @@ _MAX_KILLED_RUNS, _MAX_KILLED_OPENS = 3, 10
 nor the GPU is at fault. Setting up takes most of a worker's first seconds."""
 _MAX_UNCERTAIN = 2
 """Requests of an entry that has no reading, as the worker's data were overwritten: alone in a worker, it has one."""
-_T = TypeVar("_T")
 
 
-class Gpu:
-    """Runs jobs on one GPU; each death of the worker costs one entry.
+class Gpu(Backend):
+    """A GPU of this machine, behind a worker process; each death of the worker costs one entry.
 
     The constructor starts the worker, which sets up the problem in the background; the first method that needs the
-    worker waits for it.
+    worker waits for it. The properties of the device may be set before; else it states them.
 
     Parameters
     ----------
     workload
         The problem to set up, of which entries without a workload are; None if every entry has one.
     deadline_s
-        Time after which a candidate's worker is killed, in seconds.
+        Time after which a candidate's worker is killed.
     module
         Module that the worker runs.
     worker_pool
         Pool from which a worker is acquired and to which an intact one is released; None to start and end it here.
     device_index
         Index of the device where there is no workload.
+    uuid, device, sanitizer
+        As for `Backend`.
+    expected
+        Results of a reference in Python, deleted in `close`.
 
     Raises
     ------
@@ -89,76 +218,68 @@ class Gpu:
         *,
         worker_pool: WorkerPool | None = None,
         device_index: int = 0,
+        uuid: str = "",
+        device: DeviceProperties | None = None,
+        sanitizer: Sanitizer | None = None,
+        expected: ExpectedFolder | None = None,
     ) -> None:
+        if device is not None:
+            self.device = device
+        self.uuid = uuid
+        self.sanitizer = sanitizer
         self._workload = workload
         self._device_index = device_index if workload is None else workload.device_index
         self._deadline_s = deadline_s
         self._module = module
         self._worker_pool = worker_pool
-        self._is_closed = False
+        self._expected = expected
+        self._is_open = self._is_closed = False
         self._consecutive_deaths = 0
         self._last_reason = ""
-        self._queue: deque[Mapping[str, Any]] = deque()
-        """Requests that were submitted and have no result, oldest first."""
+        self._queue: deque[Time] = deque()
+        """Jobs of one entry that were submitted and have no result, oldest first."""
         self._sent = 0
         """Number of these that the present worker was sent."""
-        self._known_good: dict[str, Any] | None = None
-        """Request of the newest candidate that ran to its end."""
+        self._known_good: Time | None = None
+        """Job of the newest candidate that ran to its end."""
         self._verification_s: float | None = None
-        """Longest time of a verification that ended, in seconds."""
-        self._device: DeviceProperties | None = None
+        """Longest time of a verification that ended."""
         self._child: Child | None = self._start()
 
     def wait(self) -> DeviceProperties:
-        """Wait until the worker has set up the problem, and return the properties of its device.
-
-        Raises
-        ------
-        InputError
-            The problem cannot be set up: it does not fit in memory, or its reference cannot be computed.
-        ToolchainError
-            The device or the toolchain does not work.
-        """
-        if self._device is None:
+        """Wait until the worker has set up the problem, and return the properties of its device."""
+        if not self._is_open:
             try:
-                self._device = self._wait_until_open()
+                opened = self._wait_until_open()
             except (InputError, ToolchainError):
                 if not self._is_reused:
                     raise
                 self._child = self._start(reuse=False)  # the state left by an earlier session may be the cause
-                self._device = self._wait_until_open()
-        return self._device
+                opened = self._wait_until_open()
+            self._is_open = True
+            self.device = getattr(self, "device", opened)
+        return self.device
 
     def submit(self, entry: Entry) -> None:
         """Send one entry to the worker, to be verified and measured after those submitted before."""
-        self._queue.append(job_message(Time((entry,))))
-        if self._device is not None and self._child is not None:
+        self._queue.append(Time((entry,)))
+        if self._is_open and self._child is not None:
             self._send_queue(self._child)
 
-    def result(self) -> Reading:
-        """Wait for the oldest entry that was submitted, and return its reading; a crash or hang is an outcome.
-
-        Raises
-        ------
-        WorkerError
-            Five consecutive workers died, and a candidate that ran before fails, too: the device is at fault.
-        """
-        request = self._queue[0]
-        reading = self._read(request)
+    def result(self) -> tuple[Candidate, Reading]:
+        """Wait for the oldest entry that was submitted, and return its reading."""
+        job = self._queue[0]
+        (entry,) = job.entries
+        reading = self._read(job)
         if reading.outcome.has_time:
-            # dropped after three samples, enough to show that it runs
-            self._known_good = {**request, "entries": [{**request["entries"][0], "limit_us": 0.0}]}
+            self._note_good(entry)
         if (seconds := reading.seconds.get("verify")) is not None:
             self._verification_s = max(seconds, self._verification_s or 0.0)
-        return reading
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the worker died with the last candidate, and was not replaced yet."""
-        return self._child is None
+        assert entry.candidate is not None
+        return entry.candidate, reading
 
     def withdraw(self) -> None:
-        """Forget the entries that were submitted and have no result, after the death of the worker."""
+        """Forget the entries without a result; a worker that runs one is ended."""
         self._queue.clear()
         self._drop_child()
 
@@ -174,45 +295,33 @@ class Gpu:
         """
         readings: list[Reading] = []
         while len(readings) < len(job.entries):
-            readings += self._part(replace(job, entries=_limited(job, readings)))
+            left = job.entries[len(readings) :]
+            times_us = [one.measurement.time_us for one in readings if one.outcome is Outcome.OK and one.measurement]
+            if job.grid and times_us:  # those before limit it, though this worker has not seen them
+                left = (replace(left[0], limit_us=min(times_us)), *left[1:])
+            readings += self._part(replace(job, entries=left))
         return readings
 
-    def check(self, job: Check) -> list[Reading]:
-        """Verify entries repeatedly; a crash or hang is the outcome of the entry that caused it.
-
-        One that hangs is given up after the time of a few verifications, long before its deadline.
-
-        Raises
-        ------
-        InputError
-            A second set of inputs does not fit in memory, or its reference cannot be computed.
-        WorkerError
-            As for `result`.
-        """
+    def check(self, job: Check) -> Reading:
+        """Verify a candidate; one that hangs is given up after a few verifications, long before its deadline."""
+        (entry,) = job.entries
         limit_s = min(self._deadline_s / 2, job.limit_s if job.limit_s is not None else self._deadline_s)
-        readings = []
-        for one in job.entries:
-            readings.append(self._read(job_message(replace(job, entries=(one,), limit_s=limit_s))))
-            if readings[-1].outcome is Outcome.OK:
-                self._known_good = job_message(Time((replace(one, limit_us=0.0),)))
-        return readings
+        reading = self._read(replace(job, limit_s=limit_s))
+        if reading.outcome is Outcome.OK:
+            self._note_good(entry)
+        return reading
 
-    @property
-    def _repeat_limit_s(self) -> float:
-        """Time of one repeat of a verification, in seconds, after which the candidate hangs."""
-        if self._verification_s is None:
-            return self._deadline_s * _REPEAT_SHARE
-        return min(self._deadline_s, max(_MIN_REPEAT_S, _REPEAT_MARGIN * self._verification_s))
+    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+        """Race entries; None if one broke the worker: see `raced`."""
+        try:
+            return self.raced(job, expected_s)
+        except WorkerError:
+            return None
 
-    def race(self, job: Race, *, expected_s: float = 0.0) -> list[Reading]:
+    def raced(self, job: Race, expected_s: float = 0.0) -> list[Reading]:
         """Race entries of any problems.
 
         Where one ends the worker or hangs in its verification before the race, the others are raced without it.
-
-        Parameters
-        ----------
-        expected_s
-            Expected time of all launches, in seconds, by which the deadline is extended.
 
         Raises
         ------
@@ -224,10 +333,9 @@ class Gpu:
         race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * expected_s
         lays_out = any(one.workload is not None for one in job.entries)
         checks_s = {f"{CHECK_STAGE}{number}": self._deadline_s for number in range(len(job.entries))}
-        limits_s = {**checks_s, RACE_STAGE: race_s}
         deadline_s = _OPEN_DEADLINE_S + race_s if lays_out else race_s
         try:
-            return self._request(job_message(job), deadline_s, _readings, limits_s)
+            return self._request(job, deadline_s, {**checks_s, RACE_STAGE: race_s}).readings
         except WorkerError as error:
             number = int(error.stage.removeprefix(CHECK_STAGE)) if error.stage in checks_s else -1
             others = (*job.entries[:number], *job.entries[number + 1 :])
@@ -235,36 +343,35 @@ class Gpu:
                 raise
             outcome = Outcome.TIMED_OUT if isinstance(error, WorkerTimeoutError) else Outcome.CRASHED
             fault = Reading(outcome, f"{error} in the last race", RACE_STAGE)
-        raced = self.race(replace(job, entries=others), expected_s=expected_s)
+        raced = self.raced(replace(job, entries=others), expected_s)
         return [*raced[:number], fault, *raced[number:]]
-
-    def driver_blocks_per_sm(self, candidate: Candidate) -> int:
-        """Return the occupancy that the driver computes for a candidate, in blocks per SM."""
-        request = {"op": "occupancy", "candidate": candidate.to_json()}
-        return self._request(request, self._deadline_s, lambda reply: convert(reply, DriverOccupancy).blocks_per_sm)
 
     def close(self) -> None:
         """Release the worker to the pool, or end it; a call that waits for it in another thread raises an error."""
         self._is_closed = True
         child, self._child = self._child, None
-        if child is None:
-            return
-        if child.is_busy:
+        if child is not None and child.is_busy:
             child.kill()
-        elif self._worker_pool is not None:
+        elif child is not None and self._worker_pool is not None:
             self._worker_pool.release(child)
-        else:
+        elif child is not None:
             child.close()
+        if self._expected is not None:
+            self._expected.close()
+
+    def _note_good(self, entry: Entry) -> None:
+        """Remember an entry that ran; run again, it is dropped after three samples, enough to show that it runs."""
+        self._known_good = Time((replace(entry, limit_us=0.0),))
 
     def _part(self, job: Time) -> list[Reading]:
         """Return the readings of the first entries, one at least."""
         if len(job.entries) == 1 and not job.grid:
-            return [self._read(job_message(job))]
+            return [self._read(job)]
         self._raise_if_dying()
         deadline_s = _GRID_DEADLINE_S + _ENTRY_DEADLINE_S * len(job.entries) if job.grid else self._deadline_s
         for _ in range(_MAX_UNCERTAIN):
             try:
-                reply = self._request(job_message(job), deadline_s, lambda reply: convert(reply, Readings))
+                reply = self._request(job, deadline_s)
             except WorkerError as error:
                 if not error.stage:  # no entry was begun
                     raise
@@ -281,23 +388,26 @@ class Gpu:
             return [*before, found[-1]] if len(before) == len(found) - 1 else before
         raise WorkerError("the worker's data were overwritten again and again")
 
-    def _read(self, request: Mapping[str, Any]) -> Reading:
-        """Return the reading of a request of one entry, and count the consecutive deaths of workers."""
+    def _read(self, job: Time | Check) -> Reading:
+        """Return the reading of a job of one entry, and count the consecutive deaths of workers."""
         self._raise_if_dying()
-        reading = self._run(request)
+        reading = self._run(job)
         died = self._child is None and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
         self._consecutive_deaths = self._consecutive_deaths + 1 if died else 0
         self._last_reason = reading.reason
-        return reading
+        return replace(reading, gpu=self.uuid, died=died)
 
-    def _run(self, request: Mapping[str, Any]) -> Reading:
+    def _run(self, job: Time | Check) -> Reading:
         """Run one entry; the worker's death is an outcome, unless another process has killed it."""
         try:
             for left in reversed(range(_MAX_KILLED_RUNS)):
-                limits_s = {"verify": self._repeat_limit_s} if request["op"] == "check" else None
+                repeat_s = self._deadline_s * _REPEAT_SHARE
+                if self._verification_s is not None:
+                    repeat_s = min(self._deadline_s, max(_MIN_REPEAT_S, _REPEAT_MARGIN * self._verification_s))
+                limits_s = {"verify": repeat_s} if isinstance(job, Check) else None
                 try:
                     for _ in range(_MAX_UNCERTAIN):
-                        if found := self._request(request, self._deadline_s, _readings, limits_s):
+                        if found := self._request(job, self._deadline_s, limits_s).readings:
                             return found[0]
                     # the worker's data were overwritten, by this candidate or an earlier one
                     raise WorkerError("the worker has no result of a candidate that ran alone")
@@ -308,27 +418,35 @@ class Gpu:
         except WorkerError as error:
             return _death(error)
 
-    def _request(
-        self,
-        message: Mapping[str, Any],
-        deadline_s: float,
-        read: Callable[[Mapping[str, Any]], _T],
-        stage_limits_s: Mapping[str, float] | None = None,
-    ) -> _T:
-        """Return the worker's parsed reply; a worker that ends with the request is replaced at the next one."""
+    def _request(self, job: Job, deadline_s: float, stage_limits_s: dict[str, float] | None = None) -> Readings:
+        """Return the worker's reply; a worker that ends with the job is replaced at the next one."""
         self.wait()
-        if self._child is None:
-            self._reopen()
+        for left in reversed(range(_MAX_OPEN_ATTEMPTS)):
+            if self._child is not None:
+                break
+            try:
+                self._wait_until_open()
+            except (InputError, ToolchainError):  # the problem was set up before: it is tried again
+                if not left or self._is_closed:
+                    raise
+                time.sleep(_OPEN_RETRY_S)
         child = self._child
         assert child is not None
         try:
-            reply = self._reply(child, message, deadline_s, stage_limits_s)
+            if self._queue and self._queue[0] is job:
+                self._send_queue(child)
+                self._queue.popleft()
+                self._sent -= 1
+                reply = child.receive(deadline_s)
+            else:
+                reply = child.request(job_message(job), deadline_s, stage_limits_s)
             last = reply.pop("last", False)
-            broken = reply["readings"][-1:] if last and isinstance(reply.get("readings"), list) else []
-            if broken and isinstance(broken[0], dict) and broken[0].get("outcome") == Outcome.CRASHED:
+            parsed = parsed_reply(reply, Readings)
+            if last and parsed.readings and parsed.readings[-1].outcome is Outcome.CRASHED:
                 # an assertion in a kernel is printed, not returned
-                broken[0]["reason"] = ": ".join(filter(None, [broken[0].get("reason"), child.last_line()]))
-            parsed = parsed_reply(reply, read)
+                broken = parsed.readings[-1]
+                reason = ": ".join(filter(None, [broken.reason, child.last_line()]))
+                parsed.readings[-1] = replace(broken, reason=reason)
         except BaseException:
             self._drop_child()
             raise
@@ -336,21 +454,10 @@ class Gpu:
             self._drop_child()
         return parsed
 
-    def _reply(
-        self, child: Child, message: Mapping[str, Any], deadline_s: float, stage_limits_s: Mapping[str, float] | None
-    ) -> dict[str, Any]:
-        """Return the reply to a request: the oldest one that was submitted, or another one while none is sent."""
-        if not (self._queue and self._queue[0] is message):
-            return child.request(message, deadline_s, stage_limits_s)
-        self._send_queue(child)
-        self._queue.popleft()
-        self._sent -= 1
-        return child.receive(deadline_s)
-
     def _send_queue(self, child: Child) -> None:
-        """Send the requests that the worker was not sent; those that it does not handle are sent to the next one."""
-        for request in islice(self._queue, self._sent, None):
-            child.send(request, self._deadline_s)
+        """Send the jobs that the worker was not sent; those that it does not handle are sent to the next one."""
+        for job in islice(self._queue, self._sent, None):
+            child.send(job_message(job), self._deadline_s)
             self._sent += 1
 
     def _start(self, *, reuse: bool = True) -> Child:
@@ -364,18 +471,17 @@ class Gpu:
             child = idle or Child(self._module, place)
         except WorkerError as error:
             raise _cannot_start(error) from None
-        workload = self._workload.to_json() if self._workload is not None else None
-        child.send({"op": "open", "workload": workload, "device_index": self._device_index}, _OPEN_DEADLINE_S)
+        message = {"op": "open", "workload": self._workload, "device_index": self._device_index}
+        child.send(message, _OPEN_DEADLINE_S)
         return child
 
     def _wait_until_open(self) -> DeviceProperties:
-        """Wait for the worker to set up the problem; drop it if it fails."""
+        """Wait for the worker, started anew if there is none, to set up the problem; drop it if it fails."""
         for left in reversed(range(_MAX_KILLED_OPENS)):
             if self._child is None:
                 self._child = self._start()
             try:
-                reply = self._child.receive(_OPEN_DEADLINE_S)
-                return parsed_reply(reply, lambda reply: convert(reply.get("device"), DeviceProperties))
+                return parsed_reply(self._child.receive(_OPEN_DEADLINE_S), DeviceProperties)
             except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
                 self._drop_child()
                 if isinstance(error, WorkerCrashError) and error.killed and left and not self._is_closed:
@@ -384,18 +490,6 @@ class Gpu:
                     raise _cannot_start(error) from None
                 raise
         raise AssertionError
-
-    def _reopen(self) -> None:
-        """Replace a worker that died; as the problem was set up before, a failure is tried again."""
-        for left in reversed(range(_MAX_OPEN_ATTEMPTS)):
-            try:
-                self._wait_until_open()
-            except (InputError, ToolchainError):
-                if not left or self._is_closed:
-                    raise
-                time.sleep(_OPEN_RETRY_S)
-            else:
-                return
 
     def _drop_child(self) -> None:
         self._sent = 0
@@ -420,44 +514,8 @@ def _cannot_start(error: WorkerError) -> ToolchainError:
     return ToolchainError(f"the GPU worker cannot start: {error}; see `autotile doctor`")
 
 
-def parsed_reply(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
-    """Parse a reply.
-
-    Raises
-    ------
-    InputError, ToolchainError
-        The worker reports an error that concerns all candidates.
-    WorkerError
-        The worker reports another error, or the reply is malformed.
-    """
-    try:
-        if "error" not in reply:
-            return read(reply)
-        failed = convert(reply, ErrorReply)
-    except DataError as error:
-        raise WorkerError(f"the worker's reply is malformed: {error}") from None
-    if failed.kind in ("input", "toolchain"):
-        raise {"input": InputError, "toolchain": ToolchainError}[failed.kind](failed.error)
-    raise WorkerError(failed.error, failed.stage)
-
-
-def _readings(reply: Mapping[str, Any]) -> list[Reading]:
-    return convert(reply, Readings).readings
-
-
 def _death(error: WorkerError) -> Reading:
     """Return the reading of an entry with which the worker died."""
-    stage = error.stage.partition(" ")[0]
-    outcome, what = (
-        (Outcome.TIMED_OUT, "while in") if isinstance(error, WorkerTimeoutError) else (Outcome.CRASHED, "in")
-    )
-    return Reading(outcome, f"{error} {what} stage {stage or 'start'}", stage)
-
-
-def _limited(job: Time, readings: Sequence[Reading]) -> tuple[Entry, ...]:
-    """Return the entries without a reading; in a grid, the first of them is limited by the best so far."""
-    left = job.entries[len(readings) :]
-    times_us = [one.measurement.time_us for one in readings if one.outcome is Outcome.OK and one.measurement]
-    if not job.grid or not times_us:
-        return left
-    return replace(left[0], limit_us=min(times_us)), *left[1:]
+    stage, is_late = error.stage.partition(" ")[0], isinstance(error, WorkerTimeoutError)
+    reason = f"{error} {'while in' if is_late else 'in'} stage {stage or 'start'}"
+    return Reading(Outcome.TIMED_OUT if is_late else Outcome.CRASHED, reason, stage)

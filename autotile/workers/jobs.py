@@ -7,13 +7,24 @@ and measures, `Check` verifies repeatedly, `Race` times in interleaved rounds. A
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert
+from autotile.core.documents import (
+    Count,
+    Finite,
+    Name,
+    NonNegative,
+    Positive,
+    Text,
+    TimeUs,
+    Whole,
+    convert,
+    to_fields,
+)
 from autotile.core.model import Config, L2Mode, Measurement, Outcome
 
 if TYPE_CHECKING:
@@ -22,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelSource:
+class ReferenceSource:
     """Source of a reference kernel; fields are those of `autotile.kernel.library.Kernel`."""
 
     source: str
@@ -57,14 +68,10 @@ class Workload:
     """Buffers whose content after the verified launch is saved, for a check by the parent."""
     capture_folder: str = ""
     """Folder of the saved contents."""
-    reference_source: KernelSource | None = None
+    reference_source: ReferenceSource | None = None
     """Source of the reference kernel, if the reference is one."""
     reference_folder: str = ""
     """Folder of the results of a reference in Python, or of those on which configurations agreed; "" for none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +96,12 @@ class Candidate:
     others: tuple[SizedCubin, ...] = ()
     """Cubins for the other problems of the verification, where sizes are compiled in."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary, whose configuration includes the computed values."""
-        others = [asdict(replace(one, sizes=dict(one.sizes), symbols=dict(one.symbols))) for one in self.others]
-        config, symbols = {**self.config, **self.computed}, dict(self.symbols)
-        return {"config": config, "cubin_path": self.cubin_path, "symbols": symbols, "others": others}
-
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
-    """A problem of an operation that a library computes.
+    """A problem of an operation that a library computes: one of `autotile.kernel.operation.LIBRARIES`, or the user's.
 
-    Attributes
-    ----------
-    library
-        Name of `autotile.kernel.operation.LIBRARIES`.
-    sizes
-        Sizes and flags of the operation.
-    dtype
-        Element type.
+    The sizes include the flags of the operation.
     """
 
     library: Name
@@ -117,85 +111,54 @@ class LibraryCall:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A candidate or a library, as a GPU takes it.
-
-    Attributes
-    ----------
-    candidate
-        The compiled configuration; None for a library.
-    library
-        The library; None for a candidate.
-    workload
-        Its problem; a library runs on the buffers of that kernel. None for the problem that the GPU was opened with.
-    limit_us
-        Of `Time`: best time so far in microseconds, against which what is clearly slower is dropped; None to measure
-        it in full.
-    weight
-        Of `Race`: ratio of what is minimised to the time, by which entries are compared.
-    """
+    """A candidate or a library, as a GPU takes it."""
 
     candidate: Candidate | None = None
+    """The compiled configuration; None for a library."""
     library: LibraryCall | None = None
     workload: Workload | None = None
+    """Its problem; a library runs on the buffers of that kernel. None for the problem that the GPU was opened with."""
     limit_us: NonNegative | None = None
+    """Of `Time`: best time so far, against which what is clearly slower is dropped; None to measure it in full."""
     weight: Finite = 1.0
+    """Of `Race`: ratio of what is minimised to the time, by which entries are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Verify entries, then measure them.
-
-    Attributes
-    ----------
-    entries
-        In the order in which they are run.
-    grid
-        Whether this is one of many problems of the same candidates: a code is verified at ragged sizes once, modules
-        stay loaded, each entry limits those behind it, and neither clocks nor output digests are read. In the end the
-        fastest of each kernel is verified repeatedly, as finals do.
-    """
+    """Verify entries in their order, and measure each."""
 
     entries: tuple[Entry, ...]
     grid: bool = False
+    """Whether this is one of many problems of the same candidates: a code is verified at ragged sizes once, modules
+    stay loaded, each entry limits those behind it, and neither clocks nor output digests are read. In the end the
+    fastest of each kernel is verified repeatedly, as finals do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Verify entries repeatedly, alternately with a plain launch and as for timing; nothing is measured.
-
-    Attributes
-    ----------
-    repeats
-        Maximum number of repeats of each entry, one at least. 75 repeats, of two runs each, find a kernel that is wrong
-        in one run of fifty with 95 % probability.
-    limit_s
-        Time for an entry, in seconds; None for half of its deadline.
-    seed
-        Seed of a second set of inputs, between which every two repeats alternate; 0 for none.
-    """
+    """Verify entries repeatedly, alternately with a plain launch and as for timing; nothing is measured."""
 
     entries: tuple[Entry, ...]
     repeats: Positive
+    """Maximum number of repeats of each entry. 75, of two runs each, find a kernel that is wrong in one run of fifty
+    with 95 % probability."""
     limit_s: NonNegative | None = None
+    """Time for an entry; None for half of its deadline."""
     seed: Count = 0
+    """Seed of a second set of inputs, between which every two repeats alternate; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Time entries of any problems in interleaved rounds, and verify what the timed launches wrote.
-
-    Attributes
-    ----------
-    rounds, seed
-        Number of rounds, and seed of the order within them.
-    checks
-        Verifications of each entry before the first round; one that fails does not take part.
-    """
+    """Time entries of any problems in interleaved rounds, and verify what the timed launches wrote."""
 
     entries: tuple[Entry, ...]
     rounds: Positive
     seed: Count
+    """Seed of the order within the rounds."""
     checks: Count = 0
+    """Verifications of each entry before the first round; one that fails does not take part."""
 
 
 Job = Time | Check | Race
@@ -203,35 +166,26 @@ Job = Time | Check | Race
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Result of an entry of a job on a GPU.
-
-    Attributes
-    ----------
-    measurement
-        Time of a launch; of `Time` alone.
-    rounds_us
-        Times in a race in microseconds, one a round.
-    seconds
-        Wall time of each stage.
-    began_at
-        Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known.
-    captured
-        Folder of the contents of buffers that were saved; see `Workload.captured`.
-    """
+    """Result of an entry of a job on a GPU."""
 
     outcome: Outcome
     reason: Text = ""
     stage: Name = ""
     measurement: Measurement | None = None
+    """Time of a launch; of `Time` alone."""
     seconds: Mapping[Name, NonNegative] = field(default_factory=dict)
+    """Wall time of each stage."""
     telemetry: Mapping[Name, Finite | Whole | Text] = field(default_factory=dict)
     rounds_us: tuple[TimeUs, ...] = ()
+    """Times in a race, one a round."""
     began_at: NonNegative = 0.0
+    """Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known."""
     captured: Text = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return asdict(self)
+    """Folder of the contents of buffers that were saved; see `Workload.captured`."""
+    gpu: Name = ""
+    """UUID of the GPU; empty if it is not known."""
+    died: bool = False
+    """Whether the worker died with the entry."""
 
 
 SECOND_SEED = 1
@@ -257,26 +211,35 @@ def with_files(job: Job, file: Callable[[str], str], workload: Callable[[Workloa
     return replace(job, entries=tuple(map(moved, job.entries)))
 
 
+JOBS: Mapping[str, type[Time] | type[Check] | type[Race]] = {"time": Time, "check": Check, "race": Race}
+"""Kinds of jobs by the names of their requests."""
+
+
+def with_computed(candidate: Candidate) -> Candidate:
+    """Return a candidate as a worker takes it: its configuration includes the computed values."""
+    return replace(candidate, config={**candidate.config, **candidate.computed}, computed={})
+
+
 def job_message(job: Job) -> dict[str, Any]:
     """Return a job as JSON values, in which each workload stands once."""
-    workloads: list[Workload] = []
-    places: list[int | None] = []
-    for one in job.entries:
-        if one.workload is not None and not any(one.workload is known for known in workloads):
-            workloads.append(one.workload)
-        places.append(next((n for n, known in enumerate(workloads) if known is one.workload), None))
+    workloads = {id(one.workload): one.workload for one in job.entries if one.workload is not None}
+    places = {key: place for place, key in enumerate(workloads)}
     entries = [
-        {
-            "candidate": one.candidate.to_json() if one.candidate is not None else None,
-            "library": asdict(one.library) if one.library is not None else None,
-            "limit_us": one.limit_us,
-            "weight": one.weight,
-        }
+        replace(one, workload=None, candidate=with_computed(one.candidate) if one.candidate is not None else None)
         for one in job.entries
     ]
-    others = {each.name: getattr(job, each.name) for each in fields(job) if each.name != "entries"}
-    sent = [workload.to_json() for workload in workloads]
-    return {"op": _NAMES[type(job)], **others, "entries": entries, "places": places, "workloads": sent}
+    return {
+        "op": next(name for name, kind in JOBS.items() if isinstance(job, kind)),
+        **to_fields(replace(job, entries=tuple(entries))),
+        "places": [places.get(id(one.workload)) for one in job.entries],
+        "workloads": to_fields([*workloads.values()]),
+    }
+
+
+class _LaidOut(msgspec.Struct):
+    workloads: list[Workload]
+    places: list[Count | None]
+    """Index of the workload of each entry."""
 
 
 def read_job(message: Mapping[str, Any]) -> Job:
@@ -287,24 +250,13 @@ def read_job(message: Mapping[str, Any]) -> Job:
     DataError
         It does not match the schema.
     """
-    job: Job = convert(message, next(kind for kind, name in _NAMES.items() if name == message["op"]))
-    laid_out = convert(message, _Workloads)
+    job: Job = convert(message, JOBS[message["op"]])
+    given = convert(message, _LaidOut)
     entries = tuple(
-        replace(one, workload=laid_out.workloads[place] if place is not None else None)
-        for one, place in zip(job.entries, laid_out.places, strict=True)
+        replace(one, workload=given.workloads[place] if place is not None else None)
+        for one, place in zip(job.entries, given.places, strict=True)
     )
     return replace(job, entries=entries)
-
-
-class _Workloads(msgspec.Struct):
-    workloads: list[Workload]
-    places: list[Count | None]
-    """Index of the workload of each entry."""
-
-
-_NAMES: Mapping[type[Any], str] = {Time: "time", Check: "check", Race: "race"}
-JOBS = tuple(_NAMES.values())
-"""Names of the requests that carry a job."""
 
 
 class Readings(msgspec.Struct):
@@ -315,14 +267,6 @@ class Readings(msgspec.Struct):
 
     readings: list[Reading]
     is_complete: bool = True
-
-
-class SanitizerRequest(msgspec.Struct):
-    """Request of a run under compute-sanitizer."""
-
-    workload: Workload
-    candidate: Candidate
-    max_s: Count
 
 
 def loaded(candidate: Candidate, spec: KernelSpec) -> SizedFunctions:

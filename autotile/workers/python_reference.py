@@ -18,12 +18,11 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import msgspec
 import numpy as np
 
 from autotile.core.documents import decode_json, encode_json
@@ -34,6 +33,7 @@ from autotile.errors import DataError, InputError
 from autotile.kernel.inputs import InputMaker, expected_file
 from autotile.kernel.python_kernel import ReferenceFunction, arranged_outputs, call_with
 from autotile.kernel.spec import KernelSpec
+from autotile.workers.child import is_running
 
 TIME_LIMIT_S = 600.0
 """Limit of one function over all sets of inputs."""
@@ -44,7 +44,7 @@ _GRACE_S = 0.5
 """Time between the end of a child's answer and that of the process, in seconds."""
 
 
-class InputSet(NamedTuple):
+class DrawnInputs(NamedTuple):
     """One set of inputs: sizes with flags, the seed, and whether scalars have their check values."""
 
     sizes: Mapping[str, int]
@@ -77,7 +77,7 @@ class ExpectedFolder:
         spec: KernelSpec,
         dtype: str,
         function: ReferenceFunction | None = None,
-        inputs: Sequence[InputSet] = (),
+        inputs: Sequence[DrawnInputs] = (),
         limit_s: float = TIME_LIMIT_S,
     ) -> None:
         self._spec = spec
@@ -102,13 +102,17 @@ class ExpectedFolder:
         """Delete the folder; closing twice is harmless."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _write_in_child(self, inputs: Sequence[InputSet], limit_s: float) -> None:
+    def _write_all(self, inputs: Sequence[DrawnInputs]) -> None:
+        for one in inputs:
+            self._write(one)
+
+    def _write_in_child(self, inputs: Sequence[DrawnInputs], limit_s: float) -> None:
         place = f"{self._spec.source}: [reference] function {self._spec.reference.function}"
         _flush()
         try:
             reader, writer = os.pipe()
             try:
-                child = _fork(lambda: self._write_all(inputs), reader, writer)
+                process = _fork(lambda: self._write_all(inputs), reader, writer)
             except BaseException:
                 os.close(reader)
                 raise
@@ -117,17 +121,17 @@ class ExpectedFolder:
         except OSError as error:
             raise InputError(f"{place} cannot be called, as there is no process for it: {error.strerror}") from None
         try:
-            answer = _read(reader, limit_s, child)
+            answer = _read(reader, limit_s, process)
         finally:
             os.close(reader)
-            status = child.end()
+            status = _end(process)
         if answer is None:
             raise InputError(f"{place} did not return within {limit_s:g} s; make it faster, or the problem smaller")
         if not answer:
             how = f"with status {os.waitstatus_to_exitcode(status)}" if status is not None else "or closed its files"
             raise InputError(f"{place} ended its process, {how}")
         try:
-            fault = decode_json(answer, _Answer).error
+            fault = decode_json(answer, str)
         except DataError:
             raise InputError(
                 f"{place}: its process sent a damaged answer; it must not write to files that it has not opened"
@@ -135,11 +139,7 @@ class ExpectedFolder:
         if fault:
             raise InputError(fault)
 
-    def _write_all(self, inputs: Sequence[InputSet]) -> None:
-        for one in inputs:
-            self._write(one)
-
-    def _write(self, inputs: InputSet) -> None:
+    def _write(self, inputs: DrawnInputs) -> None:
         """Call the function for a set of inputs, and write its results."""
         at = " ".join(f"{name}={value}" for name, value in inputs.sizes.items())
         place = f"{self._spec.source}: [reference] function {self._spec.reference.function} at {at}"
@@ -157,7 +157,13 @@ class ExpectedFolder:
         try:
             returned = call_with(self._function.call, values, scalars, inputs.sizes)
             outputs = arranged_outputs(returned, [buffer.name for buffer in written])
-            arrays = {buffer.name: _as_array(outputs[buffer.name]) for buffer in written}
+            arrays: dict[str, Array] = {}
+            for buffer in written:
+                found = outputs[buffer.name]
+                array = np.asarray(found.get() if hasattr(found, "__cuda_array_interface__") else found)
+                if array.dtype.kind in "fc" and array.dtype.itemsize > (8 if array.dtype.kind == "f" else 16):
+                    array = array.astype(np.float64 if array.dtype.kind == "f" else np.complex128)
+                arrays[buffer.name] = array
         except InputError as error:
             raise InputError(f"{place}: {_text(error)}") from None
         except (Exception, SystemExit) as error:
@@ -176,14 +182,6 @@ class ExpectedFolder:
             except OSError as error:
                 reason = error.strerror or "the file system is full"
                 raise InputError(f"{place}: its results cannot be written to {self.path}: {reason}") from None
-
-
-def _as_array(found: Any) -> Array:
-    """Return a result as an array of NumPy, at most in double precision."""
-    array = np.asarray(found.get() if hasattr(found, "__cuda_array_interface__") else found)
-    if array.dtype.kind in "fc" and array.dtype.itemsize > (8 if array.dtype.kind == "f" else 16):
-        array = array.astype(np.float64 if array.dtype.kind == "f" else np.complex128)
-    return array
 
 
 def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
@@ -209,89 +207,46 @@ def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str
 _MAX_SHAPES = 64
 
 
-class _Answer(msgspec.Struct):
-    """Reply of the child, one line of JSON: its error, empty if there is none."""
-
-    error: str
-
-
-class _Child:
-    """A forked child; `end` kills it if it still runs."""
-
-    def __init__(self, process: int) -> None:
-        self._process = process
-        self._status: int | None = None
-        self._has_ended = False
-
-    def has_ended(self) -> bool:
-        """Return whether it has ended by itself."""
-        return self._wait(os.WNOHANG)
-
-    def end(self) -> int | None:
-        """Kill it if it still runs.
-
-        Returns
-        -------
-        int or None
-            Status with which it ended by itself; None if it did not, or another thread of the program waited for it.
-        """
-        end = time.monotonic() + _GRACE_S
-        while not self.has_ended() and time.monotonic() < end:
-            time.sleep(0.001)
-        if self.has_ended():
-            return self._status
-        with suppress(ProcessLookupError):
-            os.kill(self._process, signal.SIGKILL)
-        self._wait(0)
-        return None
-
-    def _wait(self, options: int) -> bool:
-        if not self._has_ended:
-            try:
-                process, status = os.waitpid(self._process, options)
-            except ChildProcessError:
-                self._has_ended = True
-            else:
-                self._has_ended = process != 0
-                self._status = status if self._has_ended else None
-        return self._has_ended
-
-
-def _fork(run: Callable[[], None], reader: int, writer: int) -> _Child:
-    """Fork a child that calls a function, writes its answer to a pipe and ends.
+def _fork(run: Callable[[], None], reader: int, writer: int) -> int:
+    """Fork a child that calls a function, writes its error to a pipe as a line of JSON and ends; return its id.
 
     The child must never return into the program that called autotile. No handler of a signal may interrupt it before
     it is within a ``finally``: signals are blocked until their handlers are removed.
     """
-    every = signal.valid_signals()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, every)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: the child runs one function only
             process = os.fork()
             if process == 0:
                 try:
-                    _serve(run, reader, writer, blocked)
+                    for number in signal.valid_signals():
+                        if callable(signal.getsignal(number)):
+                            with suppress(ValueError):  # in an interpreter other than the first
+                                signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+                    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+                    os.close(reader)
+                    _answer(run, writer)
                 finally:
                     os._exit(1)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return _Child(process)
+    return process
 
 
-def _serve(run: Callable[[], None], reader: int, writer: int, mask: Iterable[int]) -> NoReturn:
-    """Answer in the child; `os._exit` follows whatever is raised here."""
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            with suppress(ValueError):  # in an interpreter other than the first
-                signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.close(reader)
+def _answer(run: Callable[[], None], writer: int) -> NoReturn:
+    """Call the function in the child and write its error, empty if there is none; the caller handles what is raised."""
+    error = ""
     try:
-        error = _error_of(run)
-        answer = encode_json({"error": shown_text(error[:_MAX_ERROR], lines=True)}).encode()
+        try:
+            run()
+        except InputError as fault:
+            error = _text(fault)
+        except BaseException as fault:
+            error = f"the reference cannot be computed: {_described(fault)}"
+        answer = encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode()
     except BaseException:  # even the description of an exception may raise another
-        answer = b'{"error": "the reference cannot be computed, and its exception cannot be described"}'
+        answer = b'"the reference cannot be computed, and its exception cannot be described"'
     _flush()
     answer += b"\n"
     while answer:
@@ -299,14 +254,25 @@ def _serve(run: Callable[[], None], reader: int, writer: int, mask: Iterable[int
     os._exit(0)
 
 
-def _error_of(run: Callable[[], None]) -> str:
+def _end(process: int) -> int | None:
+    """Kill a child if it still runs.
+
+    Returns
+    -------
+    int or None
+        Status with which it ended by itself; None if it did not, or another thread of the program waited for it.
+    """
+    end = time.monotonic() + _GRACE_S
+    while (runs := is_running(process)) and time.monotonic() < end:
+        time.sleep(0.001)
+    if runs:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     try:
-        run()
-    except InputError as error:
-        return _text(error)
-    except BaseException as error:
-        return f"the reference cannot be computed: {_described(error)}"
-    return ""
+        _, status = os.waitpid(process, 0)
+    except ChildProcessError:
+        return None
+    return status if not runs else None
 
 
 def _flush() -> None:
@@ -321,7 +287,7 @@ _MAX_ANSWER = 64 << 10
 _POLL_S = 0.2
 
 
-def _read(reader: int, limit_s: float, child: _Child) -> bytes | None:
+def _read(reader: int, limit_s: float, process: int) -> bytes | None:
     """Read the line that the child writes; None if it takes too long, empty or incomplete if the child ended.
 
     Processes that the child has started may keep the pipe open, so its end is not waited for.
@@ -330,7 +296,7 @@ def _read(reader: int, limit_s: float, child: _Child) -> bytes | None:
     found = b""
     while not found.endswith(b"\n") and len(found) < _MAX_ANSWER:
         left_s = end_s - time.monotonic()
-        has_ended = child.has_ended()
+        has_ended = not is_running(process)
         ready, _, _ = select.select([reader], [], [], 0.0 if has_ended else min(_POLL_S, max(left_s, 0.0)))
         part = os.read(reader, _MAX_ANSWER) if ready else b""
         if (ready or has_ended) and not part:

@@ -1,8 +1,12 @@
-"""Runs of candidates under NVIDIA's compute-sanitizer, and their reports."""
+"""Runs of candidates under NVIDIA's compute-sanitizer: their reports, and the process that runs under it.
+
+That process launches one candidate once per problem, and nothing else. Each buffer is an allocation of its own, so that
+out-of-bounds accesses are detected to the byte. Outputs are left uninitialized, so that reads of them are detected.
+Results are not verified.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -14,17 +18,29 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, get_args
 
-from autotile.core.documents import encode_json
-from autotile.errors import ToolchainError
+import msgspec
+
+from autotile.core.documents import Count, decode_json, encode_json, to_fields
+from autotile.core.dtypes import DTYPES
+from autotile.cuda.driver import constant_copies, copy_constants, live_device
+from autotile.cuda.function import LaunchSequence
+from autotile.cuda.packing import pack_launches
+from autotile.cuda.toolchain import load_cupy
+from autotile.errors import AutotileError, ToolchainError
+from autotile.kernel.inputs import InputMaker, missing_input, with_captured_call
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.parser import parse_spec
 from autotile.settings import toolkit_folders, worker_environment
-from autotile.workers.jobs import Candidate, Workload
+from autotile.space.limits import check_config
+from autotile.workers.child import exit_with_parent, is_running, kill_group, limit_disk_use, reap
+from autotile.workers.jobs import Candidate, Workload, loaded, with_computed
 
 _TOOL_PREFIX = "========="
 _CHILD_PREFIX = "autotile: "
@@ -39,6 +55,25 @@ _MINOR_TOOL_FAILURE = re.compile(r"might|incorrect", re.IGNORECASE)
 _CONSEQUENCE = re.compile(r"target application|terminate successfully|exit code", re.IGNORECASE)
 """In a headline that only states that the child failed; the child's own notice states the reason."""
 
+Tool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
+TOOLS: tuple[Tool, ...] = get_args(Tool)
+
+_PROGRAM = "compute-sanitizer"
+_WHEEL = Path("nvidia", "cu13", "compute-sanitizer")
+_WORKER_MODULE = "autotile.workers.sanitizer"
+_MAX_OUTPUT_BYTES = 1 << 24
+"""Limit of the output; twenty messages of the tool are a few thousand bytes."""
+_POLL_S = 0.05
+_GRACE_S = 5
+"""Time after the deadline at which a child that was not killed ends itself."""
+_OPTIONS: dict[Tool, tuple[str, ...]] = {
+    # the child reports failed calls; with 1 MiB between buffers, a tile that overhangs one does not reach the next
+    "memcheck": ("--report-api-errors", "no", "--padding", "1048576"),
+    "racecheck": ("--print-level", "error"),
+    "initcheck": (),
+    "synccheck": (),
+}
+
 
 class Notice(StrEnum):
     """Kind of a line that the child prints."""
@@ -49,107 +84,6 @@ class Notice(StrEnum):
     """The child ends, for the reason that follows."""
     DONE = "done"
     """All launches completed."""
-
-
-def format_notice(notice: Notice, text: str) -> bytes:
-    """Return the line that the child prints for `read_report`."""
-    return f"{_CHILD_PREFIX}{notice} {' '.join(text.split())}\n".encode()
-
-
-@dataclass(frozen=True, slots=True)
-class SanitizerReport:
-    """Output of one run."""
-
-    finding: str
-    """First fault of the kernel, on one line; empty if there is none."""
-    trouble: str
-    """Reason why faults may have been missed; empty if there is none."""
-    sizes: str
-    """Sizes of the child's last launch."""
-    done: bool
-    """Whether all launches completed."""
-    errors: int | None
-    """Number of errors in the tool's summary; None without a summary."""
-
-
-def read_report(text: str) -> SanitizerReport:
-    """Parse the output of the tool and the child; other lines are ignored."""
-    blocks: list[_Block] = []
-    notices = dict.fromkeys(Notice, "")
-    done, errors = False, None
-    for prefix, line in _lines(text):
-        if prefix == _CHILD_PREFIX:
-            word, _, rest = line.partition(" ")
-            done = done or word == Notice.DONE
-            notices |= {known: rest for known in Notice if known == word}
-        elif found := _SUMMARY.search(line):
-            errors = int(found[1] or found[2])
-        elif line.startswith("  ") and blocks:
-            blocks[-1].details.append(line.strip())
-        elif line.strip() and "COMPUTE-SANITIZER" not in line:
-            blocks.append(_Block(line.strip(), notices[Notice.AT]))
-    finding = next((block.summary() for block in blocks if block.is_finding), "")
-    failures = [block.headline for block in blocks if block.is_tool_failure]
-    failures.sort(key=lambda headline: bool(_CONSEQUENCE.search(headline)))
-    trouble = notices[Notice.ERROR] if not failures or _CONSEQUENCE.search(failures[0]) else failures[0]
-    return SanitizerReport(finding, trouble or next(iter(failures), ""), notices[Notice.AT], done, errors)
-
-
-@dataclass(slots=True)
-class _Block:
-    """One message of the tool."""
-
-    headline: str
-    sizes: str
-    """Sizes of the child's last launch before it."""
-    details: list[str] = field(default_factory=list)
-
-    @property
-    def is_finding(self) -> bool:
-        """Whether the message concerns the kernel: such messages have a location in it."""
-        if _MINOR.match(self.headline):
-            return False
-        return bool(_RACE.match(self.headline)) or any(detail.startswith("at ") for detail in self.details)
-
-    @property
-    def is_tool_failure(self) -> bool:
-        """Whether the message states that the tool may have missed faults."""
-        return bool((_MINOR_TOOL_FAILURE if _MINOR.match(self.headline) else _TOOL_FAILURE).search(self.headline))
-
-    def summary(self) -> str:
-        """Return the message on one line, with the sizes of the launch."""
-        headline = re.sub("^error: ", "", self.headline, flags=re.IGNORECASE).rstrip(".")
-        locations = [detail for detail in self.details if _LOCATION.match(detail)]
-        return " ".join([headline, *locations]) + (f", at {self.sizes}" if self.sizes else "")
-
-
-def _lines(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the prefix and the rest of each line of the tool and the child."""
-    for line in text.splitlines():
-        for prefix in (_TOOL_PREFIX, _CHILD_PREFIX):
-            if line.startswith(prefix):
-                yield prefix, line.removeprefix(prefix)
-
-
-Tool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
-TOOLS: tuple[Tool, ...] = get_args(Tool)
-
-_PROGRAM = "compute-sanitizer"
-_WHEEL = Path("nvidia", "cu13", "compute-sanitizer")
-_WORKER_MODULE = "autotile.workers.sanitizer_worker"
-_MAX_OUTPUT_BYTES = 1 << 24
-"""Limit of the output; twenty messages of the tool are a few thousand bytes."""
-_POLL_S = 0.05
-_GRACE_S = 5
-"""Time after the deadline at which a child that was not killed ends itself, in seconds."""
-_REAP_S = 30.0
-_OPTIONS: dict[Tool, tuple[str, ...]] = {
-    # the child reports failed calls; with 1 MiB between buffers, a tile that overhangs one does not reach the next
-    "memcheck": ("--report-api-errors", "no", "--padding", "1048576"),
-    "racecheck": ("--print-level", "error"),
-    "initcheck": (),
-    "synccheck": (),
-}
 
 
 class ToolResult(StrEnum):
@@ -221,7 +155,7 @@ class Sanitizer:
     program
         Path of the program, see `find_sanitizer`.
     deadline_s
-        Time limit of a check, in seconds. The tools slow a kernel down by a factor of ten to some hundred.
+        Time limit of a check. The tools slow a kernel down by a factor of ten to some hundred.
     """
 
     def __init__(self, workload: Workload, program: Path, deadline_s: float) -> None:
@@ -258,14 +192,31 @@ class Sanitizer:
                 raise
 
     def _run(self, candidate: Candidate, tool: Tool, folder: Path) -> tuple[ToolResult, str]:
+        """Return the result of a run and its reason.
+
+        Only a message about the kernel is a failure, and only a run that completed without trouble is a pass.
+        """
         request, output, errors = (folder / name for name in ("request.json", "output", "errors"))
-        max_s = math.ceil(self._deadline_s) + _GRACE_S
-        message = {"workload": self._workload.to_json(), "candidate": candidate.to_json(), "max_s": max_s}
-        request.write_text(encode_json(message), encoding="utf-8")
+        message = {
+            "workload": self._workload,
+            "candidate": with_computed(candidate),
+            "max_s": math.ceil(self._deadline_s) + _GRACE_S,
+        }
+        request.write_text(encode_json(to_fields(message)), encoding="utf-8")
+        command = [
+            *(str(self._program), "--tool", tool),
+            *("--launch-timeout", str(math.ceil(self._deadline_s))),
+            "--kill",
+            *("--target-processes", "application-only"),
+            *("--show-backtrace", "no"),  # of the host code, which is autotile's
+            *("--print-limit", "20"),
+            *_OPTIONS[tool],
+            *(sys.executable, "-P", "-m", _WORKER_MODULE, str(request)),
+        ]
         try:
             with output.open("wb") as stdout, errors.open("wb") as stderr:
                 process = subprocess.Popen(
-                    self._command(tool, request),
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
@@ -276,27 +227,31 @@ class Sanitizer:
             reason = f"could not be checked: {self._program} cannot be started: {error.strerror}"
             return ToolResult.UNCHECKED, reason
         try:
-            interruption = self._watch(process, [output, errors])
+            trouble = self._watch(process, [output, errors])
         finally:
-            exit_code = _end(process)
-        return _result(read_report(_text(output)), interruption, exit_code, _text(errors))
-
-    def _command(self, tool: Tool, request: Path) -> list[str]:
-        options = [
-            *("--tool", tool),
-            *("--launch-timeout", str(math.ceil(self._deadline_s))),
-            "--kill",
-            *("--target-processes", "application-only"),
-            *("--show-backtrace", "no"),  # of the host code, which is autotile's
-            *("--print-limit", "20"),
-            *_OPTIONS[tool],
-        ]
-        return [str(self._program), *options, sys.executable, "-P", "-m", _WORKER_MODULE, str(request)]
+            kill_group(process)  # the tool and the child under it
+            ended = f"it ended with exit code {reap(process)}"
+        report = read_report(_text(output))
+        if report.finding:
+            return ToolResult.FAILED, report.finding
+        at = f" at {report.sizes}" if report.sizes else ""
+        if trouble:
+            trouble += at
+        elif not report.done:
+            last = next(reversed(_text(errors).strip().splitlines()), ended)
+            trouble = f"{report.trouble or last}{at}"
+        else:
+            trouble = report.trouble or (f"{ended} and no summary" if report.errors is None else "")
+        if trouble:
+            return ToolResult.UNCHECKED, f"could not be checked: {trouble}"
+        if report.errors:
+            return ToolResult.FAILED, f"{report.errors} errors in a form that autotile does not know"
+        return ToolResult.PASSED, ""
 
     def _watch(self, process: subprocess.Popen[bytes], files: Sequence[Path]) -> str:
         """Wait for the end of a run; return why it was not waited for, empty if it ended."""
         end = time.monotonic() + self._deadline_s
-        while _is_running(process):
+        while is_running(process.pid):
             if self._stop.wait(_POLL_S):
                 return "interrupted"
             if time.monotonic() > end:
@@ -306,47 +261,173 @@ class Sanitizer:
         return ""
 
 
-def _result(report: SanitizerReport, interruption: str, exit_code: int | None, errors: str) -> tuple[ToolResult, str]:
-    """Return the result of a run and its reason.
-
-    Only a message about the kernel is a failure, and only a run that completed without trouble is a pass.
-    """
-    if report.finding:
-        return ToolResult.FAILED, report.finding
-    trouble = _trouble(report, interruption, exit_code, errors)
-    if trouble:
-        return ToolResult.UNCHECKED, f"could not be checked: {trouble}"
-    if report.errors:
-        return ToolResult.FAILED, f"{report.errors} errors in a form that autotile does not know"
-    return ToolResult.PASSED, ""
-
-
-def _trouble(report: SanitizerReport, interruption: str, exit_code: int | None, errors: str) -> str:
-    """Return why a run without a finding is no pass; empty if it is one."""
-    sizes = f" at {report.sizes}" if report.sizes else ""
-    if interruption:
-        return f"{interruption}{sizes}"
-    ended = f"it ended with exit code {exit_code}"
-    if not report.done:
-        last = next(reversed(errors.strip().splitlines()), ended)
-        return f"{report.trouble or last}{sizes}"
-    return report.trouble or (f"{ended} and no summary" if report.errors is None else "")
-
-
-def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a process runs, without reaping it: a zombie's process group id is not reused."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-
-def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """Kill the tool and the child under it; return the tool's exit code."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_REAP_S)
-    return process.returncode
-
-
 def _text(file: Path) -> str:
     with file.open("rb") as stream:
         return stream.read(_MAX_OUTPUT_BYTES).decode(errors="replace").replace("\0", "")
+
+
+@dataclass(frozen=True, slots=True)
+class SanitizerReport:
+    """Output of one run."""
+
+    finding: str
+    """First fault of the kernel, on one line; empty if there is none."""
+    trouble: str
+    """Reason why faults may have been missed; empty if there is none."""
+    sizes: str
+    """Sizes of the child's last launch."""
+    done: bool
+    """Whether all launches completed."""
+    errors: int | None
+    """Number of errors in the tool's summary; None without a summary."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """One message of the tool."""
+
+    headline: str
+    sizes: str
+    """Sizes of the child's last launch before it."""
+    details: list[str] = field(default_factory=list)
+
+
+def read_report(text: str) -> SanitizerReport:
+    """Parse the output of the tool and the child; other lines are ignored."""
+    blocks: list[_Block] = []
+    notices = dict.fromkeys(Notice, "")
+    done, errors = False, None
+    for whole in text.splitlines():
+        prefix = next((known for known in (_TOOL_PREFIX, _CHILD_PREFIX) if whole.startswith(known)), None)
+        if prefix is None:
+            continue
+        line = whole.removeprefix(prefix)
+        if prefix == _CHILD_PREFIX:
+            word, _, rest = line.partition(" ")
+            done = done or word == Notice.DONE
+            notices |= {known: rest for known in Notice if known == word}
+        elif found := _SUMMARY.search(line):
+            errors = int(found[1] or found[2])
+        elif line.startswith("  ") and blocks:
+            blocks[-1].details.append(line.strip())
+        elif line.strip() and "COMPUTE-SANITIZER" not in line:
+            blocks.append(_Block(line.strip(), notices[Notice.AT]))
+    finding, failures = "", []
+    for block in blocks:
+        is_minor, headline = _MINOR.match(block.headline), block.headline
+        # a message that concerns the kernel has a location in it
+        is_located = _RACE.match(headline) or any(detail.startswith("at ") for detail in block.details)
+        if not finding and not is_minor and is_located:
+            words = [re.sub("^error: ", "", headline, flags=re.IGNORECASE).rstrip(".")]
+            words += [detail for detail in block.details if _LOCATION.match(detail)]
+            finding = " ".join(words) + (f", at {block.sizes}" if block.sizes else "")
+        if (_MINOR_TOOL_FAILURE if is_minor else _TOOL_FAILURE).search(headline):
+            failures.append(headline)
+    failures.sort(key=lambda headline: bool(_CONSEQUENCE.search(headline)))
+    trouble = notices[Notice.ERROR] if not failures or _CONSEQUENCE.search(failures[0]) else failures[0]
+    return SanitizerReport(finding, trouble or next(iter(failures), ""), notices[Notice.AT], done, errors)
+
+
+class SanitizerRequest(msgspec.Struct):
+    """Content of the file that the child is given."""
+
+    workload: Workload
+    candidate: Candidate
+    max_s: Count
+
+
+Notify = Callable[[Notice, str], None]
+
+
+class SanitizedCandidate:
+    """A loaded candidate that can be launched at any sizes."""
+
+    def __init__(self, workload: Workload, candidate: Candidate) -> None:
+        self._workload = workload
+        self._config = candidate.config
+        self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
+        if workload.captured_call:
+            self._spec = with_captured_call(self._spec, Path(workload.captured_call))
+        cuda = load_cupy().cuda
+        cuda.Device(workload.device_index).use()
+        cuda.set_allocator(None)  # no pool
+        self._device = live_device(workload.device_index)
+        self._functions = loaded(candidate, self._spec)
+
+    def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
+        """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
+        ragged = self._spec.ragged_sizes(self._workload.sizes)
+        has_ragged = not missing_input(self._spec, ragged, self._workload.dtype)
+        for sizes in (*([ragged] if has_ragged else []), *self._workload.verify_sizes):
+            if not check_config(self._spec, self._config, sizes, self._device, self._workload.dtype):
+                yield sizes, True
+        yield self._workload.sizes, False
+
+    def launch(self, sizes: Mapping[str, int], notify: Notify, *, check: bool) -> None:
+        """Set up the problem, make one call and wait."""
+        cupy = load_cupy()
+        functions = self._functions.at(sizes)
+        plan = LaunchPlan.of(self._spec, self._config, sizes, self._device)
+        dtype = self._workload.dtype
+        data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
+        shaped = self._spec.shaped_sizes(sizes, self._config)
+        inputs = InputMaker(self._spec, shaped, dtype, check=check)
+        buffers = {}
+        for buffer in self._spec.buffers:
+            storage = DTYPES[buffer.element_type(dtype, shaped)].storage
+            buffers[buffer.name] = cupy.ndarray(buffer.array_shape(shaped), storage)
+            if buffer.is_initialized:
+                buffers[buffer.name].set(inputs.stored(buffer.name))
+        workspaces = {}
+        for workspace in data.workspaces:
+            if workspace.size_bytes:
+                make, kind = cupy.zeros if workspace.zeroed else cupy.ndarray, DTYPES[workspace.dtype]
+                workspaces[workspace.name] = make(kind.array_shape(workspace.shape), kind.storage)
+        pointers = {name: buffer.data.ptr for name, buffer in buffers.items()}
+        arguments = pack_launches(
+            self._spec,
+            plan,
+            data,
+            dtype,
+            pointers=pointers,
+            scalars=problem_scalars(self._spec, sizes, dtype, check=check),
+            workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
+        )
+        copy_constants(constant_copies(self._spec, functions.module, sizes, dtype), pointers, 0)
+        notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
+        LaunchSequence(functions, plan, arguments)()
+        cupy.cuda.runtime.deviceSynchronize()
+
+
+def format_notice(notice: Notice, text: str) -> bytes:
+    """Return the line that the child prints for `read_report`."""
+    return f"{_CHILD_PREFIX}{notice} {' '.join(text.split())}\n".encode()
+
+
+def main() -> None:
+    """Run the request in the file that the command line names."""
+    output = os.dup(1)  # for notices, as the sanitizer writes there; that of kernels goes to standard error
+    os.dup2(2, 1)
+
+    def notify(notice: Notice, text: str) -> None:
+        os.write(output, format_notice(notice, text))
+
+    limit_disk_use()
+    exit_with_parent()
+    request = decode_json(Path(sys.argv[1]).read_bytes(), SanitizerRequest)
+    signal.alarm(request.max_s)  # ends the process even if its parent was killed
+    faults: tuple[type[Exception], ...] = (AutotileError,)
+    try:
+        cuda = load_cupy().cuda
+        faults += (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
+        candidate = SanitizedCandidate(request.workload, request.candidate)
+        for sizes, check in candidate.problems():
+            candidate.launch(sizes, notify, check=check)
+    except faults as error:
+        notify(Notice.ERROR, str(error))
+        sys.exit(1)
+    notify(Notice.DONE, "")
+
+
+if __name__ == "__main__":
+    main()

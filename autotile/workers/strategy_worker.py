@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.workers.protocol import Channel
+from autotile.workers.child import Channel
 
 _MAX_REPEATS = 1000
 """Consecutive configurations that a run asked for before, after which it has converged. Simulated annealing restarts
@@ -122,7 +122,7 @@ class StrategyWorker:
         _seed(seed)
         # a space of its own for each run: a space draws from the neighbours that it found before
         searchspace = Searchspace(None, None, None, from_cache={"tune_params": self._values, "cache": self._configs})
-        tune(searchspace, _Runner(searchspace, self._times_of, asked), options)
+        tune(searchspace, _StrategyRunner(searchspace, self._times_of, asked), options)
 
     def _times_of(self, configs: Sequence[int | None]) -> list[float | None]:
         """Return times in milliseconds, unknown ones from the parent; None for failures and invalid configurations."""
@@ -139,7 +139,7 @@ class StrategyWorker:
         self._times_ms.update(dict(request["times_ms"]))
 
 
-class _Runner:
+class _StrategyRunner:
     """The part of a runner of Kernel Tuner that its strategies use.
 
     Parameters

@@ -88,13 +88,13 @@ def test_a_machine_offers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch, dask: None) -> None:
     """Let nobody wait long for a scheduler."""
-    from autotile.tuning.cluster import connection, scheduler
+    from autotile.tuning.cluster import connection
     from autotile.tuning.cluster import worker as cluster_worker
 
     monkeypatch.setattr(cluster_worker, "_FIRST_ANSWER_S", 0.5)
     monkeypatch.setattr(cluster_worker, "_START_S", 1.0)
     monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
-    monkeypatch.setattr(scheduler, "_HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(connection, "_HANDSHAKE_S", 0.5)
 
 
 @pytest.fixture(params=["nothing", "something silent", "a talker"])

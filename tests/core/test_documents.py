@@ -32,15 +32,15 @@ from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped
 from autotile.families import family
 from autotile.families.family import Family
-from autotile.workers import jobs, protocol
+from autotile.workers import child, compile_pool, jobs, sanitizer
 
 SCHEMAS = [
     DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState, ResultDocument,
     StoredRuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
     recording.RecordingHeader, recording.LabeledHeader, kernel_tuner.CacheDocument, kernel_tuner.MeasuredEntry,
     bundle.BundleManifest, bundle.BundledDocument, shipped.WinnersFile, shipped.RulesFile,
-    jobs.Reading, jobs.Workload, jobs.SanitizerRequest, jobs.Candidate, jobs.Race, protocol.Answer,
-    protocol.CompiledCubin, protocol.ErrorReply,
+    jobs.Reading, jobs.Workload, sanitizer.SanitizerRequest, jobs.Candidate, jobs.Race, child.Answer,
+    compile_pool.CompiledCubin, child.ErrorReply,
 ]  # fmt: skip
 
 
@@ -99,8 +99,8 @@ def test_an_altered_rule(seed: int) -> None:
         ("[" * 100_000, Any, "", "nested too deeply"),
         (b'"\xff"', str, "", "it is not UTF-8 text"),
         ('"\\ud800"', str, "", ""),
-        (str(2**70), protocol.Count, "", "expected int <= 2147483647"),
-        ("true", protocol.Count, "", "expected int, got bool"),
+        (str(2**70), jobs.Count, "", "expected int <= 2147483647"),
+        ("true", jobs.Count, "", "expected int, got bool"),
     ],
 )
 def test_the_error_names_field_and_fault(text: str | bytes, schema: Any, field: str, fault: str) -> None:

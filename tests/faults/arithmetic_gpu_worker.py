@@ -16,8 +16,8 @@ import numpy as np
 from autotile.core.model import Measurement, Outcome
 from autotile.kernel.contents import InputFile
 from autotile.kernel.parser import parse_spec
+from autotile.workers.child import Stage, serve
 from autotile.workers.jobs import Reading
-from autotile.workers.protocol import Stage, serve
 
 sys.path.append(str(Path(__file__).parents[1]))  # of a child process
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.model import Measurement, Outcome
+from autotile.workers.child import FinalReply, Stage, serve
 from autotile.workers.jobs import Reading
-from autotile.workers.protocol import FinalReply, Stage, serve
 
 sys.path.append(str(Path(__file__).parents[1]))  # of a child process
 
@@ -40,7 +40,7 @@ def run(config: Mapping[str, Any], limit_us: float | None, stage: Stage) -> Read
         case "assertion":
             os.write(2, b"first\nfaults.cu:1: Assertion `i < n / 2` failed.\n")
             reply = Reading(Outcome.CRASHED, "CUDA_ERROR_ASSERT: device-side assert triggered", "verify")
-            raise FinalReply({"readings": [reply.to_json()], "last": True})
+            raise FinalReply({"readings": [reply], "last": True})
         case "infinite_loop":
             time.sleep(600)
         case "recursion":

@@ -13,7 +13,6 @@ from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
-from autotile.tuning.backend import LiveBackend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.workers.child import WorkerPool
@@ -33,10 +32,10 @@ def fake_backend(
     options: TuneOptions,
     worker_pool: WorkerPool | None,
     **_: object,
-) -> LiveBackend:
+) -> Gpu:
     workload = Workload("", "", problem.sizes, problem.dtype, options.l2, str(settings.cache), 10**8, 0.1)
-    gpu = Gpu(workload, options.run_deadline_s, "fake_gpu_worker", worker_pool=worker_pool)
-    return LiveBackend(gpu, device_profile("h200"))
+    device = device_profile("h200")
+    return Gpu(workload, options.run_deadline_s, "fake_gpu_worker", worker_pool=worker_pool, device=device)
 
 
 @pytest.fixture(autouse=True)

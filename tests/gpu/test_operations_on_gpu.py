@@ -81,10 +81,11 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
     """A worker that is opened for a problem again verifies the candidate that passed, and lays nothing out."""
     from dataclasses import replace
 
+    from autotile.core.documents import to_fields
     from autotile.cuda.compiler import CubinCache, compile_job
     from autotile.cuda.driver import live_device
     from autotile.kernel.library import load_kernel
-    from autotile.workers.gpu_worker import GpuWorker
+    from autotile.workers.bench import GpuWorker
     from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message
 
     kernel = load_kernel(str(scale_toml))
@@ -101,10 +102,10 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
 
     problems = []
     for workload in (first, second, first):
-        ask({"op": "open", "workload": workload.to_json()})
+        ask({"op": "open", "workload": to_fields(workload)})
         problems.append(worker._bench._present)
         reply = ask(job_message(Time((Entry(Candidate(config, str(cubin.path), cubin.symbols)),))))
-        assert [one["outcome"] for one in reply["readings"]] == [Outcome.OK]
+        assert [one.outcome for one in reply["readings"]] == [Outcome.OK]
     assert problems[0] is problems[2]
     assert problems[0] is not problems[1]
 

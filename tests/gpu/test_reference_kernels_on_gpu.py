@@ -14,7 +14,7 @@ from autotile.cuda.driver import live_device
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
-from autotile.tuning.backend import kernel_source
+from autotile.tuning.backend import sent_reference
 from autotile.workers.bench import Bench
 from autotile.workers.jobs import Candidate, Entry, Reading, Time, Workload
 
@@ -223,7 +223,7 @@ def test_a_workspace_is_cleared_for_each_configuration(tmp_path: Path) -> None:
             cache=str(settings.cache),
             cache_limit_bytes=settings.cache_limit_bytes,
             sample_limit_s=0.02,
-            reference_source=kernel_source(kernel),
+            reference_source=sent_reference(kernel),
         )
     )
     outcomes = []

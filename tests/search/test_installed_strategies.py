@@ -282,7 +282,7 @@ def child_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
     def use(body: str) -> None:
         (tmp_path / "strange_strategy.py").write_text(
-            "import os, time\nfrom autotile.workers.protocol import Channel\n"
+            "import os, time\nfrom autotile.workers.child import Channel\n"
             f"channel = Channel()\nwhile request := channel.receive():\n    {body}\n"
         )
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))

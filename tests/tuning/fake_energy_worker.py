@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.model import Measurement, Outcome
+from autotile.workers.child import Stage, serve
 from autotile.workers.jobs import Reading
-from autotile.workers.protocol import Stage, serve
 
 sys.path.append(str(Path(__file__).parents[1]))  # of a child process
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.device import device_profile
-from autotile.workers.protocol import FinalReply, Stage, serve
+from autotile.workers.child import FinalReply, Stage, serve
 
 WRONG, CRASHES, HANGS, BREAKS = ({"THREADS": t, "WORK": 4} for t in (32, 64, 128, 256))
 """Configurations that are wrong, end the process, never return, and leave a context that cannot be used."""
@@ -28,7 +28,7 @@ def time_us(kernel: int, config: Mapping[str, Any], n: int) -> float:
 def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     """Answer a request."""
     if message["op"] == "open":
-        return {"device": device_profile("h200").to_json()}
+        return device_profile("h200").to_json()
     assert message["op"] == "time"
     assert message["grid"]
     faulty = os.environ.get("AUTOTILE_FAULTY_SWEEP")

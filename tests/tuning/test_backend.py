@@ -20,9 +20,9 @@ from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning import backend as backends
-from autotile.tuning.backend import Backend, LiveBackend, choose_backend
+from autotile.tuning.backend import ReplayBackend, choose_backend
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.replay import ReplayBackend
+from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
@@ -70,7 +70,7 @@ def test_the_worker_starts_before_the_device_is_read(bench: Any, monkeypatch: py
 
     def fake_gpu(*_: Any, **__: Any) -> Any:
         calls.append("worker")
-        return SimpleNamespace(close=lambda: calls.append("close"))
+        return SimpleNamespace(close=lambda: calls.append("close"), device=None, uuid="")
 
     def broken_device(index: int) -> Any:
         calls.append("device")
@@ -85,21 +85,28 @@ def test_the_worker_starts_before_the_device_is_read(bench: Any, monkeypatch: py
     assert calls == ["worker", "device", "close"]
 
 
-def test_a_worker_that_dies_in_the_race_gives_no_times(bench: Any) -> None:
-    def race(*_: Any, **__: Any) -> Any:
+@pytest.fixture
+def unopened(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A GPU without a worker."""
+    monkeypatch.setattr(Gpu, "_start", lambda gpu: None)
+    return Gpu(None, 1.0)
+
+
+def test_a_worker_that_dies_in_the_race_gives_no_times(unopened: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
         raise WorkerError("the worker died")
 
-    gpu: Any = SimpleNamespace(race=race)
-    assert LiveBackend(gpu, bench.device).race(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0), 0.1) is None
+    monkeypatch.setattr(unopened, "_request", fail)
+    assert unopened.race(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0), 0.1) is None
 
 
-def test_findings_need_a_sanitizer(bench: Any) -> None:
+def test_findings_need_a_sanitizer(unopened: Gpu) -> None:
     candidates = [Candidate(CANDIDATE, "")]
     findings = [[Finding("memcheck", ToolResult.PASSED, "")]]
     sanitizer: Any = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
-    gpu: Any = SimpleNamespace()
-    assert LiveBackend(gpu, bench.device).sanitize(candidates) == [[]]
-    assert LiveBackend(gpu, bench.device, sanitizer).sanitize(candidates) == findings
+    assert unopened.sanitize(candidates) == [[]]
+    unopened.sanitizer = sanitizer
+    assert unopened.sanitize(candidates) == findings
 
 
 def test_a_driver_without_a_device_leaves_no_worker_behind(
@@ -178,8 +185,8 @@ def test_a_missing_recording(choose: Callable[..., Backend]) -> None:
 
 
 def evaluated(backend: Backend, candidate: Candidate, best_us: float | None) -> Reading:
-    backend.submit(candidate, best_us)
-    return backend.result().reading
+    backend.submit(Entry(candidate, limit_us=best_us))
+    return backend.result()[1]
 
 
 class TestReplay:

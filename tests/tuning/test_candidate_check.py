@@ -15,11 +15,10 @@ from autotile.cuda.compiler import CachedCubin, CompiledFunction
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel, make_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.tuning.backend import Finished
 from autotile.tuning.session import Pipeline
 from autotile.tuning.verifying import confirm_agreement, judge_on
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.jobs import Candidate, Check, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 CONFIG = {"THREADS": 128, "WORK": 1}
@@ -60,17 +59,18 @@ class Device:
     def wait(self) -> None:
         self.log.append("wait")
 
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
-        assert best_us is None, "neither is pruned"
-        self.queue.append(candidate)
+    def submit(self, entry: Entry) -> None:
+        assert entry.candidate is not None
+        assert entry.limit_us is None, "neither is pruned"
+        self.queue.append(entry.candidate)
 
-    def result(self) -> Finished:
+    def result(self) -> tuple[Candidate, Reading]:
         candidate = self.queue.pop(0)
         name = Path(candidate.cubin_path).stem
         outcome = self.candidate.get(f"{name}_outcome", Outcome.OK)
         time = Measurement(10.0, 9.9, 10.1) if outcome is Outcome.OK else None
         evaluation = Reading(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
-        return Finished(candidate, evaluation)
+        return candidate, evaluation
 
     def race(self, job: Race, expected_s: float) -> list[Reading] | None:
         self.log.append("race")

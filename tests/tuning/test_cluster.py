@@ -33,11 +33,11 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 import dask.config
 
 from autotile.tuning.backend import workload_of
-from autotile.tuning.cluster import client, connection
-from autotile.tuning.cluster import lane as cluster_lane
-from autotile.tuning.cluster.client import Cluster, RemoteWork
-from autotile.tuning.cluster.connection import Connection
-from autotile.tuning.cluster.scheduler import check_scheduler
+from autotile.tuning.cluster import connection
+from autotile.tuning.cluster import gpus as cluster_gpus
+from autotile.tuning.cluster.connection import Connection, check_scheduler
+from autotile.tuning.cluster.gpus import Cluster
+from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 from autotile.tuning.options import TuneOptions
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -87,7 +87,7 @@ def check(result: TuneResult, bench: Any) -> None:
 def test_a_machine_joins_late_and_another_is_killed(
     bench: Any, secure_kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_ABSENT_S", 2.0)
+    monkeypatch.setattr(cluster_gpus, "_ABSENT_S", 2.0)
     recording = bench.record()
     slow = secure_kit.simulated(recording, 0, 3.0)
     begun = threading.Event()
@@ -112,7 +112,7 @@ def test_a_machine_joins_late_and_another_is_killed(
 def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate(
     bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_ABSENT_S", START_S)
+    monkeypatch.setattr(cluster_gpus, "_ABSENT_S", START_S)
     recording = bench.record()
     workers = [kit.simulated(recording, number, SECONDS) for number in range(2)]
 
@@ -161,7 +161,7 @@ def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: Cluster
 
 
 def test_a_session_says_that_it_waits_for_a_gpu(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_ABSENT_S", 1.0)
+    monkeypatch.setattr(cluster_gpus, "_ABSENT_S", 1.0)
     recording, seen = bench.record(), list[str]()
     first = kit.simulated(recording, 0, SECONDS)
 
@@ -223,12 +223,12 @@ class Futures:
         return False
 
 
-def asked(bench: Any, connected: Futures) -> client.Reply:
+def asked(bench: Any, connected: Futures) -> GpuReply:
     """Send a request over a connection, and return the reply."""
     one = Cluster.__new__(Cluster)
     one._connection = connected  # type: ignore[assignment]
     options = TuneOptions()
-    work = RemoteWork(bench.kernel.name, workload_of(bench.kernel, bench.problem(), read_settings(), options), 1.0)
+    work = GpuRequest(bench.kernel.name, workload_of(bench.kernel, bench.problem(), read_settings(), options), 1.0)
     return one.result(one.send("GPU-7", "describe", work))
 
 
@@ -269,7 +269,7 @@ def test_a_worker_waits_for_a_scheduler_that_starts_later(bench: Any, kit: Clust
 
 
 def test_a_scheduler_without_workers(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_lane, "_FIRST_GPU_S", 1.0)
+    monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 1.0)
     with pytest.raises(InputError, match="none joined; start `autotile worker`"):
         bench.tune(bench.record(), scheduler=kit.scheduler)
 
@@ -311,7 +311,7 @@ def test_what_other_machines_lack_is_refused(bench: Any, options: dict[str, Any]
 
 def test_the_processes_of_dask_log_warnings_only() -> None:
     code = """
-import dask, logging, autotile.tuning.cluster.scheduler
+import dask, logging, autotile.tuning.cluster.connection
 print(logging.getLogger("distributed").level, dask.config.get("distributed.nanny.pre-spawn-environ"))
 """
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

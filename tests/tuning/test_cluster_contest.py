@@ -15,12 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from gpu_calls import raced
 
-from autotile import __version__
-from autotile.core.documents import decode_json, encode_json
+from autotile.core.documents import decode_json, encode_json, to_fields
 from autotile.core.model import Outcome
 from autotile.errors import WorkerError
 from autotile.kernel.operation import Library
@@ -37,10 +35,8 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
-from autotile.tuning.cluster.client import AbsentGpuError, Cluster, Sent
-from autotile.tuning.cluster.connection import Reply, Request
-from autotile.tuning.cluster.gpus import FreeGpu
-from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu
+from autotile.tuning.cluster.gpus import AbsentGpuError, Cluster, FreeGpu, SentRequest
+from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest, OfferedGpu
 
 
 class FakeGpu:
@@ -54,7 +50,7 @@ class FakeGpu:
     def wait(self) -> None:
         """The problem is laid out."""
 
-    def race(self, job: Race, *, expected_s: float) -> list[Reading]:
+    def race(self, job: Race, expected_s: float) -> list[Reading]:
         for entry in job.entries:
             assert entry.workload is not None
             if entry.candidate is not None:
@@ -83,15 +79,15 @@ class NearCluster(Cluster):
     def look(self) -> list[str]:
         return ["GPU-a"]
 
-    def _submit(self, sent: Sent) -> None:
-        reply = self.plugin.handle(decode_json(sent.request, Request), sent.cubins)
+    def _submit(self, sent: SentRequest) -> None:
+        reply = self.plugin.handle(decode_json(sent.request, GpuRequest), sent.cubins)
         sent.future = Future()
-        sent.future.set_result(encode_json(msgspec.to_builtins(reply)))
+        sent.future.set_result(encode_json(to_fields(reply)))
 
-    def result(self, sent: Sent, limit_s: float = math.inf, *, meanwhile: Any = None) -> Reply:
+    def result(self, sent: SentRequest, limit_s: float = math.inf, *, meanwhile: Any = None) -> GpuReply:
         if sent.gpu in self.absent:
             raise AbsentGpuError("it is gone")
-        return decode_json(sent.future.result(), Reply)
+        return decode_json(sent.future.result(), GpuReply)
 
 
 @pytest.fixture
@@ -151,9 +147,9 @@ class TestGrid:
         gpu = FreeGpu(Lane(("GPU-a",), None, near, bench.device), 10.0)
         (first,) = gpu.time(self.job(bench, {"THREADS": 64, "WORK": 1}))
         assert first.outcome is Outcome.OK
-        assert near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
+        assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
         gpu.close()
-        assert not near.plugin.handle(Request("describe", __version__, "other"), {}).is_busy
+        assert not near.plugin.handle(GpuRequest(session="other"), {}).is_busy
 
     def test_cubins_for_ragged_sizes_go_along(
         self, near: NearCluster, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +194,7 @@ def test_the_worker_process_waits_for_the_next_session(bench: Any, monkeypatch: 
     pools: list[WorkerPool] = []
 
     class OpenGpu(FakeGpu):
-        def __init__(self, workload: Workload, deadline_s: float, worker_pool: WorkerPool) -> None:
+        def __init__(self, workload: Workload, deadline_s: float, *, worker_pool: WorkerPool, uuid: str) -> None:
             pools.append(worker_pool)
 
     FakeGpu.seen = []
@@ -207,9 +203,9 @@ def test_the_worker_process_waits_for_the_next_session(bench: Any, monkeypatch: 
     workload = workload_of(bench.kernel, bench.problem(), read_settings(), options)
     plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device))
     for session in ("first", "second"):
-        plugin.handle(Request("open", __version__, session, workload=workload), {})
+        plugin.handle(GpuRequest(session=session, op="open", workload=workload), {})
         monkeypatch.setattr(cluster_worker, "_IDLE_S", 60.0 if session == "first" else 0.01)
-        plugin.handle(Request("close", __version__, session), {})
+        plugin.handle(GpuRequest(session=session, op="close"), {})
     assert pools[0] is pools[1]
     end = time.monotonic() + 10
     while plugin._workers is not None and time.monotonic() < end:

@@ -34,10 +34,9 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 
 from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
-from autotile.tuning.cluster import client
-from autotile.tuning.cluster import lane as cluster_lane
-from autotile.tuning.cluster.connection import Reply
-from autotile.tuning.cluster.lane import ClusterLane
+from autotile.tuning.cluster import gpus as cluster_gpus
+from autotile.tuning.cluster.gpus import ClusterLane
+from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 
 SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
 FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
@@ -149,7 +148,7 @@ def test_a_plan_goes_on_when_a_machine_dies(
     bench: Any, site: Site, settings: Any, options: TuneOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session on its GPU goes on with another one. The last test of the two GPUs."""
-    monkeypatch.setattr(client, "_ABSENT_S", 1.0)
+    monkeypatch.setattr(cluster_gpus, "_ABSENT_S", 1.0)
     planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)
     killed = threading.Event()
 
@@ -230,13 +229,13 @@ class _Cluster:
     def look(self) -> list[str]:
         return sorted(self.gpus)
 
-    def describe(self, gpu: str) -> str:
+    def send(self, gpu: str, op: str, work: GpuRequest) -> str:
         return gpu
 
-    def description(self, gpu: str) -> Reply:
+    def answered(self, gpu: str) -> GpuReply:
         if gpu not in self.gpus:
             raise WorkerError("it is gone")
-        return Reply(device=device_profile(self.gpus[gpu]), is_busy=gpu in self.busy)
+        return GpuReply(device=device_profile(self.gpus[gpu]), is_busy=gpu in self.busy)
 
     def close(self) -> None:
         return
@@ -244,8 +243,8 @@ class _Cluster:
 
 @pytest.fixture
 def two_models(monkeypatch: pytest.MonkeyPatch) -> TuneOptions:
-    monkeypatch.setattr(cluster_lane, "Cluster", _Cluster)
-    monkeypatch.setattr(cluster_lane, "_FRESH_S", 0.0)
+    monkeypatch.setattr(cluster_gpus, "Cluster", _Cluster)
+    monkeypatch.setattr(cluster_gpus, "_FRESH_S", 0.0)
     return TuneOptions(scheduler="tcp://127.0.0.1:1")
 
 
@@ -278,6 +277,6 @@ def test_gpus_of_other_commands_and_models_are_left_alone(
         assert free({"GPU-a"}) == ["GPU-c"]
         del given.gpus["GPU-a"]
         assert lane.devices == ("GPU-c",)
-    monkeypatch.setattr(cluster_lane, "_FIRST_GPU_S", 0.1)
+    monkeypatch.setattr(cluster_gpus, "_FIRST_GPU_S", 0.1)
     with pytest.raises(InputError, match="is a RTX 4090 that is free"):
         ClusterLane(replace(two_models, gpu_model="RTX 4090"))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from cluster_kit import running_cluster, wait_until
 
-from autotile import __version__
 from autotile.errors import WorkerError
 from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
@@ -22,14 +21,13 @@ from autotile.workers.gpu import Gpu
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 from autotile.tuning.cluster import worker as cluster_worker
-from autotile.tuning.cluster.connection import Request
-from autotile.tuning.cluster.worker import GpuPlugin, OfferedGpu
+from autotile.tuning.cluster.worker import GpuPlugin, GpuRequest, OfferedGpu
 
 PRELOAD = """
 from pathlib import Path
 
 from autotile.errors import InputError, ToolchainError, WorkerError
-from autotile.tuning.replay import ReplayBackend
+from autotile.tuning.backend import ReplayBackend
 
 def checked(backend, job, check=ReplayBackend.check):
     with Path({log!r}).open("a") as file:
@@ -63,13 +61,13 @@ class Idle:
         bench = self._bench
         workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
         workload = replace(workload, spec_source="")  # in which this worker reads what goes wrong
-        self._plugin.handle(Request("open", __version__, session, bench.kernel.name, workload, 5.0), {})
+        self._plugin.handle(GpuRequest(bench.kernel.name, workload, 5.0, session, "open"), {})
         backend: Any = self._plugin._backend
-        self.pids.append(backend._gpu._child.pid)
+        self.pids.append(backend._child.pid)
 
     def close(self, session: str) -> None:
         """End a session."""
-        self._plugin.handle(Request("close", __version__, session), {})
+        self._plugin.handle(GpuRequest(session=session, op="close"), {})
 
     def end(self) -> None:
         """End the process of Dask."""

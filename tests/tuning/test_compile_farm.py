@@ -25,8 +25,8 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
 from autotile.tuning.cluster import compilers as cluster_compilers
-from autotile.tuning.cluster.client import Cluster
 from autotile.tuning.cluster.compilers import ClusterCompilers
+from autotile.tuning.cluster.gpus import Cluster
 
 SOURCE = '#include "value.h"\nextern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE + OTHER; }'
 JOB = CompileJob(SOURCE.partition("\n")[2].replace(" + OTHER", ""), "hash", "/nowhere/x.cu", "fill", "sm_90", ())
@@ -37,7 +37,7 @@ template <int N, unsigned long long ID> struct Tree {
 template <unsigned long long ID> struct Tree<0, ID> { static constexpr unsigned leaves = 1; };
 extern "C" __global__ void fill(unsigned* x) { x[0] = Tree<DEPTH, 1>::leaves; }
 """
-COMPILE_WORKER = b"autotile.workers.compile_worker"
+COMPILE_WORKER = b"autotile.workers.compile_pool"
 
 
 def job(value: int, **changes: Any) -> CompileJob:

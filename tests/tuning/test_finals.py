@@ -10,7 +10,7 @@ from gpu_calls import raced
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
-from autotile.workers.jobs import Candidate, Check, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -71,10 +71,10 @@ class Racer:
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
 
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+    def submit(self, entry: Entry) -> None:
         raise AssertionError("the finals evaluate no candidate")
 
-    def result(self) -> Reading:
+    def result(self) -> tuple[Candidate, Reading]:
         raise AssertionError("the finals evaluate no candidate")
 
     def race(self, job: Race, expected_s: float) -> list[Reading] | None:

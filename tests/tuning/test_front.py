@@ -24,7 +24,6 @@ from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings, read_settings
-from autotile.tuning.backend import LiveBackend
 from autotile.tuning.finals import Finals
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import pareto_front
@@ -52,13 +51,13 @@ def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
         options: TuneOptions,
         worker_pool: WorkerPool | None,
         **_: object,
-    ) -> LiveBackend:
+    ) -> Gpu:
         workload = Workload(
             "", "", problem.sizes, problem.dtype, "cold", str(settings.cache), 10**8, 0.1,
             energy="energy" in options.objectives,
         )  # fmt: skip
-        gpu = Gpu(workload, options.run_deadline_s, "fake_energy_worker", worker_pool=worker_pool)
-        return LiveBackend(gpu, device_profile("h200"))
+        device = device_profile("h200")
+        return Gpu(workload, options.run_deadline_s, "fake_energy_worker", worker_pool=worker_pool, device=device)
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr("autotile.tuning.session.choose_backend", backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -20,12 +21,11 @@ from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording
 from autotile.settings import read_settings
 from autotile.tuning import gpu_group
-from autotile.tuning.backend import Finished, GpuUse, LiveBackend
+from autotile.tuning.backend import ReplayBackend, SimulatedGpu
 from autotile.tuning.finals import measured_on
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.replay import ReplayBackend, SimulatedGpu
-from autotile.workers.gpu import Gpu
+from autotile.workers.gpu import Gpu, GpuUse
 from autotile.workers.jobs import Candidate, Check, Entry, Reading, Workload
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -56,9 +56,9 @@ class Hanging(SimulatedGpu):
         self.begun = 0
         self._hangs = hangs
 
-    def result(self) -> Finished:
+    def result(self) -> tuple[Candidate, Reading]:
         self.begun += 1
-        if self._hangs(self, self._finished[0].candidate.config):
+        if self._hangs(self, self._finished[0][0].config):
             self._closed.wait()
         return super().result()
 
@@ -85,13 +85,13 @@ def candidates(bench: Any) -> list[Candidate]:
     return [Candidate(config, "") for config in bench.configs()]
 
 
-def run(group: GpuGroup, given: Sequence[Candidate]) -> dict[str, Any]:
+def run(group: GpuGroup, given: Sequence[Candidate]) -> dict[str, Reading]:
     group.wait()
     for candidate in given:
-        group.submit(candidate, None)
+        group.submit(Entry(candidate))
     finished = [group.result() for _ in given]
-    assert Counter(id(one.candidate) for one in finished) == Counter(map(id, given))
-    return {config_key(one.candidate.config): one for one in finished}
+    assert Counter(id(candidate) for candidate, _ in finished) == Counter(map(id, given))
+    return {config_key(candidate.config): reading for candidate, reading in finished}
 
 
 def uses(group: GpuGroup) -> dict[str, GpuUse]:
@@ -111,12 +111,12 @@ class TestSimulated:
         found = run(several, candidates(bench))
         home = several.uuid
         factor = {"GPU-0": 1.0, "GPU-1": 1.03, "GPU-2": 0.97}
-        for one in found.values():
-            config, measured = one.candidate.config, one.reading.measurement
+        for key, one in found.items():
+            config, measured = json.loads(key), one.measurement
             expected_us = (1000 / config["THREADS"] + 2 / config["WORK"]) * factor[home]
             assert measured is not None
             assert measured.time_us == pytest.approx(expected_us, rel=1e-5)
-            scale = float(one.reading.telemetry[GPU_SCALE])
+            scale = float(one.telemetry[GPU_SCALE])
             assert scale == pytest.approx(factor[home] / factor[one.gpu], rel=1e-5)
         assert uses(several)[home].scale == 1.0
 
@@ -129,8 +129,8 @@ class TestSimulated:
         several = group({}, {"slowness": 1.5})
         run(several, candidates(bench))
         factor = {"GPU-0": 1.0, "GPU-1": 1.5}[several.uuid]
-        several.submit(Candidate(BEST, ""), factor * (1000 / 256 + 0.5))
-        assert several.result().reading.outcome is Outcome.OK
+        several.submit(Entry(Candidate(BEST, ""), limit_us=factor * (1000 / 256 + 0.5)))
+        assert several.result()[1].outcome is Outcome.OK
 
     @pytest.mark.parametrize("fault", [{"fails_after": 0}, {"fails_after": 4}, {"hangs_after": 4}])
     def test_one_that_fails_gives_back_what_it_holds(
@@ -141,7 +141,7 @@ class TestSimulated:
         several = group({}, fault, {}, deadline_s=0.2)
         found = run(several, candidates(bench) * 3)
         assert len(found) == 12
-        assert all(one.reading.outcome is Outcome.OK for one in found.values())
+        assert all(one.outcome is Outcome.OK for one in found.values())
         lost = uses(several)["GPU-1"].lost
         assert "fallen off the bus" in lost or "no sign" in lost
         assert several.gpu_count == 2
@@ -171,16 +171,16 @@ class TestSimulated:
         several.wait()
         given = candidates(bench)
         for candidate in given:
-            several.submit(candidate, None)
+            several.submit(Entry(candidate))
         first = [several.result() for _ in range(2)]
         several.add(SimulatedGpu(several._members[0].backend._recording, uuid="late"))  # type: ignore[attr-defined]
         rest = [several.result() for _ in given[2:]]
-        assert {one.gpu for one in first} == {"GPU-0"}
-        assert "late" in {one.gpu for one in rest}
+        assert {one.gpu for _, one in first} == {"GPU-0"}
+        assert "late" in {one.gpu for _, one in rest}
 
     def test_a_hung_one_does_not_hold_up_the_end(self, bench: Any, group: Make) -> None:
         several = group({"hangs_after": 0}, {})
-        several.submit(candidates(bench)[0], None)
+        several.submit(Entry(candidates(bench)[0]))
         began = time.monotonic()
         several.close()
         assert time.monotonic() - began < 5
@@ -191,14 +191,14 @@ class TestSimulated:
     ) -> None:
         several = quick(lambda gpu, config: gpu.uuid == "GPU-0" and gpu.begun == 2)
         found = run(several, candidates(bench))
-        assert all(one.reading.outcome is Outcome.OK for one in found.values())
+        assert all(one.outcome is Outcome.OK for one in found.values())
         assert several.gpu_count == 2
 
     def test_a_candidate_that_hangs_gpus_for_good_costs_two_of_them(
         self, bench: Any, quick: Callable[..., GpuGroup]
     ) -> None:
         several = quick(lambda gpu, config: config == BEST)
-        reading = run(several, candidates(bench))[config_key(BEST)].reading
+        reading = run(several, candidates(bench))[config_key(BEST)]
         assert reading.outcome is Outcome.CRASHED
         assert "no sign" in reading.reason
         assert several.gpu_count == 1
@@ -245,7 +245,7 @@ class TestSessions:
             def __init__(self, *arguments: Any, uuid: str = "") -> None:
                 super().__init__(*arguments, uuid=uuid, seconds=0.02, **faults.get(uuid, {}))
 
-        monkeypatch.setattr("autotile.tuning.replay.SimulatedGpu", Faulty)
+        monkeypatch.setattr("autotile.tuning.backend.SimulatedGpu", Faulty)
         result = bench.tune(bench.record(), devices=(0, 1, 2))
         assert result.winner.config == BEST
         assert len(bench.stored()) == 12
@@ -286,7 +286,7 @@ import os, pathlib, time
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome
 from autotile.workers.jobs import Reading
-from autotile.workers.protocol import serve
+from autotile.workers.child import serve
 
 FOLDER = pathlib.Path(__file__).parent
 PLACE = ""
@@ -299,10 +299,10 @@ def handle(message, stage):
         time.sleep(0.1)
         if (FOLDER / f"dead-{PLACE}").exists():
             os._exit(3)
-        return {"device": device_profile("h200").to_json()}
+        return device_profile("h200").to_json()
     if message["op"] == "race":
         rows = [Reading(Outcome.OK, rounds_us=(5.0 + n,) * message["rounds"]) for n in range(len(message["entries"]))]
-        return {"readings": [row.to_json() for row in rows]}
+        return {"readings": rows}
     stage("measure")
     (entry,) = message["entries"]
     config = entry["candidate"]["config"]
@@ -314,7 +314,7 @@ def handle(message, stage):
     time.sleep(0.03)
     time_us = (1000.0 / config["THREADS"] + 2 / config["WORK"]) * (1.0 + 0.03 * int(PLACE))
     done = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,))
-    return {"readings": [Reading(Outcome.OK, "", "measure", done, {"measure": 0.03}).to_json()]}
+    return {"readings": [Reading(Outcome.OK, "", "measure", done, {"measure": 0.03})]}
 
 if __name__ == "__main__":
     serve(handle)
@@ -337,9 +337,10 @@ class TestProcesses:
         made: list[GpuGroup] = []
 
         def make(count: int) -> GpuGroup:
-            def backend(index: int) -> LiveBackend:
+            def backend(index: int) -> Gpu:
                 workload = Workload("", "", {"n": 4096}, "float32", "cold", str(folder), 10**8, 0.1, device_index=index)
-                return LiveBackend(Gpu(workload, 2.0, "group_gpu_worker"), device_profile("h200"), uuid=f"GPU-{index}")
+                device = device_profile("h200")
+                return Gpu(workload, 2.0, "group_gpu_worker", uuid=f"GPU-{index}", device=device)
 
             made.append(GpuGroup([backend(index) for index in range(count)], 2.0))
             return made[-1]
@@ -351,7 +352,7 @@ class TestProcesses:
     def test_candidates_that_kill_or_hang_are_blamed_and_the_gpus_stay(self, bench: Any, group: Any) -> None:
         several = group(2)
         found = run(several, candidates(bench))
-        bad = {key: one.reading for key, one in found.items() if not one.reading.outcome.has_time}
+        bad = {key: one for key, one in found.items() if not one.outcome.has_time}
         assert {key: evaluation.outcome for key, evaluation in bad.items()} == {
             config_key({"THREADS": 32, "WORK": 4}): Outcome.CRASHED,
             config_key({"THREADS": 64, "WORK": 4}): Outcome.TIMED_OUT,
@@ -384,18 +385,18 @@ class TestProcesses:
             killer.join()
         assert kills
         assert several.gpu_count == 2
-        assert all(one.reading.outcome is Outcome.OK for one in found.values())
+        assert all(one.outcome is Outcome.OK for one in found.values())
 
     def test_a_gpu_on_which_nothing_runs_any_more_is_given_up(self, bench: Any, group: Any, folder: Path) -> None:
         several = group(3)
         several.wait()
         given = [one for one in candidates(bench) if one.config["WORK"] != 4] * 8
         for candidate in given:
-            several.submit(candidate, None)
+            several.submit(Entry(candidate))
         finished = [several.result() for _ in range(20)]
         (folder / "dead-1").touch()
         finished += [several.result() for _ in given[20:]]
-        assert all(one.reading.outcome is Outcome.OK for one in finished)
+        assert all(one.outcome is Outcome.OK for _, one in finished)
         assert several.gpu_count == 2
         assert {use.uuid for use in several.uses if use.lost} == {"GPU-1"}
 

@@ -10,16 +10,15 @@ from typing import Any, Literal
 import pytest
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import convert
+from autotile.core.documents import convert, to_fields
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
 from autotile.core.timeline import Timeline
 from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.errors import ToolchainError
 from autotile.kernel.parser import parse_spec
-from autotile.tuning.backend import Finished
 from autotile.tuning.session import Pipeline
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.jobs import Candidate, Reading, SizedCubin
+from autotile.workers.jobs import Candidate, Entry, Reading, SizedCubin
 
 SMALL = Resources(32, 0, 0, 0, 1024)
 
@@ -62,11 +61,12 @@ class Device:
         self.ended = 0
         self.began_at = 0.0
 
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
-        self.ran.append((candidate.config, best_us))
-        self.given.append(candidate)
+    def submit(self, entry: Entry) -> None:
+        assert entry.candidate is not None
+        self.ran.append((entry.candidate.config, entry.limit_us))
+        self.given.append(entry.candidate)
 
-    def result(self) -> Finished:
+    def result(self) -> tuple[Candidate, Reading]:
         assert self.ended < len(self.ran)
         self.ended += 1
         evaluation = Reading(
@@ -77,8 +77,9 @@ class Device:
             {"load": 0.1, "measure": 0.2},
             {"power_w": 500.0},
             began_at=self.began_at,
+            gpu="GPU-1",
         )
-        return Finished(self.given[self.ended - 1], evaluation, "GPU-1")
+        return self.given[self.ended - 1], evaluation
 
 
 @pytest.fixture
@@ -387,7 +388,7 @@ def test_other_problems_are_compiled_where_sizes_are(bench: Any, device: Device,
     assert [Path(other.cubin_path).name.endswith(f"SIZE={other.sizes['n']}") for other in candidate.others] == [
         True
     ] * 2
-    assert convert(candidate.to_json()["others"], tuple[SizedCubin, ...]) == candidate.others
+    assert convert(to_fields(candidate.others), tuple[SizedCubin, ...]) == candidate.others
 
 
 def test_another_problem_that_does_not_compile_is_a_failure(bench: Any, device: Device, pool: Pool) -> None:

@@ -26,15 +26,15 @@ from autotile.database import runs
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
-from autotile.tuning import replay
+from autotile.tuning import backend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 
-class Slow(replay.SimulatedGpu):
+class Slow(backend.SimulatedGpu):
     def __init__(self, recording, notice="", *, uuid=""):
         super().__init__(recording, notice, uuid=uuid, seconds=float(sys.argv[3]))
 
-replay.ReplayBackend = Slow
+backend.ReplayBackend = Slow
 runs.LEASE_S = float(sys.argv[4])
 runs.is_gone = lambda owner: False  # as for a process of another machine
 kernel = load_kernel(sys.argv[1])

@@ -16,7 +16,7 @@ from processes import count_configs, wait_for_trials
 
 from autotile.core.model import Config, config_key
 from autotile.exchange.recording import Recording
-from autotile.tuning.replay import SimulatedGpu
+from autotile.tuning.backend import SimulatedGpu
 from autotile.tuning.result import TuneResult
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -30,7 +30,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
             super().__init__(recording, notice, uuid=uuid, seconds=0.05)
 
-    monkeypatch.setattr("autotile.tuning.replay.ReplayBackend", Slow)
+    monkeypatch.setattr("autotile.tuning.backend.ReplayBackend", Slow)
 
 
 def both(run: Callable[[int], TuneResult]) -> list[TuneResult]:
@@ -82,15 +82,15 @@ from pathlib import Path
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
-from autotile.tuning import replay
+from autotile.tuning import backend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 
-class Slow(replay.SimulatedGpu):
+class Slow(backend.SimulatedGpu):
     def __init__(self, recording, notice="", *, uuid=""):
         super().__init__(recording, notice, uuid=uuid, seconds=float(sys.argv[3]))
 
-replay.ReplayBackend = Slow
+backend.ReplayBackend = Slow
 kernel = load_kernel(sys.argv[1])
 options = TuneOptions(replay=Path(sys.argv[2]), workers=1, sampler="brute-force")
 result = tune(kernel, resolve_problem(kernel.spec, {"n": 4096}), read_settings(), options)

@@ -10,9 +10,9 @@ import pytest
 
 from autotile.core.model import GPU_SCALE, Config, Measurement, Outcome, Trial
 from autotile.exchange.recording import Recording
-from autotile.tuning.backend import Finished
-from autotile.tuning.replay import SimulatedGpu
+from autotile.tuning.backend import SimulatedGpu
 from autotile.tuning.result import TuneResult
+from autotile.workers.jobs import Candidate, Reading
 
 DEFAULT = {"THREADS": 128, "WORK": 1}
 SLOWNESS = {"GPU-fast": 1.0, "GPU-slow": 1.04}
@@ -28,14 +28,14 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             super().__init__(recording, notice, uuid=chosen.gpu, slowness=SLOWNESS[chosen.gpu])
             self._together = chosen.together
 
-        def result(self) -> Finished:
+        def result(self) -> tuple[Candidate, Reading]:
             found = super().result()
-            if self._together is not None and dict(found.candidate.config) != DEFAULT:
+            if self._together is not None and dict(found[0].config) != DEFAULT:
                 self._together.wait(60)
                 self._together = None
             return found
 
-    monkeypatch.setattr("autotile.tuning.replay.ReplayBackend", Chosen)
+    monkeypatch.setattr("autotile.tuning.backend.ReplayBackend", Chosen)
 
     def choose(gpu: str, together: threading.Barrier | None = None) -> None:
         chosen.gpu = gpu

@@ -17,11 +17,12 @@ import autotile
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
+from autotile.cuda.toolchain import load_cupy
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.exchange.recording import read_recording
-from autotile.kernel.launch import launch_geometry
+from autotile.kernel.launch import LaunchPlan, launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import get_best_kernel
@@ -31,8 +32,7 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.session import record, tune
-from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Workload
+from autotile.workers.jobs import Candidate, loaded
 
 pytestmark = pytest.mark.gpu
 N = 1 << 20
@@ -209,24 +209,16 @@ def test_occupancy_is_the_drivers_own(cubin_cache_folder: Path) -> None:
     kernel = load_kernel(str(STENCIL))
     device = live_device()
     sizes = {"H": HEIGHT, "W": WIDTH}
-    workload = Workload(
-        spec_text=kernel.spec.text,
-        spec_source=kernel.spec.source,
-        sizes=sizes,
-        dtype="float32",
-        l2="cold",
-        cache=str(cubin_cache_folder),
-        cache_limit_bytes=10**9,
-        sample_limit_s=0.01,
-    )
     space = feasible_space(kernel.spec, sizes, device)
     cache = CubinCache(cubin_cache_folder, 10**9)
-    gpu = Gpu(workload, deadline_s=30.0)
-    try:
-        for row in range(0, len(space), max(1, len(space) // 12)):
-            config = space.config(row)
-            cubin = cache.get_or_compile(compile_job(kernel, config, "float32", device.architecture))
-            ours = compiled_occupancy(launch_geometry(kernel.spec, config, sizes, device), cubin.resources, device)
-            assert ours.blocks_per_sm == gpu.driver_blocks_per_sm(Candidate(config, str(cubin.path))), config
-    finally:
-        gpu.close()
+    load_cupy().cuda.Device(0).use()
+    for row in range(0, len(space), max(1, len(space) // 12)):
+        config = space.config(row)
+        cubin = cache.get_or_compile(compile_job(kernel, config, "float32", device.architecture))
+        ours = compiled_occupancy(launch_geometry(kernel.spec, config, sizes, device), cubin.resources, device)
+        functions = loaded(Candidate(config, str(cubin.path)), kernel.spec).tuned
+        plan = LaunchPlan.of(kernel.spec, config, sizes, device)
+        functions.opt_in(plan)
+        geometry = plan.main.geometry
+        drivers = functions[plan.main.step].blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
+        assert ours.blocks_per_sm == drivers, config

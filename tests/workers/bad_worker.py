@@ -205,7 +205,7 @@ def open_device(workload: dict[str, Any]) -> None:
     if opening < len(deeds) and deeds[opening] != "well":
         perform(deeds[opening])
     else:
-        answer({"device": device_profile("h200").to_json()})
+        answer(device_profile("h200").to_json())
 
 
 def race_of(deeds: list[str]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from autotile.workers.protocol import FinalReply, Stage, serve
+from autotile.workers.child import FinalReply, Stage, serve
 
 
 def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:

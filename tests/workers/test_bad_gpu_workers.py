@@ -199,7 +199,7 @@ class TestHangsInFinals:
 
     def test_a_race_ends_soon(self, gpu: Gpu) -> None:
         with pytest.raises(WorkerError, match=r"no answer within 0\.6 s"):
-            gpu.race(Race((Entry(Candidate({"DO": "sleep"}, "a.cubin")),), 9, 0), expected_s=0.1)
+            gpu.raced(Race((Entry(Candidate({"DO": "sleep"}, "a.cubin")),), 9, 0), 0.1)
 
     def test_what_passed_here_shows_that_the_device_works(self, gpu: Gpu) -> None:
         assert verify(gpu, Candidate({"DO": "ok"}, "a.cubin"), 75).outcome is Outcome.OK
@@ -213,7 +213,7 @@ class TestChecksBeforeARace:
 
     def race(self, gpu: Gpu, *deeds: str) -> list[Reading]:
         entries = [Entry(Candidate({"DO": deed}, "a.cubin"), workload=gpu._workload) for deed in deeds]
-        return gpu.race(Race(tuple(entries), 2, 0, checks=4))
+        return gpu.raced(Race(tuple(entries), 2, 0, checks=4))
 
     @pytest.mark.parametrize(
         ("deed", "outcome", "words"),

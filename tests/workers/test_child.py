@@ -97,7 +97,7 @@ def _is_running(pid: int) -> bool:
 
 def test_files_of_any_size_may_be_written_where_that_is_asked_for() -> None:
     code = (
-        "import resource; from autotile.workers.protocol import files_of_any_size, limit_disk_use\n"
+        "import resource; from autotile.workers.child import files_of_any_size, limit_disk_use\n"
         "limit_disk_use(); limit = lambda: resource.getrlimit(resource.RLIMIT_FSIZE)[0]\n"
         "with files_of_any_size(): inside = limit()\n"
         "print(limit() == 1 << 30, inside != 1 << 30)"

@@ -14,9 +14,8 @@ from cache_settings import cache_settings
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
 from autotile.settings import available_cores
-from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import _WORKER_MODULE, Compiled, CompilePool, FarmResult, worker_count
-from autotile.workers.protocol import memory_share_bytes
+from autotile.workers.child import WorkerPool, memory_share_bytes
+from autotile.workers.compile_pool import COMPILE_WORKER, Compiled, CompilePool, Remote, worker_count
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
 JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))
@@ -85,7 +84,7 @@ def test_sessions_that_share_workers_do_not_compile_more_at_once_than_these_allo
             ]
             assert not wait(compilations, timeout=0.2).done
         assert all(compilation.result().outcome is Outcome.OK for compilation in compilations)
-        first, second = worker_pool.acquire_idle(_WORKER_MODULE), worker_pool.acquire_idle(_WORKER_MODULE)
+        first, second = worker_pool.acquire_idle(COMPILE_WORKER), worker_pool.acquire_idle(COMPILE_WORKER)
         assert first is not None
         assert second is None  # both compilations ran in one process
         first.close()
@@ -102,15 +101,15 @@ class Refusing:
     def accepts(self, job: CompileJob) -> bool:
         return True
 
-    def submit(self, job: CompileJob, deadline_s: float) -> Future[FarmResult | None]:
-        future: Future[FarmResult | None] = Future()
+    def submit(self, job: CompileJob, deadline_s: float) -> Remote:
+        future: Remote = Future()
         future.set_result(None)
         return future
 
 
 def test_jobs_that_a_farm_gives_back_at_once_are_all_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, went_on = Compiled(None), threading.Event()
-    monkeypatch.setattr(CompilePool, "_request", lambda *_: went_on.wait(60) and compiled)
+    monkeypatch.setattr(CompilePool, "_attempt", lambda *_: went_on.wait(60) and compiled)
     pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=30)
     with closing(pool):
         jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(500)]
@@ -223,7 +222,7 @@ def test_closing_ends_what_runs_and_what_waits(clean: None, tmp_path: Path) -> N
 def test_a_share_of_the_memory_is_generous_and_never_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     container = tmp_path / "memory.max"
-    monkeypatch.setattr("autotile.workers.protocol._CGROUP_LIMITS", (tmp_path / "missing", container))
+    monkeypatch.setattr("autotile.workers.child._CGROUP_LIMITS", (tmp_path / "missing", container))
     container.write_text("max\n")
     assert memory_share_bytes(1) == max(0.75 * total, 2 * 2**30)
     container.write_text(f"{2**32}\n")

@@ -26,14 +26,14 @@ from autotile.errors import InputError
 from autotile.kernel.inputs import InputMaker, expected_file
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.python_kernel import ReferenceFunction
-from autotile.workers.python_reference import ExpectedFolder, InputSet
+from autotile.workers.python_reference import DrawnInputs, ExpectedFolder
 
 SPEC = parse_spec(SGEMM.replace('outputs = { C = "alpha * (A @ B) + C" }', 'function = "solve"'), "k.toml")
 SIZES = {**SPEC.sizes, "M": 5, "N": 4, "K": 3}
-INPUTS = InputSet(SIZES, 0, check=True)
+INPUTS = DrawnInputs(SIZES, 0, check=True)
 
 
-def results(function: Callable[..., Any], *sets: InputSet, limit_s: float = 30.0) -> list[np.ndarray]:
+def results(function: Callable[..., Any], *sets: DrawnInputs, limit_s: float = 30.0) -> list[np.ndarray]:
     sets = sets or (INPUTS,)
     with closing(ExpectedFolder(SPEC, "float32", ReferenceFunction(function), sets, limit_s)) as folder:
         found = [np.load(expected_file(folder.path, "C", s.sizes, s.seed, check=s.check)) for s in sets]

@@ -15,6 +15,7 @@ from threading import Timer
 import pytest
 from interrupts import heeded_interrupts
 
+from autotile.core.documents import to_fields
 from autotile.errors import ToolchainError
 from autotile.workers import sanitizer
 from autotile.workers.jobs import Candidate, Workload
@@ -240,8 +241,8 @@ class TestCommand:
         stand_in(code).check(CANDIDATE, "initcheck")
         text = record.read_text()
         assert "'--tool', 'initcheck'" in text
-        assert "'-P', '-m', 'autotile.workers.sanitizer_worker'" in text
-        assert json.dumps(CANDIDATE.to_json()) in text
+        assert "'-P', '-m', 'autotile.workers.sanitizer'" in text
+        assert json.dumps(to_fields(CANDIDATE)) in text
 
     def test_the_real_child_tells_why_it_gives_up(self, stand_in: MakeSanitizer) -> None:
         under = "index = sys.argv.index(sys.executable); os.execv(sys.executable, sys.argv[index:])"

@@ -13,10 +13,9 @@ import pytest
 from autotile.core.device import device_profile
 from autotile.core.model import Config
 from autotile.kernel.library import load_kernel
-from autotile.workers import sanitizer_worker
+from autotile.workers import sanitizer
 from autotile.workers.jobs import Candidate, Workload
-from autotile.workers.sanitizer import Notice, format_notice
-from autotile.workers.sanitizer_worker import Launcher
+from autotile.workers.sanitizer import Notice, SanitizedCandidate, format_notice
 
 
 class RecordedArray:
@@ -46,18 +45,18 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime=SimpleNamespace(deviceSynchronize=lambda: launches.append(("wait",))),
     )
     function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *launch: launches.append(launch))
-    monkeypatch.setattr(sanitizer_worker, "load_cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=RecordedArray))
-    monkeypatch.setattr(sanitizer_worker, "live_device", lambda _: device_profile("h200"))
+    monkeypatch.setattr(sanitizer, "load_cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=RecordedArray))
+    monkeypatch.setattr(sanitizer, "live_device", lambda _: device_profile("h200"))
     monkeypatch.setattr(
         "autotile.cuda.function.Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1)
     )
 
 
-def launcher(toml: Path, config: Config, *others: int) -> Launcher:
+def launcher(toml: Path, config: Config, *others: int) -> SanitizedCandidate:
     spec = load_kernel(str(toml)).spec
     sizes = tuple({"n": n} for n in others)
     workload = Workload(spec.text, spec.source, {"n": 4096}, "float32", "cold", "", 1, 0.1, verify_sizes=sizes)
-    return Launcher(workload, Candidate(config, ""))
+    return SanitizedCandidate(workload, Candidate(config, ""))
 
 
 def test_the_tuned_problem_comes_last(scale_toml: Path) -> None:

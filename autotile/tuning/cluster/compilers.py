@@ -20,7 +20,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from autotile.core.documents import Name, Text, decode_json, encode_json
+from autotile.core.documents import Name, Text, decode_json, encode_json, to_fields
 from autotile.core.model import Outcome
 from autotile.core.text import plural
 from autotile.cuda.compiler import Compilation, CompiledFunction, CompileJob
@@ -28,10 +28,9 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
 from autotile.kernel.sources import included_files, read_bytes
 from autotile.settings import read_settings
-from autotile.tuning.cluster.connection import Connection
-from autotile.tuning.cluster.scheduler import WorkerPlugin, distributed, ignore_interrupts
+from autotile.tuning.cluster.connection import Connection, WorkerPlugin, distributed, ignore_interrupts
 from autotile.version import __version__
-from autotile.workers.compile_pool import CompilePool, FarmResult
+from autotile.workers.compile_pool import Compiled, CompilePool, Remote
 
 COMPILERS = "compile with "
 """Prefix of the resource of a process of Dask that compiles; the toolchain follows."""
@@ -122,8 +121,19 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
         if request.files and not root.exists():
             if not files:
                 return CompileReply(lacks_files=True), b""
-            _write_files(root, files)
-        job = _moved(request.job, root)
+            made = Path(tempfile.mkdtemp(dir=root.parent))
+            for name, content in files.items():
+                file = Path(_below(made, name))
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+            try:
+                made.rename(root)  # the folder is there only when it is complete
+            except OSError:  # another thread was first
+                if not root.exists():
+                    raise
+        folders = tuple(_below(root, folder) for folder in request.job.include_folders)
+        path = _below(root, request.job.template_path)
+        job = replace(request.job, template_path=path, include_folders=folders)
         if job.key != request.key:
             raise WorkerError("its compiler is another one")
         compiled = self._pool.submit(lambda: job, request.deadline_s).result()
@@ -157,13 +167,7 @@ def compile_remotely(text: str, files: Mapping[str, bytes]) -> bytes:
         reply, cubin = plugin.handle(decode_json(text, CompileRequest), files)
     except (AutotileError, OSError, RuntimeError) as error:
         reply, cubin = CompileReply(refusal=f"{error}"), b""
-    return encode_json(msgspec.to_builtins(reply)).encode() + b"\n" + cubin
-
-
-def _moved(job: CompileJob, root: Path) -> CompileJob:
-    """Return a job whose template and headers are below a folder."""
-    folders = tuple(_below(root, folder) for folder in job.include_folders)
-    return replace(job, template_path=_below(root, job.template_path), include_folders=folders)
+    return encode_json(to_fields(reply)).encode() + b"\n" + cubin
 
 
 def _below(root: Path, path: str) -> str:
@@ -173,32 +177,18 @@ def _below(root: Path, path: str) -> str:
     return str(root.joinpath(*parts[1:]))
 
 
-def _write_files(root: Path, files: Mapping[str, bytes]) -> None:
-    """Write headers below a folder, which is there only when it is complete."""
-    made = Path(tempfile.mkdtemp(dir=root.parent))
-    for path, content in files.items():
-        file = Path(_below(made, path))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    try:
-        made.rename(root)
-    except OSError:  # another thread was first
-        if not root.exists():
-            raise
-
-
 @dataclass(eq=False, slots=True)
-class _Job:
+class _FarmJob:
     """A compilation that the farm was given."""
 
     job: CompileJob
     deadline_s: float
-    done: Future[FarmResult | None] = field(default_factory=Future)
+    done: Remote = field(default_factory=Future)
     begun_at: float = field(default_factory=time.monotonic)
     task: Any = None
     """Future of Dask."""
 
-    def end(self, result: FarmResult | None) -> None:
+    def end(self, result: Compilation | Compiled | None) -> None:
         """Pass the result on, unless the job has ended before."""
         with suppress(InvalidStateError):
             self.done.set_result(result)
@@ -220,7 +210,7 @@ class ClusterCompilers:
         self._connection = connection
         self._toolchain = toolchain()
         self._lock = threading.Lock()
-        self._running: set[_Job] = set()
+        self._running: set[_FarmJob] = set()
         self._digests: dict[str, str] = {}
         """Digest of the author's headers, by the hash of the source; empty for none."""
         self._files: dict[str, dict[str, bytes]] = {"": {}}
@@ -256,9 +246,9 @@ class ClusterCompilers:
         """Return whether another machine can compile a job: with NVRTC, and without files that options name."""
         return job.compiler == "nvrtc" and not job.files
 
-    def submit(self, job: CompileJob, deadline_s: float) -> Future[FarmResult | None]:
+    def submit(self, job: CompileJob, deadline_s: float) -> Remote:
         """Send a job; the future's result is None if it is to be compiled here."""
-        one = _Job(job, deadline_s)
+        one = _FarmJob(job, deadline_s)
         with self._lock:
             self._running.add(one)
         one.done.add_done_callback(lambda _: self._forget(one))
@@ -274,33 +264,32 @@ class ClusterCompilers:
         """Give everything back, and look no more."""
         self._ending.set()
         self._watch.join()
-        for one in self._listed():
+        with self._lock:
+            left = list(self._running)
+        for one in left:
             one.end(None)
 
-    def _send(self, one: _Job, *, with_files: bool) -> None:
-        digest, files = self._own_files(one.job)
-        folders = tuple(str(Path(folder).resolve()) for folder in one.job.include_folders)
+    def _send(self, one: _FarmJob, *, with_files: bool) -> None:
+        digest = self._digests.get(one.job.source_hash)
+        if digest is None:
+            folders = [Path(folder) for folder in one.job.include_folders]
+            paths = included_files(Path(one.job.template_path), one.job.source, folders)
+            own = {str(path): read_bytes(path, "included file") for path in sorted(paths)}
+            names = {name: hashlib.sha256(content).hexdigest() for name, content in own.items()}
+            digest = hashlib.sha256(encode_json(names).encode()).hexdigest() if own else ""
+            self._digests[one.job.source_hash] = digest
+            self._files.setdefault(digest, own)
+        resolved = tuple(str(Path(folder).resolve()) for folder in one.job.include_folders)
         path = Path(one.job.template_path)
-        moved = replace(one.job, template_path=str(path.parent.resolve() / path.name), include_folders=folders)
+        moved = replace(one.job, template_path=str(path.parent.resolve() / path.name), include_folders=resolved)
         request = CompileRequest(self._toolchain, one.job.key, moved, one.deadline_s, digest)
-        text = encode_json(msgspec.to_builtins(request))
+        text = encode_json(to_fields(request))
         resource = COMPILERS + self._toolchain
-        one.task = self._connection.submit(compile_remotely, text, files if with_files else {}, resource=resource)
+        files = self._files[digest] if with_files else {}
+        one.task = self._connection.submit(compile_remotely, text, files, resource=resource)
         one.task.add_done_callback(lambda task: self._take(one, task))
 
-    def _own_files(self, job: CompileJob) -> tuple[str, dict[str, bytes]]:
-        """Return the digest and the contents of the author's headers."""
-        digest = self._digests.get(job.source_hash)
-        if digest is None:
-            paths = included_files(Path(job.template_path), job.source, [Path(one) for one in job.include_folders])
-            files = {str(path): read_bytes(path, "included file") for path in sorted(paths)}
-            names = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-            digest = hashlib.sha256(encode_json(names).encode()).hexdigest() if files else ""
-            self._digests[job.source_hash] = digest
-            self._files.setdefault(digest, files)
-        return digest, self._files[digest]
-
-    def _take(self, one: _Job, task: Any) -> None:
+    def _take(self, one: _FarmJob, task: Any) -> None:
         """Pass on what a task has returned; anything but a result of the job gives it back."""
         if one.done.done():
             return
@@ -318,24 +307,24 @@ class ClusterCompilers:
         if reply.refusal:
             self._refuse(one, reply.refusal)
             return
-        compilation = Compilation(cubin, reply.functions) if reply.outcome is Outcome.OK else None
         self._refusals = 0
         self._took_s.append(time.monotonic() - one.begun_at)
-        one.end(FarmResult(compilation, reply.outcome, reply.reason))
+        if reply.outcome is Outcome.OK:
+            one.end(Compilation(cubin, reply.functions))
+        else:
+            one.end(Compiled(None, outcome=reply.outcome, reason=reply.reason))
 
-    def _refuse(self, one: _Job, reason: str) -> None:
+    def _refuse(self, one: _FarmJob, reason: str) -> None:
         self._refusals, self._refusal = self._refusals + 1, reason
         one.end(None)
 
-    def _forget(self, one: _Job) -> None:
+    def _forget(self, one: _FarmJob) -> None:
         """Make room for another job, as this one has ended or was cancelled."""
         with self._lock:
             self._running.discard(one)
-        _cancel(one.task)
-
-    def _listed(self) -> list[_Job]:
-        with self._lock:
-            return list(self._running)
+        if one.task is not None and not one.task.done():
+            with suppress(Exception):  # the connection is closed, and the task with it
+                one.task.cancel()
 
     def look(self) -> None:
         """Count the cores that are offered."""
@@ -352,17 +341,10 @@ class ClusterCompilers:
             self.look()
             usual_s = sorted(self._took_s)[len(self._took_s) // 2] if self._took_s else 0.0
             latest = time.monotonic() - max(_MIN_PATIENCE_S, _PATIENCE * usual_s)
-            for one in self._listed():
-                if one.begun_at < latest:
-                    one.end(None)
-
-
-def _cancel(task: Any) -> None:
-    if task is not None and not task.done():
-        try:
-            task.cancel()
-        except Exception:  # the connection is closed, and the task with it
-            return
+            with self._lock:
+                late = [one for one in self._running if one.begun_at < latest]
+            for one in late:
+                one.end(None)
 
 
 def _read(answer: object) -> tuple[CompileReply, bytes]:

@@ -1,24 +1,51 @@
-"""A connection to a scheduler of Dask that is made again when it is lost."""
+"""Dask, where it is installed: the address of its scheduler, and a connection that is made again when it is lost.
+
+Only the modules of clusters import this one, with ``--scheduler`` and in ``autotile worker``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Literal
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
-import msgspec
+from autotile.errors import InputError, ToolchainError, WorkerError
 
-from autotile.core.device import DeviceProperties
-from autotile.errors import WorkerError
-from autotile.tuning.cluster.scheduler import check_scheduler, distributed, local_host, no_scheduler_error
-from autotile.workers.jobs import Reading, Workload
+try:
+    import dask
 
+    # A default of lower priority than the user's configuration: each process would log every step of joining.
+    dask.config.update_defaults({"logging": {"distributed": "warning"}})
+    import distributed
+    from distributed.comm import connect, get_address_host, unparse_host_port
+    from distributed.diagnostics.plugin import WorkerPlugin
+
+    # A nanny's process reads it before it has the configuration of its nanny.
+    _NANNY_ENVIRONMENT = "distributed.nanny.pre-spawn-environ"
+    _LEVEL = {"DASK_LOGGING__DISTRIBUTED": dask.config.get("logging.distributed")}
+    dask.config.set({_NANNY_ENVIRONMENT: dask.config.get(_NANNY_ENVIRONMENT) | _LEVEL})
+except ImportError:
+    raise ToolchainError(
+        "clusters need Dask, which is not installed; install it with `pip install 'autotile[cluster]'`"
+    ) from None
+
+__all__ = ["Connection", "WorkerPlugin", "check_scheduler", "distributed", "ignore_interrupts", "local_host"]
+
+_HANDSHAKE_S = 5.0
+"""Time in which what has accepted a connection proves to be a scheduler."""
+_TLS = "distributed.comm.tls"
+"""Prefix of the keys of Dask's configuration that name certificates."""
 _CONNECT_S = 10.0
 _LOOK_S = 5.0
 """Time in which the scheduler answers."""
@@ -30,41 +57,128 @@ _LOGGERS = ("distributed", "distributed.client")
 """Loggers of Dask, whose records of a lost connection, with tracebacks, are not for the user."""
 
 
-SIMULATED = "simulated-"
-"""Prefix of the names of GPUs that replay a recording."""
-Operation = Literal["describe", "open", "run", "close"]
+def ignore_interrupts(worker: Any) -> None:
+    """Ignore SIGINT in the process of a worker of Dask if a nanny ends it; for the process's main thread."""
+    if getattr(worker, "nanny", None):
+        with suppress(ValueError):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class Request(msgspec.Struct):
-    """A request of a session to a GPU. It is complete: a worker that was replaced answers it like the first one.
+def check_scheduler(address: str, *, insecure: bool) -> distributed.Security:
+    """Return the certificates for the connection to a scheduler, from Dask's configuration.
 
-    The path of each cubin of its job is the SHA-256 hash of the content, which is sent along.
+    Raises
+    ------
+    InputError
+        The address cannot be read; it leaves the machine without TLS although ``insecure`` is not set; or no
+        certificates are configured.
     """
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    # Dask reads addresses in its own way: what both would not read alike is refused.
+    is_plain = address == f"{parts.scheme}://{parts.netloc}" and "@" not in address if host else False
+    if host is None or port is None or not is_plain or parts.scheme not in ("tls", "tcp"):
+        raise InputError(
+            f"the scheduler {address!r} cannot be read; expected tls:// or tcp://, a host and a port, such as tls://node1:8786"
+        )
+    if parts.scheme == "tcp":
+        is_local = host == "localhost"
+        with suppress(ValueError):
+            is_local |= ip_address(host).is_loopback
+        if not (insecure or is_local):
+            raise InputError(
+                f"{address} is not encrypted, and whoever reaches a scheduler runs programs on its machines; "
+                "use tls://, or --insecure in a network that you trust"
+            )
+        return distributed.Security(require_encryption=False)
+    security = distributed.Security(require_encryption=True)
+    lacking = [name for name in ("ca_file", "client_cert", "worker_cert") if not getattr(security, f"tls_{name}")]
+    if lacking:
+        keys = " and ".join(f"{_TLS}.{name.replace('_cert', '.cert').replace('_', '-')}" for name in lacking)
+        raise InputError(f"{address} needs certificates; name them in Dask's configuration as {keys}")
+    authority = security.tls_ca_file
+    if _is_file(f"{_TLS}.ca-file", authority):
+        try:
+            ssl.create_default_context(cafile=authority)
+        except (ssl.SSLError, OSError) as error:
+            raise InputError(
+                f"{authority}, {_TLS}.ca-file of Dask's configuration, holds no certificate in PEM format: {error}"
+            ) from None
+    for role in ("client", "worker"):
+        name, certificate = f"{_TLS}.{role}", getattr(security, f"tls_{role}_cert")
+        key = getattr(security, f"tls_{role}_key")
+        if not all([_is_file(f"{name}.cert", certificate), not key or _is_file(f"{name}.key", key)]):
+            continue
+        files = f"{certificate} and {key}, {name}.cert and {name}.key" if key else f"{certificate}, {name}.cert"
+        try:  # with an empty password, as OpenSSL would ask for one on the terminal
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, password="")
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise InputError(
+                f"{files} of Dask's configuration, cannot be used: {error}; expected a certificate in PEM format and "
+                f"its key without a password{'' if key else f', which {name}.key names or the same file holds'}"
+            ) from None
+    return security
 
-    op: Operation
-    version: str
-    session: str
-    kernel: str = ""
-    workload: Workload | None = None
-    """The session's problem; None if each entry of its jobs has one of its own."""
-    deadline_s: float = 0.0
-    job: dict[str, Any] = {}
-    expected_s: float = 0.0
 
+def _is_file(name: str, value: str) -> bool:
+    """Return whether an entry of Dask's configuration names a file, or is the content of one in place of its name.
 
-class Reply(msgspec.Struct):
-    """Reply to a request; ``error`` and its kind are set if it failed.
-
-    ``is_dead`` is whether the GPU's worker process died with the candidate, ``is_busy`` whether another session has the
-    GPU. There are no readings of a race that broke.
+    Raises
+    ------
+    InputError
+        The file cannot be read.
     """
+    if "\n" in value:
+        return False
+    try:
+        Path(value).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        raise InputError(f"{value}, {name} of Dask's configuration, {reason}; expected a file in PEM format") from None
+    return True
 
-    error: str = ""
-    kind: str = ""
-    is_dead: bool = False
-    is_busy: bool = False
-    device: DeviceProperties | None = None
-    readings: list[Reading] | None = None
+
+async def local_host(address: str, security: distributed.Security, limit_s: float) -> str:
+    """Return the address of this machine by which it reaches a scheduler.
+
+    Parameters
+    ----------
+    address
+        Address of the scheduler.
+    security
+        Certificates, as `check_scheduler` returns them.
+    limit_s
+        Time in which the scheduler has to answer, in seconds.
+
+    Raises
+    ------
+    InputError
+        No scheduler answers.
+    """
+    try:
+        async with asyncio.timeout(limit_s + _HANDSHAKE_S):
+            connection = await connect(address, timeout=limit_s, **security.get_connection_args("worker"))
+            try:
+                await connection.write({"op": "identity", "reply": True})
+                answer = await connection.read()
+            finally:
+                connection.abort()
+    except Exception as error:  # whatever Dask raises where something else answers
+        raise _no_scheduler(address, error) from None
+    if not isinstance(answer, dict) or "workers" not in answer:
+        raise _no_scheduler(address, "something else listens there")
+    return str(unparse_host_port(get_address_host(connection.local_address)))
+
+
+def _no_scheduler(address: str, reason: BaseException | str) -> InputError:
+    """Return the error for an address at which no scheduler answers, for the first cause of an error of Dask."""
+    while isinstance(reason, BaseException) and (cause := reason.__cause__ or reason.__context__) is not None:
+        reason = cause
+    text = f"{reason}" or "it does not answer like a scheduler in time"
+    return InputError(f"no scheduler answers at {address}: {text}; check the address, or start `dask scheduler` there")
 
 
 class Connection:
@@ -94,7 +208,7 @@ class Connection:
         try:
             self._client = self._connected()
         except Exception as error:  # whatever Dask raises where something else answers
-            raise no_scheduler_error(address, error) from None
+            raise _no_scheduler(address, error) from None
         self._levels = {name: logging.getLogger(name).level for name in _LOGGERS}
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -196,7 +310,15 @@ class Connection:
                     self._client = self._connected()
                     found = self._look()
             with self._changed:
-                self._note(found, time.monotonic())
+                now = time.monotonic()
+                if found is None:  # what is absent cannot be known; after it, everything has time to join again
+                    self._lost_at = self._lost_at or now
+                    self._gone_at.clear()
+                else:
+                    self._lost_at, self._offers = None, found
+                    present = {name for resources in found for name in resources}
+                    self._known |= present
+                    self._gone_at = {name: self._gone_at.get(name, now) for name in self._known - present}
                 self._changed.notify_all()
         self._client.close(timeout=_CONNECT_S)  # one that was connected while the other was closed
 
@@ -208,13 +330,3 @@ class Connection:
         except Exception:  # whatever Dask raises where the connection breaks, or is closed
             return None
         return [one.get("resources", {}) for one in found["workers"].values()] if client.status == "running" else None
-
-    def _note(self, found: list[Mapping[str, float]] | None, now: float) -> None:
-        if found is None:  # what is absent cannot be known; after it, everything has time to join again
-            self._lost_at = self._lost_at or now
-            self._gone_at.clear()
-            return
-        self._lost_at, self._offers = None, found
-        present = {name for resources in found for name in resources}
-        self._known |= present
-        self._gone_at = {name: self._gone_at.get(name, now) for name in self._known - present}

@@ -1,36 +1,49 @@
-"""GPUs of several machines in one session: a backend of GPUs that the workers of a cluster offer."""
+"""The session's end of a cluster: requests to GPUs of several machines, GPUs as backends, and the lane of a command."""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import hashlib
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.device import DeviceProperties
+from autotile.core.device import DeviceProperties, is_name_of
+from autotile.core.documents import decode_json, encode_json, to_fields
 from autotile.core.model import Problem
-from autotile.errors import AutotileError, InputError, WorkerError
+from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import Backend, Finished, workload_of
-from autotile.tuning.cluster.client import AbsentGpuError, Cluster, RemoteWork, Sent
-from autotile.tuning.cluster.connection import Operation, Reply
+from autotile.tuning.backend import ReplayBackend, open_recording, replay_notice, workload_of
+from autotile.tuning.cluster.compilers import ClusterCompilers
+from autotile.tuning.cluster.connection import Connection, distributed
+from autotile.tuning.cluster.worker import SIMULATED, GpuReply, GpuRequest, Operation, answer
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
-from autotile.tuning.schedule import Lane, open_lane
-from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading, Time
+from autotile.tuning.schedule import GpuName, Lane, open_lane
+from autotile.workers.gpu import Backend
+from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading, Time, job_message, with_files
 
-_FIRST_GPU_S = 60.0
-"""Time that a session waits for a first GPU."""
 _POLL_S = 1.0
-"""Interval at which a session looks for GPUs that join or are gone."""
+"""Interval at which a request that waits looks whether its GPU is gone, and a session for GPUs that join or leave."""
+_ABSENT_S = 30.0
+"""Time after which a GPU that is gone is given up; its nanny replaces a worker that died within seconds."""
+_MAX_FAILURES = 10
+"""Replies to one request that may be lost on their way."""
+_GPU_PREFIXES = ("GPU-", "MIG-", SIMULATED)
+_FIRST_GPU_S = 60.0
+"""Time that a session or a command waits for a first GPU."""
 _RENEW_S = 40.0
 """Interval at which a session renews the leases of its GPUs, a third of what they last."""
 _DESCRIBE_S = 10.0
@@ -39,6 +52,178 @@ _MAX_JOINS = 4
 """Times that a GPU joins a session, the first one included, and those after an absence left out."""
 _RETURN_S = 300.0
 """Time that a session without a GPU waits for one to come back."""
+_SETTLE_S = 5.0
+"""Time that a command waits for the properties of further GPUs."""
+_FRESH_S = 3.0
+"""Time after which a GPU is asked again whether another command uses it."""
+_LANE_POLL_S = 0.05
+
+
+class AbsentGpuError(WorkerError):
+    """A GPU is gone: its machine is off or cannot be reached. It may come back."""
+
+
+@dataclass(eq=False, slots=True)
+class SentRequest:
+    """A request that was sent to a GPU."""
+
+    gpu: str
+    request: str
+    """A `GpuRequest` as JSON."""
+    cubins: Mapping[str, bytes]
+    future: Any = None
+    """Future of Dask; None while the scheduler is lost."""
+    failures: int = 0
+    """Number of replies that did not arrive."""
+    is_withdrawn: bool = False
+
+    def withdraw(self) -> None:
+        """Let nobody wait for the reply any more."""
+        self.is_withdrawn = True
+        if self.future is not None and not self.future.done():
+            with suppress(Exception):  # of a connection that is closed, and the future with it
+                self.future.cancel()
+
+    def forget(self) -> None:
+        """Have the request answered although nobody waits for the reply."""
+        if self.future is not None:
+            with suppress(Exception):
+                distributed.fire_and_forget(self.future)
+
+
+class Cluster:
+    """The GPUs and compilers of a scheduler, which sessions may share.
+
+    A request waits for its GPU and for the scheduler: if the connection was lost, it is sent again.
+
+    Parameters
+    ----------
+    address, insecure
+        As for `Connection`, whose errors are raised.
+    """
+
+    def __init__(self, address: str, *, insecure: bool) -> None:
+        self._connection = Connection(address, insecure=insecure)
+        self.compilers = ClusterCompilers(self._connection)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the scheduler does not answer."""
+        return self._connection.lost_s > 0
+
+    @property
+    def waiting(self) -> str:
+        """Remark for the user while the scheduler does not answer; otherwise empty."""
+        return self._connection.waiting
+
+    def look(self) -> list[str]:
+        """Return the UUIDs of the GPUs that are present."""
+        offered = {name for resources in self._connection.offers() for name in resources}
+        return sorted(name for name in offered if name.startswith(_GPU_PREFIXES))
+
+    def answered(self, sent: SentRequest) -> GpuReply | None:
+        """Return the reply to a request; None if it is not there yet. Errors are those of `result`."""
+        if sent.future is None or self._connection.is_lost(sent.future):
+            raise WorkerError(f"a request to {sent.gpu} was lost")
+        return self.result(sent, 0.0) if sent.future.done() else None
+
+    def send(
+        self, gpu: str, op: Operation, work: GpuRequest, job: Job | None = None, *, expected_s: float = 0.0
+    ) -> SentRequest:
+        """Send a request to a GPU, with a job and its cubins if it carries one.
+
+        A GPU answers one at a time, in the order in which they were sent.
+
+        Parameters
+        ----------
+        work
+            The common part of all requests of a session.
+        """
+        cubins: dict[str, bytes] = {}
+
+        def packed(path: str) -> str:
+            """Return the hash of a cubin; empty for none, as in replay."""
+            if not path:
+                return ""
+            content = Path(path).read_bytes()
+            name = hashlib.sha256(content).hexdigest()
+            cubins[name] = content
+            return name
+
+        message = job_message(with_files(job, packed)) if job is not None else {}
+        request = replace(work, op=op, job=message, expected_s=expected_s)
+        sent = SentRequest(gpu, encode_json(to_fields(request)), cubins)
+        self._submit(sent)
+        return sent
+
+    def result(
+        self, sent: SentRequest, limit_s: float = math.inf, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> GpuReply:
+        """Wait for the reply to a request.
+
+        Parameters
+        ----------
+        sent
+            The request.
+        limit_s
+            Time to wait at most, in seconds.
+        meanwhile
+            Called about every second, and in the end.
+
+        Raises
+        ------
+        WorkerError
+            The GPU or the scheduler is lost, the time is over, or the request was withdrawn.
+        InputError, ToolchainError
+            The GPU cannot be set up for the session.
+        """
+        end = time.monotonic() + limit_s
+        while (reply := self._poll(sent)) is None:
+            meanwhile()
+            if time.monotonic() > end:
+                sent.withdraw()
+                raise WorkerError(f"{sent.gpu} has not answered for {limit_s:.0f} s")
+        meanwhile()
+        if reply.error:
+            raise {"input": InputError, "toolchain": ToolchainError}.get(reply.kind, WorkerError)(reply.error)
+        return reply
+
+    def _poll(self, sent: SentRequest) -> GpuReply | None:
+        """Wait a moment for the reply, and send the request again if it was lost; None if there is no reply yet."""
+        if sent.is_withdrawn:
+            raise WorkerError(f"a request to {sent.gpu} was withdrawn")
+        if sent.future is None or self._connection.is_lost(sent.future):
+            self._connection.await_look()
+            self._submit(sent)
+            return None
+        try:
+            return decode_json(sent.future.result(timeout=_POLL_S), GpuReply)
+        except TimeoutError:
+            absent_s = self._connection.absent_s(sent.gpu)
+            if absent_s > _ABSENT_S:
+                sent.withdraw()
+                raise AbsentGpuError(f"the cluster has lost {sent.gpu}: it is absent for {absent_s:.0f} s") from None
+        except (asyncio.CancelledError, concurrent.futures.CancelledError, UnboundLocalError):
+            sent.future = None  # the last one is of `distributed.utils.sync`, where a call is cancelled within the loop
+        except AutotileError:
+            raise
+        except Exception as error:  # whatever Dask raises where processes die
+            sent.failures += 1
+            if sent.future.status == "error" or sent.failures > _MAX_FAILURES:
+                raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
+            sent.future = None  # there was a reply, but its process died before it arrived
+        return None
+
+    def _submit(self, sent: SentRequest) -> None:
+        try:
+            sent.future = self._connection.submit(answer, sent.request, sent.cubins, resource=sent.gpu)
+        except WorkerError:  # it is sent again when the scheduler is back
+            sent.future = None
+
+    def close(self) -> None:
+        """Disconnect; the scheduler drops what is not done."""
+        self.compilers.close()
+        self._connection.close()
 
 
 class RemoteGpu(Backend):
@@ -53,7 +238,7 @@ class RemoteGpu(Backend):
     device
         Its properties.
     work
-        The session's problem.
+        The common part of its requests, with the session's problem.
     recorded
         What simulated GPUs replay; None for real ones.
     meanwhile
@@ -65,7 +250,7 @@ class RemoteGpu(Backend):
         cluster: Cluster,
         gpu: str,
         device: DeviceProperties,
-        work: RemoteWork,
+        work: GpuRequest,
         *,
         recorded: ReplayBackend | None = None,
         meanwhile: Callable[[], None] = lambda: None,
@@ -74,35 +259,36 @@ class RemoteGpu(Backend):
         self.uuid = gpu
         self.source = "replayed" if recorded is not None else "cuda"
         self.notice = recorded.notice if recorded is not None else ""
-        self.is_closed = False
+        self.is_closed = self.was_absent = False
         self._cluster = cluster
         self._work = work
         self._recorded = recorded
         self._meanwhile = meanwhile
-        self.was_absent = False
-        self._submitted: deque[tuple[Candidate, Sent]] = deque()
+        self._submitted: deque[tuple[Candidate, SentRequest]] = deque()
         """Candidates without a result and their requests, oldest first."""
-        self._running: Sent | None = None
+        self._running: SentRequest | None = None
         """Request of another method."""
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the recorded rows; None for a real GPU."""
         return self._recorded.available_rows(space) if self._recorded is not None else None
 
-    def wait(self) -> None:
+    def wait(self) -> DeviceProperties:
         """Wait until the worker has set up the problem."""
         self._request("open", None)
+        return self.device
 
-    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+    def submit(self, entry: Entry) -> None:
         """Send a candidate with its cubin; it waits in the process of the GPU while an earlier one runs."""
-        self._submitted.append((candidate, self._send("run", Time((Entry(candidate, limit_us=best_us),)))))
+        assert entry.candidate is not None
+        self._submitted.append((entry.candidate, self._cluster.send(self.uuid, "run", self._work, Time((entry,)))))
 
-    def result(self) -> Finished:
+    def result(self) -> tuple[Candidate, Reading]:
         """Wait for the oldest candidate; a crash or a hang of the GPU's worker process is an outcome."""
         candidate, sent = self._submitted[0]
-        reply = self._reply(sent)
+        (reading,) = self._readings(self._reply(sent))
         self._submitted.popleft()
-        return Finished(candidate, self._reading(reply), self.uuid)
+        return candidate, reading
 
     def withdraw(self) -> None:
         """Forget the candidates without a result."""
@@ -112,11 +298,12 @@ class RemoteGpu(Backend):
 
     def race(self, job: Race, expected_s: float) -> list[Reading] | None:
         """Race entries; None if the worker process of the GPU died."""
-        return self._request("run", job, expected_s=expected_s).readings
+        return self._request("run", job, expected_s).readings
 
     def check(self, job: Check) -> Reading:
         """Verify the candidate repeatedly; a crash or a hang is an outcome."""
-        return self._reading(self._request("run", job))
+        (reading,) = self._readings(self._request("run", job))
+        return reading
 
     def time(self, job: Time) -> list[Reading]:
         """Verify and measure entries; as for `autotile.workers.gpu.Gpu.time`."""
@@ -130,27 +317,23 @@ class RemoteGpu(Backend):
         self.withdraw()
         if self._running is not None:
             self._running.withdraw()
-        self._send("close", None).forget()
+        self._cluster.send(self.uuid, "close", self._work).forget()
 
-    def _reading(self, reply: Reply) -> Reading:
+    def _readings(self, reply: GpuReply) -> list[Reading]:
         if not reply.readings:
             raise WorkerError(f"the reply of {self.uuid} holds no result")
-        self.is_dead = reply.is_dead
-        return reply.readings[0]
+        return reply.readings
 
-    def _request(self, op: Operation, job: Job | None, *, expected_s: float = 0.0) -> Reply:
-        self._running = self._send(op, job, expected_s=expected_s)
+    def _request(self, op: Operation, job: Job | None, expected_s: float = 0.0) -> GpuReply:
+        self._running = self._cluster.send(self.uuid, op, self._work, job, expected_s=expected_s)
         return self._reply(self._running)
 
-    def _reply(self, sent: Sent) -> Reply:
+    def _reply(self, sent: SentRequest) -> GpuReply:
         try:
             return self._cluster.result(sent, meanwhile=self._meanwhile)
         except AbsentGpuError:
             self.was_absent = True
             raise
-
-    def _send(self, op: Operation, job: Job | None, *, expected_s: float = 0.0) -> Sent:
-        return self._cluster.send(self.uuid, op, self._work, job, expected_s=expected_s)
 
 
 class ClusterGpus(GpuGroup):
@@ -176,7 +359,7 @@ class ClusterGpus(GpuGroup):
     def __init__(
         self,
         lane: Lane,
-        work: RemoteWork,
+        work: GpuRequest,
         recorded: ReplayBackend | None = None,
         *,
         ending: Callable[[], None] = lambda: None,
@@ -201,13 +384,14 @@ class ClusterGpus(GpuGroup):
         self._watch = threading.Thread(target=self._let_join, name="cluster", daemon=True)
         self._watch.start()
 
-    def wait(self) -> None:
+    def wait(self) -> DeviceProperties:
         """Wait until one GPU can run candidates."""
-        super().wait()
+        device = super().wait()
         self._report_waiting()
+        return device
 
-    def result(self) -> Finished:
-        """Wait for any candidate that was submitted, and return its evaluation."""
+    def result(self) -> tuple[Candidate, Reading]:
+        """Wait for any candidate that was submitted, and return its reading."""
         finished = super().result()
         self._report_waiting()
         return finished
@@ -232,19 +416,15 @@ class ClusterGpus(GpuGroup):
     def _let_join(self) -> None:
         renewed_at = time.monotonic()
         while not self._ending.wait(_POLL_S):
-            if time.monotonic() - renewed_at > _RENEW_S:
-                self._renew()
+            if time.monotonic() - renewed_at > _RENEW_S:  # others may not have them, though there is nothing for them
+                for gpu, known in self._joined.items():
+                    if known and not known[-1].is_closed:
+                        with suppress(WorkerError):
+                            self._cluster.send(gpu, "describe", self._work).forget()
                 renewed_at = time.monotonic()
             with suppress(AutotileError):  # of one that is not of this version
                 for one in self._arriving(self.device):
                     self.add(one)
-
-    def _renew(self) -> None:
-        """Keep the GPUs of this session from others while it has nothing for them."""
-        for gpu, known in self._joined.items():
-            if known and not known[-1].is_closed:
-                with suppress(WorkerError):
-                    self._cluster.send(gpu, "describe", self._work).forget()
 
     def _arriving(self, model: DeviceProperties | None) -> Iterator[RemoteGpu]:
         """Yield the GPUs that are present, of the session's model, and not part of it."""
@@ -257,8 +437,11 @@ class ClusterGpus(GpuGroup):
                 continue
             if sum(not one.was_absent for one in known) >= _MAX_JOINS or (known and not known[-1].is_closed):
                 continue
-            reply = self._description(gpu)
-            if reply is None or reply.is_busy or reply.device is None:
+            try:
+                reply = self._cluster.result(self._cluster.send(gpu, "describe", self._work), _DESCRIBE_S)
+            except WorkerError:  # it does not answer
+                continue
+            if reply.is_busy or reply.device is None:
                 continue
             model = model or reply.device
             if (reply.device.name, reply.device.compute_capability) != (model.name, model.compute_capability):
@@ -268,13 +451,6 @@ class ClusterGpus(GpuGroup):
             one = RemoteGpu(self._cluster, gpu, reply.device, self._work, recorded=self._recorded, meanwhile=meanwhile)
             known.append(one)
             yield one
-
-    def _description(self, gpu: str) -> Reply | None:
-        """Return the state of a GPU; None if it does not answer."""
-        try:
-            return self._cluster.result(self._cluster.send(gpu, "describe", self._work), _DESCRIBE_S)
-        except WorkerError:
-            return None
 
     def _abandon_silent(self) -> None:
         """Give up silent GPUs; while the scheduler is lost, all are silent."""
@@ -304,7 +480,7 @@ class ClusterGpus(GpuGroup):
             self.observe_wait(text)
 
 
-def free_gpu(lane: Lane, work: RemoteWork) -> RemoteGpu:
+def free_gpu(lane: Lane, work: GpuRequest) -> RemoteGpu:
     """Return a GPU of a cluster that holds no problem.
 
     Raises
@@ -337,7 +513,7 @@ class FreeGpu:
 
     def __init__(self, lane: Lane, deadline_s: float) -> None:
         self._lane = lane
-        self._work = RemoteWork("", None, deadline_s)
+        self._work = GpuRequest(deadline_s=deadline_s)
         self._gpu: RemoteGpu | None = None
 
     def time(self, job: Time) -> list[Reading]:
@@ -398,9 +574,137 @@ def cluster_backend(
     if options.replay is not None:
         recording = open_recording(kernel, problem, options, settings.recording_folders)
         recorded = ReplayBackend(recording, replay_notice(recording, options))
-    work = RemoteWork(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
+    work = GpuRequest(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
     if lane is not None and lane.cluster is not None:
         return ClusterGpus(lane, work, recorded)
     with ExitStack() as opened:
         own = opened.enter_context(open_lane(options))
         return ClusterGpus(own, work, recorded, ending=opened.pop_all().close)
+
+
+class ClusterLane(Lane):
+    """All GPUs of a cluster that are of use to a command; they may join and leave at any time.
+
+    Parameters
+    ----------
+    options
+        Options of the sessions: the scheduler, and the name of the model, if one is chosen.
+    is_of_one_model
+        Whether the GPUs must be of one model. Others that join later are not used.
+
+    Raises
+    ------
+    InputError
+        The scheduler cannot be reached, it has no GPU, or GPUs of several models.
+    """
+
+    cluster: Cluster
+
+    def __init__(self, options: TuneOptions, *, is_of_one_model: bool = True) -> None:
+        super().__init__()
+        self._is_replay = options.replay is not None
+        self._asked_model = options.gpu_model
+        self._model: DeviceProperties | None = None
+        self._replies: dict[str, tuple[GpuReply, float]] = {}
+        """The last known state of each GPU, and its time."""
+        self._requests: dict[str, SentRequest] = {}
+        """Those whose replies are awaited."""
+        self._error = ""
+        self._lock = threading.Lock()
+        """Held while GPUs are asked: a session looks for late ones in a thread of its own."""
+        self.cluster = Cluster(options.scheduler, insecure=options.insecure)
+        try:
+            self._wait()
+            if is_of_one_model:
+                self._model = self._only_model()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def devices(self) -> tuple[GpuName, ...]:
+        """UUIDs of the GPUs that are present, those that other commands use included."""
+        present = self._present()
+        self._ask([gpu for gpu in present if gpu not in self._replies])  # one that joins late
+        return tuple(gpu for gpu in present if self._is_of_use(gpu))
+
+    @property
+    def device(self) -> DeviceProperties | None:
+        """Properties of the GPUs of the only model; None in replay."""
+        return None if self._is_replay else self._model
+
+    def device_of(self, gpu: GpuName) -> DeviceProperties | None:
+        """Return the properties of a GPU; None in replay."""
+        return None if self._is_replay else self._device_of(gpu)
+
+    def free(self, held: Collection[GpuName]) -> list[GpuName]:
+        """Return the GPUs that neither hold a problem nor work for another command."""
+        present = self._present()
+        self._ask([gpu for gpu in present if gpu not in held])
+        known = {gpu: self._replies[gpu][0] for gpu in present if gpu in self._replies}
+        return [gpu for gpu, reply in known.items() if gpu not in held and not reply.is_busy and self._is_of_use(gpu)]
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.cluster.close()
+
+    def _present(self) -> list[str]:
+        return [gpu for gpu in self.cluster.look() if gpu.startswith(SIMULATED) == self._is_replay]
+
+    def _device_of(self, gpu: GpuName) -> DeviceProperties | None:
+        reply, _ = self._replies.get(str(gpu), (None, 0.0))
+        return reply.device if reply is not None else None
+
+    def _is_of_use(self, gpu: GpuName) -> bool:
+        device = self._device_of(gpu)
+        if device is None or (self._asked_model and not is_name_of(self._asked_model, device)):
+            return False
+        model = self._model
+        return model is None or (device.name, device.compute_capability) == (model.name, model.compute_capability)
+
+    def _ask(self, gpus: Collection[str]) -> None:
+        """Ask GPUs for their properties and whether they work for another session, and take replies that are there."""
+        now = time.monotonic()
+        with self._lock:
+            for gpu in gpus:
+                if gpu not in self._requests and now - self._replies.get(gpu, (None, -_FRESH_S))[1] >= _FRESH_S:
+                    self._requests[gpu] = self.cluster.send(gpu, "describe", GpuRequest(session=""))
+            for gpu, request in list(self._requests.items()):
+                try:
+                    reply = self.cluster.answered(request)
+                except AutotileError as error:  # it is gone, or runs another version
+                    del self._requests[gpu]
+                    self._error = str(error)
+                    continue
+                if reply is not None:
+                    del self._requests[gpu]
+                    self._replies[gpu] = reply, now
+
+    def _wait(self) -> None:
+        """Wait for a first GPU of use, and a little for the others."""
+        begun = time.monotonic()
+        while True:
+            present, now = self._present(), time.monotonic()
+            if self.free(()) and (all(gpu in self._replies for gpu in present) or now - begun > _SETTLE_S):
+                return
+            if now - begun > _FIRST_GPU_S:
+                if not present and (others := self.cluster.look()):
+                    fault = (
+                        "measure, and the session replays; leave --replay out"
+                        if self._is_replay
+                        else "replay recordings; to try the cluster with them, add --replay"
+                    )
+                    raise InputError(f"the GPUs of the scheduler ({', '.join(others)}) {fault}")
+                raise no_gpu_error(present, self._asked_model, self._error)
+            time.sleep(_LANE_POLL_S)
+
+    def _only_model(self) -> DeviceProperties:
+        found = filter(None, map(self._device_of, self.devices))
+        models = {device.name: device for device in found}
+        if len(models) > 1:
+            raise InputError(
+                f"the scheduler has GPUs of {len(models)} models, whose times are studies of their own: "
+                f"{', '.join(models)}; choose one, as in --device {next(iter(models))!r}, or use a plan, which tunes "
+                "for each"
+            )
+        return next(iter(models.values()))

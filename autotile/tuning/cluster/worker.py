@@ -11,35 +11,31 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
-
-import msgspec
+from typing import Any, Literal, cast
+from uuid import uuid4
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import decode_json, encode_json
-from autotile.core.model import Outcome
+from autotile.core.documents import decode_json, encode_json, to_fields
 from autotile.core.text import plural
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
-from autotile.exchange.recording import Recording, read_recording, read_recording_header
+from autotile.exchange.recording import read_recording, read_recording_header
 from autotile.settings import read_settings, user_path
-from autotile.tuning.backend import Backend, LiveBackend
+from autotile.tuning.backend import SimulatedGpu
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
-from autotile.tuning.cluster.connection import SIMULATED, Reply, Request
-from autotile.tuning.cluster.scheduler import (
+from autotile.tuning.cluster.connection import (
     WorkerPlugin,
     check_scheduler,
     distributed,
     ignore_interrupts,
     local_host,
 )
-from autotile.tuning.replay import SimulatedGpu
 from autotile.version import __version__
 from autotile.workers.child import WorkerPool
-from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Check, Job, Race, Time, Workload, read_job, with_files
+from autotile.workers.gpu import Backend, Gpu
+from autotile.workers.jobs import Check, Race, Reading, Time, Workload, read_job, with_files
 
 _PLUGIN = "autotile-gpu"
 _LEASE_S = 120.0
@@ -56,6 +52,43 @@ _HTTP_ADDRESS = "127.0.0.1:0"
 """Address of the HTTP server that each worker of Dask starts, without TLS; nothing uses it."""
 _IDLE_S = 30.0
 """Time for which the GPU worker waits for the next session; it takes seconds to start."""
+SIMULATED = "simulated-"
+"""Prefix of the names of GPUs that replay a recording."""
+Operation = Literal["describe", "open", "run", "close"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """A request of a session to a GPU. It is complete: a worker that was replaced answers it like the first one.
+
+    The path of each cubin of its job is the SHA-256 hash of the content, which is sent along.
+    """
+
+    kernel: str = ""
+    workload: Workload | None = None
+    """The session's problem; None if each entry of its jobs has one of its own."""
+    deadline_s: float = 0.0
+    """Time after which the worker of a candidate is killed."""
+    session: str = field(default_factory=lambda: uuid4().hex)
+    """The session, for which a GPU works until it is closed."""
+    op: Operation = "describe"
+    job: Mapping[str, Any] = field(default_factory=dict)
+    expected_s: float = 0.0
+    version: str = __version__
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReply:
+    """Reply to a request; ``error`` and its kind are set if it failed.
+
+    ``is_busy`` is whether another session has the GPU. There are no readings of a race that broke.
+    """
+
+    error: str = ""
+    kind: str = ""
+    is_busy: bool = False
+    device: DeviceProperties | None = None
+    readings: list[Reading] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +105,7 @@ class OfferedGpu:
 
 
 class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
-    """A GPU, held by a process of Dask.
-
-    Parameters
-    ----------
-    gpu
-        The GPU.
-    """
+    """A GPU, held by a process of Dask."""
 
     name = _PLUGIN
 
@@ -88,8 +115,6 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._session = ""
         self._used_at = 0.0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._bare: Gpu | None = None
-        """GPU of a session whose entries have problems of their own."""
         self._workers: WorkerPool | None = None
         """The GPU worker between two sessions."""
         self._idle: threading.Timer | None = None
@@ -103,112 +128,87 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._end()
         self._end_idle()
 
-    def handle(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
+    def handle(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         """Answer a request; requests come one at a time, as each takes the one resource of this process."""
         if request.version != __version__:
             raise InputError(f"{self._gpu.uuid} runs autotile {__version__}, the session {request.version}")
-        is_busy = bool(self._session) and self._session != request.session
-        is_busy &= time.monotonic() - self._used_at < _LEASE_S
+        is_own = self._session == request.session
+        is_busy = bool(self._session) and not is_own and time.monotonic() - self._used_at < _LEASE_S
         if request.op == "describe":
-            if self._session == request.session:
+            if is_own:
                 self._used_at = time.monotonic()
-            return Reply(device=self._gpu.device, is_busy=is_busy)
+            return GpuReply(device=self._gpu.device, is_busy=is_busy)
         if request.op == "close":
-            if self._session == request.session:
+            if is_own:
                 self._end()
-            return Reply()
+            return GpuReply()
         if is_busy:
             raise WorkerError(f"{self._gpu.uuid} works for another session")
         self._used_at = time.monotonic()
         try:
-            if request.workload is None:
-                return self._run_bare(request, cubins)
-            return self._run(self._opened(request, request.workload), request, cubins)
+            if not is_own:
+                self._open(request)
+            return self._run(request, cubins) if request.op == "run" else GpuReply()
         except AutotileError:
             self._end()
             raise
         finally:
             self._used_at = time.monotonic()
 
-    def _run(self, backend: Backend, request: Request, cubins: Mapping[str, bytes]) -> Reply:
-        """Run a job on the session's problem."""
-        if request.op == "open":
-            return Reply()
-        job = self._moved(request, cubins)
-        if isinstance(job, Race):
-            return Reply(readings=backend.race(job, request.expected_s))
-        (entry,) = job.entries
-        if isinstance(job, Check):
-            reading = backend.check(job)
-        else:
-            assert entry.candidate is not None
-            backend.submit(entry.candidate, entry.limit_us)
-            reading = backend.result().reading
-        died = backend.is_dead and reading.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
-        return Reply(readings=[replace(reading, began_at=0.0)], is_dead=died)
-
-    def _run_bare(self, request: Request, cubins: Mapping[str, bytes]) -> Reply:
-        """Run a job whose entries have problems of their own."""
-        if self._session != request.session:
-            self._end()
-            self._end_idle()
-            self._session = request.session
-            self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
-        if request.op == "open":
-            return Reply()
-        self._bare = self._bare or Gpu(None, request.deadline_s, device_index=self._gpu.index)
-        job = self._moved(request, cubins)
-        if isinstance(job, Race):
-            return Reply(readings=self._bare.race(job, expected_s=request.expected_s))
-        return Reply(readings=self._bare.time(job) if isinstance(job, Time) else self._bare.check(job))
-
-    def _moved(self, request: Request, cubins: Mapping[str, bytes]) -> Job:
-        """Return the job of a request with the folders of this machine, and its cubins as files."""
-        return with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
-
-    def _on_this_machine(self, workload: Workload) -> Workload:
-        settings = read_settings()
-        return replace(
-            workload,
-            device_index=self._gpu.index,
-            cache=str(settings.cache),
-            cache_limit_bytes=settings.cache_limit_bytes,
-        )
-
-    def _opened(self, request: Request, workload: Workload) -> Backend:
-        """Return the GPU, set up for the session's problem."""
-        if self._backend is not None and self._session == request.session:
-            return self._backend
+    def _open(self, request: GpuRequest) -> None:
+        """Begin a session, and set up its problem."""
         self._end()
+        self._session = request.session
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
-        backend = self._start(request, workload)
-        self._backend, self._session = backend, request.session
         try:
-            backend.wait()
+            if request.workload is None:
+                self._end_idle()
+            else:
+                self._backend = self._start(request, request.workload)
+                self._backend.wait()
         except BaseException:
             self._end()
             raise
-        return backend
 
-    def _start(self, request: Request, asked: Workload) -> Backend:
-        if self._gpu.recordings:
-            return SimulatedGpu(
-                self._recording_of(request.kernel, asked), uuid=self._gpu.uuid, seconds=self._gpu.seconds
-            )
-        if self._idle is not None:
-            self._idle.cancel()
-        self._workers = self._workers or WorkerPool()
-        gpu = Gpu(self._on_this_machine(asked), request.deadline_s, worker_pool=self._workers)
-        return LiveBackend(gpu, self._gpu.device, uuid=self._gpu.uuid)
-
-    def _recording_of(self, kernel: str, workload: Workload) -> Recording:
+    def _start(self, request: GpuRequest, asked: Workload) -> Backend:
+        if not self._gpu.recordings:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._workers = self._workers or WorkerPool()
+            workload, uuid = self._on_this_machine(asked), self._gpu.uuid
+            return Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
         found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
-        asked = (kernel, dict(workload.sizes), workload.dtype)
         for file, problem in found.items():
-            if (problem.kernel, dict(problem.sizes), problem.dtype) == asked:
-                return read_recording(Path(file))
+            if (problem.kernel, {**problem.sizes}, problem.dtype) == (request.kernel, {**asked.sizes}, asked.dtype):
+                return SimulatedGpu(read_recording(Path(file)), uuid=self._gpu.uuid, seconds=self._gpu.seconds)
         known = "; ".join(map(str, found.values()))
         raise InputError(f"{self._gpu.uuid} replays recordings of {known}, not of the session's problem")
+
+    def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
+        """Run a job with the folders of this machine, and its cubins as files."""
+        job = with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
+        if request.workload is None:  # the entries have problems of their own
+            gpu = cast("Gpu", self._backend or Gpu(None, request.deadline_s, device_index=self._gpu.index))
+            self._backend = gpu
+            if isinstance(job, Race):
+                return GpuReply(readings=gpu.raced(job, request.expected_s))
+            return GpuReply(readings=gpu.time(job) if isinstance(job, Time) else [gpu.check(job)])
+        backend = self._backend
+        assert backend is not None
+        if isinstance(job, Race):
+            return GpuReply(readings=backend.race(job, request.expected_s))
+        if isinstance(job, Check):
+            reading = backend.check(job)
+        else:
+            (entry,) = job.entries
+            backend.submit(entry)
+            _, reading = backend.result()
+        return GpuReply(readings=[replace(reading, began_at=0.0)])  # by the clock of this machine
+
+    def _on_this_machine(self, workload: Workload) -> Workload:
+        settings, index = read_settings(), self._gpu.index
+        limit_bytes = settings.cache_limit_bytes
+        return replace(workload, device_index=index, cache=str(settings.cache), cache_limit_bytes=limit_bytes)
 
     def _file(self, name: str, cubins: Mapping[str, bytes]) -> str:
         if not name:  # of a replay
@@ -227,12 +227,10 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         return str(path)
 
     def _end(self) -> None:
-        bare, self._bare = self._bare, None
-        if bare is not None:
-            bare.close()
         backend, self._backend, self._session = self._backend, None, ""
         if backend is not None:
             backend.close()
+        if backend is not None and self._workers is not None:
             self._idle = threading.Timer(_IDLE_S, self._end_idle)
             self._idle.daemon = True
             self._idle.start()
@@ -253,25 +251,24 @@ def answer(text: str, cubins: Mapping[str, bytes]) -> str:
     Parameters
     ----------
     text
-        A `Request` as JSON.
+        A `GpuRequest` as JSON.
     cubins
         Contents of its cubins by their SHA-256 hashes.
 
     Returns
     -------
     str
-        A `Reply` as JSON.
+        A `GpuReply` as JSON.
     """
     plugin = cast("GpuPlugin", distributed.get_worker().plugins[_PLUGIN])
     try:
-        reply = plugin.handle(decode_json(text, Request), cubins)
+        reply = plugin.handle(decode_json(text, GpuRequest), cubins)
     except AutotileError as error:
-        kinds = {InputError: "input", ToolchainError: "toolchain"}
-        kind = next((name for one, name in kinds.items() if isinstance(error, one)), "")
-        reply = Reply(error=str(error), kind=kind)
+        kind = "input" if isinstance(error, InputError) else "toolchain" if isinstance(error, ToolchainError) else ""
+        reply = GpuReply(error=str(error), kind=kind)
     except Exception as error:  # Dask cannot send each one, and the session would wait for it
-        reply = Reply(error=f"{type(error).__name__}: {error}")
-    return encode_json(msgspec.to_builtins(reply))
+        reply = GpuReply(error=f"{type(error).__name__}: {error}")
+    return encode_json(to_fields(reply))
 
 
 def live_gpus(indices: Sequence[int]) -> list[OfferedGpu]:
