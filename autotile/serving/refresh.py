@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ _EXIT_TIMEOUT_S = 5.0
 """Maximum wait for a locked database, and for another thread that is writing, when the process ends."""
 
 
+@dataclass(slots=True, eq=False)
 class _Watched:
     """A kernel whose calls are counted.
 
@@ -69,13 +70,10 @@ class _Watched:
         Whether it is among those whose counts are written.
     """
 
-    __slots__ = ("is_listed", "kernel", "location", "written")
-
-    def __init__(self, location: str, kernel: BoundKernel, written: int = 0) -> None:
-        self.location = location
-        self.kernel = kernel
-        self.written = written
-        self.is_listed = False
+    location: str
+    kernel: BoundKernel
+    written: int
+    is_listed: bool = False
 
     @property
     def calls(self) -> int:
@@ -83,61 +81,14 @@ class _Watched:
         return max(1, self.kernel.calls)
 
 
+@dataclass(slots=True, eq=False)
 class _ProcessCounts:
-    """Counts of one process."""
+    """Kernels that one process counts, the end of the pause, and whether the last counts could not be written."""
 
-    def __init__(self) -> None:
-        self.watched: list[_Watched] = []
-        self._lock = threading.Lock()
-        self._resume_s = 0.0
-        """End of the pause."""
-        self._failed = False
-
-    def add(self, watched: _Watched) -> None:
-        """List a kernel; of too many, the older half is written and leaves the list until it is called again."""
-        if len(self.watched) >= _MAX_WATCHED:
-            self.write(self.watched, _CALL_TIMEOUT_S, wait_s=0.0)
-            for one in self.watched[: _MAX_WATCHED // 2]:
-                one.is_listed = False
-            del self.watched[: _MAX_WATCHED // 2]  # in place, as the list is written at exit
-        watched.is_listed = True
-        self.watched.append(watched)
-
-    def report(self, watched: _Watched, *, is_first: bool) -> None:
-        """Write the counts after a call, unless this is a pause or another thread is writing."""
-        if not watched.is_listed:
-            self.add(watched)
-        if time.monotonic() >= self._resume_s:
-            self.write(self.watched, _CALL_TIMEOUT_S, wait_s=0.0)
-        elif is_first and not self._failed:
-            self.write([watched], _CALL_TIMEOUT_S, wait_s=0.0)
-
-    def write(self, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
-        """Write the counts that the database does not have; those that cannot be written are kept for the next time.
-
-        Parameters
-        ----------
-        watched
-            Kernels to write.
-        timeout_s
-            Maximum wait for a locked database.
-        wait_s
-            Maximum wait for another thread that is writing.
-        """
-        if not self._lock.acquire(timeout=wait_s):
-            return
-        start_s = time.monotonic()
-        try:
-            new: dict[str, list[_Watched]] = {}
-            for one in list(watched):
-                if one.calls > one.written:
-                    new.setdefault(one.location, []).append(one)
-            written = [_write(location, group, timeout_s) for location, group in new.items()]
-            self._failed = not all(written)
-        finally:
-            end_s = time.monotonic()
-            self._resume_s = end_s + (end_s - start_s) / _MAX_SHARE
-            self._lock.release()
+    watched: list[_Watched] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    resume_s: float = 0.0
+    failed: bool = False
 
 
 class MissCounter:
@@ -154,7 +105,7 @@ class MissCounter:
     def watch(self, location: str, kernel: BoundKernel) -> None:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
         watched = _Watched(location, kernel, kernel.calls)
-        self._counts().add(watched)
+        self._list(watched)
         kernel.report_calls(partial(self._report, watched))
 
     def release(self, kernel: BoundKernel) -> None:
@@ -162,7 +113,7 @@ class MissCounter:
         kernel.report_calls(None)
         counts = self._counts()
         found = [watched for watched in list(counts.watched) if watched.kernel is kernel]
-        counts.write(found, _CALL_TIMEOUT_S, wait_s=_CALL_TIMEOUT_S)
+        self._write(counts, found, _CALL_TIMEOUT_S, wait_s=_CALL_TIMEOUT_S)
         for watched in found:
             with suppress(ValueError):  # another thread has shortened the list
                 counts.watched.remove(watched)
@@ -170,7 +121,7 @@ class MissCounter:
     def flush(self) -> None:
         """Write all counts now."""
         counts = self._counts()
-        counts.write(counts.watched, _EXIT_TIMEOUT_S, wait_s=_EXIT_TIMEOUT_S)
+        self._write(counts, counts.watched, _EXIT_TIMEOUT_S, wait_s=_EXIT_TIMEOUT_S)
 
     def clear(self) -> None:
         """Forget all kernels and their unwritten counts."""
@@ -181,11 +132,6 @@ class MissCounter:
         """Kernels whose calls are counted."""
         return tuple(watched.kernel for watched in self._counts().watched)
 
-    def _report(self, watched: _Watched, calls: int) -> int:
-        """Write the counts if it is time to, and return the number of calls at which to check again."""
-        self._counts().report(watched, is_first=calls == 1)
-        return 2 * calls
-
     def _counts(self) -> _ProcessCounts:
         process = os.getpid()
         counts = self._by_process.get(process)
@@ -193,19 +139,65 @@ class MissCounter:
             new = _ProcessCounts()
             counts = self._by_process.setdefault(process, new)
             if counts is new:  # rather than that of another thread
-                _write_at_exit(new)
+                # Unlike functions of `atexit`, finalizers of `multiprocessing` also run in the children that it forks,
+                # and never in a child of the process that made them.
+                from multiprocessing.util import Finalize
+
+                Finalize(None, self._write, (new, new.watched, _EXIT_TIMEOUT_S, _EXIT_TIMEOUT_S), exitpriority=0)
         return counts
 
+    def _list(self, watched: _Watched) -> None:
+        """List a kernel; of too many, the older half is written and leaves the list until it is called again."""
+        counts = self._counts()
+        if len(counts.watched) >= _MAX_WATCHED:
+            self._write(counts, counts.watched, _CALL_TIMEOUT_S, wait_s=0.0)
+            for one in counts.watched[: _MAX_WATCHED // 2]:
+                one.is_listed = False
+            del counts.watched[: _MAX_WATCHED // 2]  # in place, as the list is written at exit
+        watched.is_listed = True
+        counts.watched.append(watched)
 
-def _write_at_exit(counts: _ProcessCounts) -> None:
-    """Write the rest when this process ends.
+    def _report(self, watched: _Watched, calls: int) -> int:
+        """Write the counts after a call, unless this is a pause or another thread is writing.
 
-    Unlike functions of `atexit`, finalizers of `multiprocessing` also run in the children that it forks, and never in a
-    child of the process that made them.
-    """
-    from multiprocessing.util import Finalize
+        Return the number of calls at which to do so again.
+        """
+        counts = self._counts()
+        if not watched.is_listed:
+            self._list(watched)
+        if time.monotonic() >= counts.resume_s:
+            self._write(counts, counts.watched, _CALL_TIMEOUT_S, wait_s=0.0)
+        elif calls == 1 and not counts.failed:
+            self._write(counts, [watched], _CALL_TIMEOUT_S, wait_s=0.0)
+        return 2 * calls
 
-    Finalize(None, counts.write, (counts.watched, _EXIT_TIMEOUT_S, _EXIT_TIMEOUT_S), exitpriority=0)
+    @staticmethod
+    def _write(counts: _ProcessCounts, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
+        """Write the counts that the database does not have; those that cannot be written are kept for the next time.
+
+        Parameters
+        ----------
+        watched
+            Kernels to write.
+        timeout_s
+            Maximum wait for a locked database.
+        wait_s
+            Maximum wait for another thread that is writing.
+        """
+        if not counts.lock.acquire(timeout=wait_s):
+            return
+        start_s = time.monotonic()
+        try:
+            new: dict[str, list[_Watched]] = {}
+            for one in list(watched):
+                if one.calls > one.written:
+                    new.setdefault(one.location, []).append(one)
+            written = [_write(location, group, timeout_s) for location, group in new.items()]
+            counts.failed = not all(written)
+        finally:
+            end_s = time.monotonic()
+            counts.resume_s = end_s + (end_s - start_s) / _MAX_SHARE
+            counts.lock.release()
 
 
 def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
@@ -216,16 +208,17 @@ def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
         for one, total in zip(watched, totals, strict=True)
     ]
     try:
-        written = _add_misses(location, misses, timeout_s)
+        if not _add_misses(location, misses, timeout_s):
+            return False
     except Exception:  # a database must not disturb the program, which has launched its kernel
         return False
-    if written:
-        for one, total in zip(watched, totals, strict=True):
-            one.written = total
-    return written
+    for one, total in zip(watched, totals, strict=True):
+        one.written = total
+    return True
 
 
 def _add_misses(location: str, misses: list[dict[str, Any]], timeout_s: float) -> bool:
+    """Add rows to a database that exists; return whether they were added."""
     if not looks_like_url(location):
         path = expand_path(location, "a database")
     else:
@@ -233,22 +226,19 @@ def _add_misses(location: str, misses: list[dict[str, Any]], timeout_s: float) -
 
         place = parse_location(location)
         if not isinstance(place, Path):
+            from autotile.database.database import Database
+
+            url = place.reveal().render_as_string(hide_password=False)
             with FORK_LOCK:
-                return _add_to_server(place.reveal().render_as_string(hide_password=False), misses)
+                present = Database.open_readonly(url, server_timeout_s=SERVER_TIMEOUT_S)
+                if present is None:  # no tables are created for it
+                    return False
+                present.close()
+                with Database.open(url, server_timeout_s=SERVER_TIMEOUT_S) as database:
+                    database.add_misses(misses)
+            return True
         path = place
     return path.exists() and write_file(path, ADD_MISSES, misses, timeout_s=timeout_s)
-
-
-def _add_to_server(location: str, misses: list[dict[str, Any]]) -> bool:
-    from autotile.database.database import Database
-
-    present = Database.open_readonly(location, server_timeout_s=SERVER_TIMEOUT_S)
-    if present is None:  # no tables are created for it
-        return False
-    present.close()
-    with Database.open(location, server_timeout_s=SERVER_TIMEOUT_S) as database:
-        database.add_misses(misses)
-    return True
 
 
 Pause = Callable[[float], object]
@@ -261,7 +251,7 @@ _JOIN_S = 10.0
 """Maximum wait at exit for a compilation that the thread has begun, which cannot be interrupted."""
 
 
-class _Place:
+class WatchedDatabase:
     """Known state of a database.
 
     Attributes
@@ -315,7 +305,7 @@ class Refresher:
     def __init__(self, misses: MissCounter) -> None:
         self._misses = misses
         self._kernels: WeakKeyDictionary[BoundKernel, tuple[str, ChooseAgain]] = WeakKeyDictionary()
-        self._places: dict[str, _Place] = {}
+        self._databases: dict[str, WatchedDatabase] = {}
         self.renew_locks()
 
     def renew_locks(self) -> None:
@@ -324,15 +314,7 @@ class Refresher:
         self._polling = threading.Lock()
 
     def add(self, location: str, kernel: BoundKernel, choose_again: ChooseAgain) -> None:
-        """Refresh a kernel that is served from a database from now on.
-
-        Parameters
-        ----------
-        location
-            Path or URL of the database.
-        choose_again
-            Chooses again. It must not refer to the kernel.
-        """
+        """Refresh a kernel that is served from a database from now on; ``choose_again`` must not refer to it."""
         with self._lock:
             self._kernels[kernel] = location, choose_again
         if kernel.can_launch:
@@ -351,20 +333,17 @@ class Refresher:
         pause
             Called with a time in seconds after each choice, for a thread to leave the interpreter to others.
         """
+        replaced = 0
         with self._polling:
-            locations = sorted({location for _, location, _ in self.kernels()})
-            return sum(self._poll(location, pause) for location in locations)
-
-    def _poll(self, location: str, pause: Pause) -> int:
-        place = self._places.setdefault(location, _Place(location))
-        found = place.read()
-        if found is None:
-            return 0
-        known, place.changes = place.changes, found
-        if known == found:
-            return 0
-        changed = None if known is None else {(kernel, dtype) for kernel, dtype, *_ in known ^ found}
-        return self.refresh(location, changed, pause)
+            for location in sorted({location for _, location, _ in self.kernels()}):
+                database = self._databases.setdefault(location, WatchedDatabase(location))
+                found = database.read()
+                if found is not None:
+                    known, database.changes = database.changes, found
+                    if known != found:
+                        changed = None if known is None else {(kernel, dtype) for kernel, dtype, *_ in known ^ found}
+                        replaced += self.refresh(location, changed, pause)
+        return replaced
 
     def refresh(
         self, location: str | None = None, changed: set[tuple[Any, Any]] | None = None, pause: Pause = lambda _: None
@@ -386,15 +365,11 @@ class Refresher:
             if location in (None, place) and (is_concerned or kernel.operation is not None):
                 start_s = time.monotonic()
                 with suppress(Exception):  # the program goes on with what it has
-                    replaced += self._refresh(place, kernel, choose_again)
+                    fresh = choose_again(kernel)
+                    if fresh is not kernel and not fresh.choice.unread and kernel.has_shapes_of(fresh):
+                        replaced += self.exchange(place, kernel, fresh)
                 pause((time.monotonic() - start_s) * (1 / _SHARE - 1))
         return replaced
-
-    def _refresh(self, location: str, kernel: BoundKernel, choose_again: ChooseAgain) -> bool:
-        fresh = choose_again(kernel)
-        if fresh is kernel or fresh.choice.unread or not kernel.has_shapes_of(fresh):
-            return False
-        return self.exchange(location, kernel, fresh)
 
     def exchange(self, location: str, kernel: BoundKernel, fresh: BoundKernel) -> bool:
         """Serve another choice in place of a kernel's, loaded first if the kernel is; return whether they differ.
@@ -462,13 +437,11 @@ class _Thread:
 
     def _run(self, interval_s: float) -> None:
         while not self._stop.wait(interval_s):
-            for refresher in self._known():
+            with self._lock:
+                refreshers = list(self._refreshers)
+            for refresher in refreshers:
                 with suppress(Exception):  # the program needs none of this
                     refresher.poll(self._pause)
-
-    def _known(self) -> list[Refresher]:
-        with self._lock:
-            return list(self._refreshers)
 
     def _pause(self, time_s: float) -> None:
         if self._stop.wait(time_s):

@@ -318,7 +318,7 @@ class TestDatabase:
         assert file_signature("postgresql://host/name") is None
 
     def test_a_server_is_asked_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        place = refreshing._Place("postgresql://host/name")
+        place = refreshing.WatchedDatabase("postgresql://host/name")
         asked: list[int] = []
         monkeypatch.setattr(refreshing, "read_server", lambda *_: asked.append(1) or frozenset())
         assert (place.read(), place.read(), len(asked)) == (frozenset(), None, 1)
