@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Config, Problem
@@ -51,6 +51,8 @@ from autotile.serving.arrays import (
     library_of,
     on_stream,
 )
+
+Value = TypeVar("Value")
 
 _MAX_WORKSPACE_SETS = 32
 """Workspace sets of a kernel; beyond that the least recently used is freed, in the order of its stream."""
@@ -109,14 +111,10 @@ class StreamWorkspaces:
         with outside_of_captures():
             if not stream.is_capturing():
                 return self._allocate(stream)
-            made = self._allocate_outside(stream)
+            with load_cupy().cuda.Stream(non_blocking=True) as side_stream:
+                made = self._allocate(stream)
+                side_stream.synchronize()
         self._captured.append(made)
-        return made
-
-    def _allocate_outside(self, stream: Any) -> WorkspaceSet:
-        with load_cupy().cuda.Stream(non_blocking=True) as side_stream:
-            made = self._allocate(stream)
-            side_stream.synchronize()
         return made
 
     def _allocate(self, stream: Any) -> WorkspaceSet:
@@ -142,19 +140,12 @@ _PATIENCE = 2048
 making graphs then stays negligible even if every launch is on new arrays."""
 
 
-class TensorMapPlace(NamedTuple):
-    """Place of a tensor map or texture in a parameter block: word of its buffer's address, and its own first word."""
-
-    pointer_word: int
-    word: int
-    tensor_map: TensorMap | Texture
-
-
 class ParameterLayout(NamedTuple):
     """Words of the array addresses in a parameter block, places of the tensor maps, and further words of addresses."""
 
     words: tuple[int, ...]
-    maps: tuple[TensorMapPlace, ...]
+    maps: tuple[tuple[int, int, TensorMap | Texture], ...]
+    """Tensor maps and textures, each after the word of its buffer's address, and its own first word."""
     copies: tuple[tuple[int, int], ...] = ()
     """Pairs of words, of which the second takes the value of the first: the pointers in structs."""
 
@@ -242,8 +233,12 @@ class StreamState:
         words = self._block.words
         for word, pointer in zip(self._layout.words, pointers, strict=True):
             words[word] = pointer
-        if self._layout.maps:
-            self._update_maps(self._layout.maps)
+        for pointer_word, word, tensor_map in self._layout.maps:
+            pointer = words[pointer_word]
+            if self._mapped.get(word) != pointer:  # the buffer has moved
+                encoded = encode_description(tensor_map, pointer)
+                words[word : word + encoded.size] = encoded.view("u1").data.cast("Q")
+                self._mapped[word] = pointer
         for source, target in self._layout.copies:
             words[target] = words[source]
         self._launch(stream, self._block.address, 0)
@@ -255,35 +250,22 @@ class StreamState:
     def _launch_last(self, stream: int) -> None:
         self._launch(stream, self._block.address, 0)
 
-    def _update_maps(self, maps: Sequence[TensorMapPlace]) -> None:
-        """Encode the tensor maps whose buffer has moved."""
-        words = self._block.words
-        for pointer_word, word, tensor_map in maps:
-            pointer = words[pointer_word]
-            if self._mapped.get(word) != pointer:
-                encoded = encode_description(tensor_map, pointer)
-                words[word : word + encoded.size] = encoded.view("u1").data.cast("Q")
-                self._mapped[word] = pointer
 
-
-class ThreadStates(local):
-    """Stream states of the calling thread, by stream handle; they are dropped with the thread."""
+class ByStream(local, Generic[Value]):
+    """What the calling thread has for each stream, by the stream's handle; it is dropped with the thread."""
 
     def __init__(self) -> None:
-        self.by_stream: dict[int, StreamState] = {}
+        self.by_stream: dict[int, Value] = {}
 
-    def keep(self, stream: int, state: StreamState) -> None:
-        """Keep the state of a stream."""
+    def keep(self, stream: int, value: Value) -> None:
+        """Keep what a stream has."""
         if len(self.by_stream) >= _MAX_STREAMS:
             self.by_stream.clear()
-        self.by_stream[stream] = state
+        self.by_stream[stream] = value
 
 
-class _Loaded(NamedTuple):
-    """A module of its own, as two launches that overlap may need different contents of its constant memory."""
-
-    functions: StepFunctions
-    copies: tuple[ConstantCopy, ...]
+_Loaded = tuple[StepFunctions, tuple[ConstantCopy, ...]]
+"""A module of its own, as two launches that overlap may need different contents of its constant memory."""
 
 
 class Preparation:
@@ -308,7 +290,8 @@ class Preparation:
         self._contents: dict[str, Any] = {}
         """Contents of outputs on the device, except zeros."""
         self._lock = threading.Lock()
-        self._own = _OwnModules()
+        self._own: ByStream[_Loaded] = ByStream()
+        """Modules of the calling thread."""
 
     @classmethod
     def of(
@@ -335,7 +318,8 @@ class Preparation:
         loaded = self._own.by_stream.get(stream)
         if loaded is None:
             loaded = self._own.by_stream[stream] = self._new_module()
-        return self._prepared(loaded.functions.driver_launch(self._plan), block, words, loaded.copies)
+        functions, copies = loaded
+        return self._prepared(functions.driver_launch(self._plan), block, words, copies)
 
     def bound_launch(
         self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int
@@ -343,12 +327,12 @@ class Preparation:
         """Return a function as from `launch`, but copy the constants now, and an object that it needs."""
         if not self._has_constants:
             return self._prepared(plain, block, words, ()), None
-        loaded = self._new_module()
+        functions, copies = loaded = self._new_module()
         addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
         with _uncaptured(stream) as side_stream:
-            for copy in loaded.copies:
+            for copy in copies:
                 copy_async(copy.address, addresses[copy.buffer], copy.size_bytes, side_stream or stream)
-        return self._prepared(loaded.functions.driver_launch(self._plan), block, words, ()), loaded
+        return self._prepared(functions.driver_launch(self._plan), block, words, ()), loaded
 
     def _prepared(
         self, launch: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], copies: tuple[ConstantCopy, ...]
@@ -387,36 +371,22 @@ class Preparation:
     def _new_module(self) -> _Loaded:
         with outside_of_captures():
             functions, problem = self._load(), self._problem
-            return _Loaded(functions, constant_copies(self._spec, functions.module, problem.sizes, problem.dtype))
+            return functions, constant_copies(self._spec, functions.module, problem.sizes, problem.dtype)
 
 
-class _OwnModules(threading.local):
-    """Modules of the calling thread, by stream handle."""
-
-    def __init__(self) -> None:
-        self.by_stream: dict[int, _Loaded] = {}
-
-
-def _uncaptured(stream: int) -> AbstractContextManager[int]:
-    """Return a context in which copies run at once although the stream is captured; it gives another stream, or 0."""
+@contextmanager
+def _uncaptured(stream: int) -> Iterator[int]:
+    """Let copies run at once although the stream is captured: on the stream beside it that is yielded, 0 for none."""
     runtime = load_cupy().cuda.runtime
     if stream == 0 or not runtime.streamIsCapturing(stream):
-        return nullcontext(0)
-    return _SideStream()
-
-
-class _SideStream(AbstractContextManager[int]):
-    """A stream beside a captured one, whose work is complete at the end."""
-
-    def __enter__(self) -> int:
-        self._relaxed = outside_of_captures()
-        self._relaxed.__enter__()
-        self._stream = load_cupy().cuda.Stream(non_blocking=True)
-        return int(self._stream.ptr)
-
-    def __exit__(self, *failure: Any) -> None:
-        self._stream.synchronize()
-        self._relaxed.__exit__(*failure)
+        yield 0
+        return
+    with outside_of_captures():
+        side_stream = load_cupy().cuda.Stream(non_blocking=True)
+        try:
+            yield int(side_stream.ptr)
+        finally:
+            side_stream.synchronize()
 
 
 class CallArguments(CallArrays):
@@ -471,7 +441,13 @@ class CallArguments(CallArrays):
             The driver refuses a tensor map.
         """
         pointers = {name: int(view.data.ptr) for name, view in views.items()}
-        values = {**self._scalars, **{name: self._override(name, value) for name, value in scalars.items()}}
+        values = dict(self._scalars)
+        free = {s.name: s for s in self._spec.scalars if s.default is not None}
+        for name, value in scalars.items():
+            if name not in free:
+                known = ", ".join(free) or "none"
+                raise ArgumentError(f"{self._spec.name} has no scalar {name!r} to set; scalars with a default: {known}")
+            values[name] = encode_scalar(free[name], value, self._problem.dtype)
         launches = pack_launches(
             self._spec,
             self.plan,
@@ -501,7 +477,7 @@ class CallArguments(CallArrays):
         maps: dict[str, TensorMap | Texture] = {one.name: one for one in self._data.tensor_maps}
         maps |= {one.name: one for one in self._data.textures}
         map_places = (
-            TensorMapPlace(word[a.described_buffer], start, maps[a.name])
+            (word[a.described_buffer], start, maps[a.name])
             for a, start in found
             if a.name in maps and a.described_buffer in word  # the map of a workspace stays the same
         )
@@ -523,14 +499,6 @@ class CallArguments(CallArrays):
         for buffer, word in zip(self._spec.buffers, words, strict=True):
             block.words[word] = int(views[buffer.name].data.ptr)
         return words
-
-    def _override(self, name: str, value: float) -> Any:
-        free = {s.name: s for s in self._spec.scalars if s.default is not None}
-        scalar = free.get(name)
-        if scalar is None:
-            known = ", ".join(free) or "none"
-            raise ArgumentError(f"{self._spec.name} has no scalar {name!r} to set; scalars with a default: {known}")
-        return encode_scalar(scalar, value, self._problem.dtype)
 
 
 CurrentStream = Callable[[int], int]
@@ -582,12 +550,7 @@ class KernelLauncher:
         self._launch = functions.driver_launch(arguments.plan)
         self._cupy = CupyLibrary()
         self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
-        self._states = ThreadStates()
-
-    @property
-    def plain(self) -> KernelLauncher:
-        """The launcher itself, as for one that also captures calls."""
-        return self
+        self._states: ByStream[StreamState] = ByStream()
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on the current stream of the arrays' library, if the fast path applies.
@@ -718,16 +681,15 @@ class KernelLauncher:
         if library is not None and not scalars:
             if stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
                 layout = self.arguments.layout(block.starts, len(block.words))
-                self._states.keep(stream, self._new_state(launch, block, layout, workspaces))
-            self._libraries.setdefault(
-                type(checked.arrays[0]), (library.stream, library.signature, self.arguments.array_specs(library))
-            )
+                self._states.keep(stream, StreamState(launch, block, layout, (self._functions, workspaces)))
+            specs = self.arguments.array_specs(library)
+            self._libraries.setdefault(type(checked.arrays[0]), (library.stream, library.signature, specs))
 
     def _bind_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> Callable[[], None]:
         current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
         launch_graph, is_capturing, index = self._launch_graph, self._is_capturing, self._device_index
         with_graphs = self._with_graphs
-        states = ThreadStates()
+        states: ByStream[StreamState] = ByStream()
 
         def new_state(stream: int) -> StreamState:
             load_cupy().cuda.runtime.setDevice(index)  # it makes a context current
@@ -742,7 +704,7 @@ class KernelLauncher:
                 launch, own = self._preparation.bound_launch(
                     launch, block, self.arguments.place(block, checked.views), stream
                 )
-            state = self._new_state(launch, block, ParameterLayout((), (), ()), (workspaces, own))
+            state = StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, (workspaces, own)))
             states.keep(stream, state)
             return state
 
@@ -762,11 +724,6 @@ class KernelLauncher:
 
         new_state(current_stream(index))  # so that errors are raised here
         return launch if self._one_device else launch_on_device
-
-    def _new_state(
-        self, launch: DriverLaunch, block: ParameterBlock, layout: ParameterLayout, memory: object
-    ) -> StreamState:
-        return StreamState(launch, block, layout, (self._functions, memory))
 
     def _launch_parameters(
         self, state: StreamState, stream: int, pointers: Pointers, signature: tuple[Any, ...], is_captured: bool

@@ -21,7 +21,6 @@ from autotile.serving.launching import (
     ParameterLayout,
     StreamState,
     StreamWorkspaces,
-    TensorMapPlace,
 )
 
 
@@ -39,7 +38,7 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
     address, place, number = block.starts
     spare = len(block.words) - 1
     launched: list[tuple[int, int, int]] = []
-    layout = ParameterLayout((spare, address), (TensorMapPlace(spare, place, tensor_map),), ())
+    layout = ParameterLayout((spare, address), ((spare, place, tensor_map),), ())
     state = StreamState(lambda *launch: launched.append(launch), block, layout, None)
     made.clear()
     for mapped, other in ((64, 128), (64, 256), (32, 256)):
