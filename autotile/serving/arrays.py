@@ -268,8 +268,10 @@ def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
     with ExitStack() as entered:
         if stream is not None:
             pointer = _pointer(stream)
-            if tensor is not None and torch is not None:
-                entered.enter_context(torch.cuda.stream(_as_torch_stream(torch, pointer, tensor.device)))
+            if tensor is not None and torch is not None:  # given the handle 0, ExternalStream would make a new stream
+                device = tensor.device
+                external = torch.cuda.ExternalStream(pointer, device=device) if pointer else None
+                entered.enter_context(torch.cuda.stream(external or torch.cuda.default_stream(device)))
             entered.enter_context(_as_cupy_stream(stream, pointer))
         elif tensor is not None and torch is not None:
             pointer = torch.cuda.current_stream(tensor.device).cuda_stream
@@ -296,11 +298,6 @@ def _as_cupy_stream(stream: Any, pointer: int) -> Any:
     if isinstance(stream, cuda.Stream | cuda.ExternalStream):
         return stream
     return cuda.Stream.from_external(_StreamPointer(pointer, stream))
-
-
-def _as_torch_stream(torch: Any, pointer: int, device: Any) -> Any:
-    """Return PyTorch's object for a stream; given the handle 0, ExternalStream would make a new stream instead."""
-    return torch.cuda.ExternalStream(pointer, device=device) if pointer else torch.cuda.default_stream(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,17 +388,27 @@ class CallArrays:
             len(self.shapes[b.name]) - len(getattr(array, "shape", self.shapes[b.name]))
             for b, array in zip(kept, arrays, strict=True)
         )
-        dropped = min(missing, default=0)
-        return tuple(
-            self._new_output(b, dropped, arrays[0]) if b.access in left_out else next(given) for b in self._spec.buffers
-        )
+        dropped, full = min(missing, default=0), []
+        for buffer in self._spec.buffers:
+            if buffer.access not in left_out:
+                full.append(next(given))
+                continue
+            shape, leading = self.shapes[buffer.name], 0
+            while leading < min(dropped, len(shape)) and shape[leading] == 1:
+                leading += 1
+            kind, zeroed = self._element_types[buffer.name], buffer.access == "inout"
+            full.append(new_array(arrays[0], shape[leading:], kind, zeroed=zeroed))
+        return tuple(full)
 
     def array_specs(self, library: ArrayLibrary) -> tuple[ArraySpec, ...]:
-        """Return the requirements on a library's arrays on the fast path."""
-        return tuple(
-            library.spec(_with_and_without_ones(self.shapes[b.name]), self._element_types[b.name])
-            for b in self._spec.buffers
-        )
+        """Return the requirements on a library's arrays on the fast path, with or without leading axes of extent 1."""
+        specs = []
+        for buffer in self._spec.buffers:
+            shapes = [self.shapes[buffer.name]]
+            while shapes[-1] and shapes[-1][0] == 1:
+                shapes.append(shapes[-1][1:])
+            specs.append(library.spec(tuple(shapes), self._element_types[buffer.name]))
+        return tuple(specs)
 
     def _left_out(self, count: int) -> tuple[str, ...]:
         """Return the kinds of buffers that a call with ``count`` arrays leaves out."""
@@ -411,12 +418,6 @@ class CallArrays:
                 return left_out
         expected = ", ".join(f"{b.name} ({b.access})" for b in buffers)
         raise ArgumentError(f"{self._spec.name} takes the arrays {expected}; got {count}. Outputs may be left out")
-
-    def _new_output(self, buffer: BufferArgument, dropped: int, like: Any) -> Any:
-        shape, leading = self.shapes[buffer.name], 0
-        while leading < min(dropped, len(shape)) and shape[leading] == 1:
-            leading += 1
-        return new_array(like, shape[leading:], self._element_types[buffer.name], zeroed=buffer.access == "inout")
 
     def _checked(self, buffer: BufferArgument, array: Any) -> Any:
         name, shape, element_type = buffer.name, self.shapes[buffer.name], self._element_types[buffer.name]
@@ -435,11 +436,3 @@ class CallArrays:
                 f"{self._device_index}; call get_best_kernel with device= of the arrays"
             )
         return view
-
-
-def _with_and_without_ones(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return a shape, and the same without one or more of its leading axes of extent 1."""
-    shapes = [shape]
-    while shapes[-1] and shapes[-1][0] == 1:
-        shapes.append(shapes[-1][1:])
-    return tuple(shapes)
