@@ -202,6 +202,19 @@ class TestStandards:
                     case ast.keyword(arg="shell"):
                         pytest.fail(f"{path}:{node.lineno} uses a shell")
 
+    def test_other_packages_import_these_modules_of_the_kernels(self) -> None:
+        face = {"arguments", "expressions", "inputs", "launch", "library", "operation", "parser", "problem"}
+        face |= {"python_kernel", "sources", "spec"}
+        used: set[str] = set()
+        for path in (ROOT / "autotile").rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())) if path.parent.name != "kernel" else ():
+                names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
+                if isinstance(node, ast.ImportFrom):
+                    names = [f"{node.module}.{name}" for name in names]
+                parts = [name.split(".") for name in names]
+                used |= {part[2] for part in parts if part[:2] == ["autotile", "kernel"] and len(part) > 2}
+        assert used == face
+
     def test_only_the_settings_read_the_environment(self) -> None:
         readers = {path.name for path in (ROOT / "autotile").rglob("*.py") if "os.environ" in path.read_text()}
         assert readers == {"settings.py"}

@@ -94,12 +94,7 @@ def max_blocks_per_sm(
 def block_limits(
     threads: ArrayLike, registers: ArrayLike, smem_bytes: ArrayLike, device: DeviceProperties
 ) -> dict[str, Blocks]:
-    """Calculate the blocks per SM that each resource allows.
-
-    Parameters
-    ----------
-    threads, registers, smem_bytes, device
-        See `max_blocks_per_sm`.
+    """Calculate the blocks per SM that each resource allows; parameters as for `max_blocks_per_sm`.
 
     Returns
     -------
@@ -110,53 +105,34 @@ def block_limits(
     thread_column, register_column, smem_column = (
         np.asarray(column, dtype=np.int64) for column in (threads, registers, smem_bytes)
     )
-    warps = _divide_up(thread_column, device.warp_size)
-    by_registers = _by_block_registers if device.compute_capability.startswith("1.") else _by_warp_registers
+    warps = _round_up(thread_column, device.warp_size) // device.warp_size
+    can_hold = (thread_column >= 1) & (thread_column <= device.max_threads_per_block)
+    smem_per_block = _round_up(smem_column + device.smem_reserved_per_block_bytes, device.smem_unit_bytes)
+    smem_fits = (smem_column >= 0) & (smem_column <= device.smem_per_block_optin_bytes)
     return {
-        "threads": _by_threads(thread_column, warps, device),
-        "registers": by_registers(warps, register_column, device),
-        "shared_memory": _by_shared_memory(smem_column, device),
+        "threads": _blocks(device.max_warps_per_sm, warps, can_hold),
+        "registers": _by_registers(warps, register_column, device),
+        "shared_memory": _blocks(device.smem_per_sm_bytes, smem_per_block, smem_fits),
         "blocks": np.asarray(device.max_blocks_per_sm, dtype=np.int64),
     }
 
 
-def _by_threads(threads: Blocks, warps: Blocks, device: DeviceProperties) -> Blocks:
-    possible = (threads >= 1) & (threads <= device.max_threads_per_block)
-    return _blocks(device.max_warps_per_sm, warps, possible)
-
-
-def _by_warp_registers(warps: Blocks, registers: Blocks, device: DeviceProperties) -> Blocks:
+def _by_registers(warps: Blocks, registers: Blocks, device: DeviceProperties) -> Blocks:
     """Allocate registers to warps, from ``warp_unit`` partitions of the register file.
 
     A partition cannot use the remainder of another, so the warps of an SM are a multiple of ``warp_unit``. Only the
-    launch check rounds up the warps of the block itself, as it assumes equal allocation from all partitions.
+    launch check rounds up the warps of the block itself, as it assumes equal allocation from all partitions. Compute
+    capability 1 allocates registers to blocks, for warps rounded up to ``warp_unit``.
     """
+    possible = (registers >= 0) & (registers <= device.max_registers_per_thread)
+    allocated_warps = _round_up(warps, device.warp_unit)
+    if device.compute_capability.startswith("1."):
+        per_block = _round_up(allocated_warps * device.warp_size * registers, device.register_unit)
+        return _blocks(device.registers_per_sm, per_block, possible & (per_block <= device.registers_per_block))
     per_warp = _round_up(registers * device.warp_size, device.register_unit)
-    possible = (
-        (registers >= 0)
-        & (registers <= device.max_registers_per_thread)
-        & (per_warp * _round_up(warps, device.warp_unit) <= device.registers_per_block)
-    )
-    resident_warps = _round_down(device.registers_per_sm // np.maximum(per_warp, 1), device.warp_unit)
+    possible = possible & (per_warp * allocated_warps <= device.registers_per_block)
+    resident_warps = device.registers_per_sm // np.maximum(per_warp, 1) // device.warp_unit * device.warp_unit
     return np.where(registers == 0, UNLIMITED, _blocks(resident_warps, warps, possible))
-
-
-def _by_block_registers(warps: Blocks, registers: Blocks, device: DeviceProperties) -> Blocks:
-    """Allocate registers to blocks, for warps rounded up to ``warp_unit`` (compute capability 1)."""
-    per_block = _round_up(
-        _round_up(warps, device.warp_unit) * device.warp_size * registers,
-        device.register_unit,
-    )
-    possible = (
-        (registers >= 0) & (registers <= device.max_registers_per_thread) & (per_block <= device.registers_per_block)
-    )
-    return _blocks(device.registers_per_sm, per_block, possible)
-
-
-def _by_shared_memory(smem_bytes: Blocks, device: DeviceProperties) -> Blocks:
-    per_block = _round_up(smem_bytes + device.smem_reserved_per_block_bytes, device.smem_unit_bytes)
-    possible = (smem_bytes >= 0) & (smem_bytes <= device.smem_per_block_optin_bytes)
-    return _blocks(device.smem_per_sm_bytes, per_block, possible)
 
 
 def _blocks(available: int | Blocks, needed: Blocks, possible: NDArray[np.bool_]) -> Blocks:
@@ -165,16 +141,8 @@ def _blocks(available: int | Blocks, needed: Blocks, possible: NDArray[np.bool_]
     return np.where(possible, shared, 0)
 
 
-def _divide_up(value: Blocks, unit: int) -> Blocks:
-    return -(-value // unit)
-
-
 def _round_up(value: Blocks, unit: int) -> Blocks:
-    return _divide_up(value, unit) * unit
-
-
-def _round_down(value: Blocks, unit: int) -> Blocks:
-    return value // unit * unit
+    return -(-value // unit) * unit
 
 
 class EvaluateWhere(Protocol):
@@ -207,16 +175,6 @@ class LaunchDemand:
     """Whether the configuration makes this launch."""
     evaluate: Evaluate
     """Returns the value of an expression for this launch."""
-
-    @property
-    def entry(self) -> str:
-        """Name of the function."""
-        return self.step.entry
-
-    @property
-    def is_cooperative(self) -> bool:
-        """Whether all blocks must be resident at once."""
-        return self.step.launch.is_cooperative
 
     @cached_property
     def block(self) -> tuple[Column, ...]:
@@ -254,7 +212,16 @@ class LaunchDemand:
     @cached_property
     def threads(self) -> Column:
         """Threads per block."""
-        return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in self.block])
+        return _product(self.block)
+
+    @cached_property
+    def grid_blocks(self) -> Column:
+        """Blocks of the grid."""
+        return _product(self.grid)
+
+    def resident_blocks(self, device: DeviceProperties) -> Column:
+        """Return the blocks that the device holds at a time."""
+        return self.blocks_per_sm(device) * device.sm_count
 
     @cached_property
     def smem_bytes(self) -> Column:
@@ -325,13 +292,12 @@ class Demand:
     @cached_property
     def _counts(self) -> list[Column]:
         """The number of launches of each step, clipped to 0 and just above the limit."""
-        return [_repetitions(step, self.evaluate) for step in self.spec.steps]
-
-
-def _repetitions(step: Step, evaluate: EvaluateWhere) -> Column:
-    runs = True if step.when is None else evaluate(step.when, {}, True) != 0
-    count = 1 if step.times is None else evaluate(step.times, {}, runs)
-    return clipped(count, 0, MAX_LAUNCHES + 1) * runs
+        counts = []
+        for step in self.spec.steps:
+            runs = True if step.when is None else self.evaluate(step.when, {}, True) != 0
+            count = 1 if step.times is None else self.evaluate(step.times, {}, runs)
+            counts.append(clipped(count, 0, MAX_LAUNCHES + 1) * runs)
+        return counts
 
 
 def _distinct_launches(step: Step, count: Column) -> Iterator[tuple[int, Mask]]:
@@ -401,28 +367,26 @@ def is_met(mask: Mask) -> bool:
     return mask if isinstance(mask, bool) else bool(np.ravel(mask)[0])
 
 
-def _threads_fit(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    return demand.threads <= device.max_threads_per_block
+def _within(dimensions: tuple[Column, ...], maxima: tuple[int, ...]) -> Mask:
+    pairs = zip(dimensions, maxima, strict=False)
+    return reduce(operator.and_, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
 
 
-def _explain_threads(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    return f"{_by(demand.block)} threads in a block, {device.name} allows {device.max_threads_per_block:,}"
+def _by(dimensions: tuple[Column, ...] | tuple[int, ...]) -> str:
+    return " x ".join(_text(dimension) for dimension in dimensions)
 
 
-def _block_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    return _within(demand.block, device.max_block_dim)
+def _text(value: Column | int) -> str:
+    return f"{_first(value):,}"
 
 
-def _explain_block(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    return f"a block of {_by(demand.block)} threads, {device.name} allows 1 to {_by(device.max_block_dim)}"
+def _first(value: Column | int) -> int:
+    return int(np.ravel(value)[0])
 
 
-def _grid_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    return _within(demand.grid, device.max_grid_dim)
-
-
-def _explain_grid(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    return f"a grid of {_by(demand.grid)} blocks, {device.name} allows 1 to {_by(device.max_grid_dim)}"
+def _product(dimensions: Iterable[Column]) -> Column:
+    """Return a product of extents, clipped so that it fits in 64 bits."""
+    return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in dimensions])
 
 
 def _registers_fit(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
@@ -430,24 +394,10 @@ def _registers_fit(demand: LaunchDemand, device: DeviceProperties, spec: KernelS
     return (demand.registers <= by_block) & (demand.registers <= device.max_registers_per_thread)
 
 
-def _explain_registers(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    return (
-        f"at least {_text(demand.registers)} registers per thread for {_text(demand.threads)} threads, {device.name} "
-        f"allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} per block"
-    )
-
-
 def _smem_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     not_negative = (demand.static_smem_bytes >= 0) & (demand.dynamic_smem_bytes >= 0)
     static_fits = demand.static_smem_bytes <= device.smem_per_block_bytes
     return not_negative & static_fits & (demand.smem_bytes <= device.smem_per_block_optin_bytes)
-
-
-def _explain_smem(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    return (
-        f"{_text(demand.static_smem_bytes)} bytes static and {_text(demand.dynamic_smem_bytes)} dynamic, "
-        f"{device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} together"
-    )
 
 
 def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
@@ -458,30 +408,19 @@ def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: Kernel
 def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     registers = clipped(demand.registers, 0, CLIP)
     found = occupancy(_first(demand.threads), _first(registers), _first(demand.smem_bytes), device)
-    binding = ", ".join(found.limited_by)
-    if found.blocks_per_sm == 0:
-        return (
-            f"no block fits on an SM of {device.name}: {_text(demand.threads)} threads, at least "
-            f"{_text(demand.registers)} registers per thread, {_text(demand.smem_bytes)} bytes of shared memory; "
-            f"limited by {binding}"
-        )
-    return f"{found.occupancy:.3f} is under min_occupancy = {spec.limits.min_occupancy:g}; limited by {binding}"
+    if found.blocks_per_sm:
+        return _low_occupancy("", found, spec.limits)
+    needs = f"{_text(demand.threads)} threads, at least {_text(demand.registers)} registers per thread"
+    return _no_block_fits(f"{needs}, {_text(demand.smem_bytes)} bytes of shared memory", found, device)
 
 
-def _cooperative_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    if not demand.is_cooperative:
-        return True
-    return _grid_blocks(demand) <= demand.blocks_per_sm(device) * device.sm_count
+def _no_block_fits(needs: str, found: Occupancy, device: DeviceProperties) -> str:
+    return f"no block fits on an SM of {device.name}: {needs}; limited by {', '.join(found.limited_by)}"
 
 
-def _explain_cooperative(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
-    resident = demand.blocks_per_sm(device) * device.sm_count
-    return _too_many_blocks(_first(_grid_blocks(demand)), _first(resident), device)
-
-
-def _grid_blocks(demand: LaunchDemand) -> Column:
-    """Return the blocks of the grid, clipped to a number above what any device holds."""
-    return reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in demand.grid])
+def _low_occupancy(noun: str, found: Occupancy, limits: Limits) -> str:
+    minimum = f"min_occupancy = {limits.min_occupancy:g}"
+    return f"{noun}{found.occupancy:.3f} is under {minimum}; limited by {', '.join(found.limited_by)}"
 
 
 def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> str:
@@ -494,20 +433,19 @@ def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> 
 
 
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    workspaces = [memory for memory in demand.memory if memory.is_workspace]
     for memory in demand.memory:
         if any(_first(extent) < memory.min_extent for extent in memory.shape):
             what = "workspace" if memory.is_workspace else "array"
             return f"the {what} {memory.name} would have the shape {_by(memory.shape)}"
     needed, available = float(np.ravel(demand.memory_bytes)[0]) / 2**30, device.memory_bytes / 2**30
-    what = "arrays and workspaces" if workspaces else "arrays"
+    what = "arrays and workspaces" if any(memory.is_workspace for memory in demand.memory) else "arrays"
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
 
 
 def _cluster_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     if not demand.cluster:
         return True
-    blocks = reduce(operator.mul, [clipped(dimension, 0, CLIP) for dimension in demand.cluster])
+    blocks = _product(demand.cluster)
     fits = (blocks >= 1) & (blocks <= _max_cluster_blocks(device))
     grid = [*demand.grid, *[1] * len(demand.cluster)]
     whole = [along % clipped(side, 1, CLIP) == 0 for along, side in zip(grid, demand.cluster, strict=False)]
@@ -525,23 +463,6 @@ def _explain_cluster(demand: LaunchDemand, device: DeviceProperties, spec: Kerne
 
 def _max_cluster_blocks(device: DeviceProperties) -> int:
     return 1 if is_below(device.compute_capability, CLUSTER_CAPABILITY) else _MAX_CLUSTER_BLOCKS
-
-
-def _tensor_maps_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    return reduce(operator.and_, [tensor_map.fits() for tensor_map in demand.tensor_maps])
-
-
-def _explain_tensor_maps(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    return next(filter(None, (tensor_map.explain() for tensor_map in demand.tensor_maps)), "")
-
-
-def _launch_count_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    return (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES)
-
-
-def _explain_launch_count(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    count = _first(demand.launch_count)
-    return "no step is launched" if count < 1 else f"more than {MAX_LAUNCHES:,} launches"
 
 
 LaunchFits = Callable[[LaunchDemand, DeviceProperties, KernelSpec], Mask]
@@ -566,7 +487,7 @@ def _launch_limit(
     def explain_first(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
         for launch in demand.launches:
             if is_met(launch.runs) and not is_met(fits(launch, device, spec)):
-                of = f"{launch.entry}: " if len(spec.steps) > 1 else ""
+                of = f"{launch.step.entry}: " if len(spec.steps) > 1 else ""
                 return of + explain(launch, device, spec)
         return ""
 
@@ -596,23 +517,46 @@ LIMITS = (
     Limit("memory", _memory_fits, _explain_memory, _of_arguments, hint="choose smaller sizes"),
     Limit(
         "tensor_maps",
-        _tensor_maps_fit,
-        _explain_tensor_maps,
+        lambda demand, device, spec: reduce(operator.and_, [one.fits() for one in demand.tensor_maps]),
+        lambda demand, device, spec: next(filter(None, (one.explain() for one in demand.tensor_maps)), ""),
         _of_arguments,
         applies=lambda spec: bool(spec.tensor_maps),
         hint="choose sizes whose rows are multiples of 16 bytes, other values, or a kernel without tensor maps",
     ),
     Limit(
         "launches",
-        _launch_count_fits,
-        _explain_launch_count,
+        lambda demand, device, spec: (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES),
+        lambda demand, device, spec: (
+            "no step is launched" if _first(demand.launch_count) < 1 else f"more than {MAX_LAUNCHES:,} launches"
+        ),
         _conditions_of_steps,
         applies=lambda spec: not all(step.is_always_once for step in spec.steps),
         hint="change the conditions of the steps or their times",
     ),
-    _launch_limit("threads_per_block", _threads_fit, _explain_threads, parts=("block",)),
-    _launch_limit("block_dims", _block_fits, _explain_block, parts=("block",)),
-    _launch_limit("grid_dims", _grid_fits, _explain_grid, parts=("grid",)),
+    _launch_limit(
+        "threads_per_block",
+        lambda demand, device, spec: demand.threads <= device.max_threads_per_block,
+        lambda demand, device, spec: (
+            f"{_by(demand.block)} threads in a block, {device.name} allows {device.max_threads_per_block:,}"
+        ),
+        parts=("block",),
+    ),
+    _launch_limit(
+        "block_dims",
+        lambda demand, device, spec: _within(demand.block, device.max_block_dim),
+        lambda demand, device, spec: (
+            f"a block of {_by(demand.block)} threads, {device.name} allows 1 to {_by(device.max_block_dim)}"
+        ),
+        parts=("block",),
+    ),
+    _launch_limit(
+        "grid_dims",
+        lambda demand, device, spec: _within(demand.grid, device.max_grid_dim),
+        lambda demand, device, spec: (
+            f"a grid of {_by(demand.grid)} blocks, {device.name} allows 1 to {_by(device.max_grid_dim)}"
+        ),
+        parts=("grid",),
+    ),
     _launch_limit(
         "cluster",
         _cluster_fits,
@@ -621,36 +565,41 @@ LIMITS = (
         applies=lambda spec: any(step.launch.cluster for step in spec.steps),
         hint="choose other values or sizes",
     ),
-    _launch_limit("registers", _registers_fit, _explain_registers, parts=("block", "min_registers")),
-    _launch_limit("shared_memory", _smem_fits, _explain_smem, parts=_SMEM),
+    _launch_limit(
+        "registers",
+        _registers_fit,
+        lambda demand, device, spec: (
+            f"at least {_text(demand.registers)} registers per thread for {_text(demand.threads)} threads, "
+            f"{device.name} allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} "
+            "per block"
+        ),
+        parts=("block", "min_registers"),
+    ),
+    _launch_limit(
+        "shared_memory",
+        _smem_fits,
+        lambda demand, device, spec: (
+            f"{_text(demand.static_smem_bytes)} bytes static and {_text(demand.dynamic_smem_bytes)} dynamic, "
+            f"{device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} "
+            "together"
+        ),
+        parts=_SMEM,
+    ),
     _launch_limit("occupancy", _occupancy_fits, _explain_occupancy, parts=_RESIDENT),
     _launch_limit(
         "cooperative",
-        _cooperative_fits,
-        _explain_cooperative,
+        lambda demand, device, spec: (
+            not demand.step.launch.is_cooperative or demand.grid_blocks <= demand.resident_blocks(device)
+        ),
+        lambda demand, device, spec: _too_many_blocks(
+            _first(demand.grid_blocks), _first(demand.resident_blocks(device)), device
+        ),
         parts=("grid", *_RESIDENT),
         applies=lambda spec: any(step.launch.is_cooperative for step in spec.steps),
         hint="let each block do more, and compute the grid from device.sm_count",
     ),
 )
 """All limits, in the order applied."""
-
-
-def _within(dimensions: tuple[Column, ...], maxima: tuple[int, ...]) -> Mask:
-    pairs = zip(dimensions, maxima, strict=False)
-    return reduce(operator.and_, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
-
-
-def _by(dimensions: tuple[Column, ...] | tuple[int, ...]) -> str:
-    return " x ".join(_text(dimension) for dimension in dimensions)
-
-
-def _text(value: Column | int) -> str:
-    return f"{_first(value):,}"
-
-
-def _first(value: Column | int) -> int:
-    return int(np.ravel(value)[0])
 
 
 def check_config(
@@ -731,17 +680,7 @@ class CompiledStep(NamedTuple):
 def compiled_steps(
     spec: KernelSpec, plan: LaunchPlan, resources: Mapping[str, Resources], device: DeviceProperties
 ) -> list[CompiledStep]:
-    """Return each step that a configuration launches, the main one first.
-
-    Parameters
-    ----------
-    spec, plan
-        The kernel, and the launches of the configuration.
-    resources
-        Resources of each function, by its entry.
-    device
-        Device that would run it.
-    """
+    """Return each step that a configuration launches, the main one first; ``resources`` are by the entries."""
     launches = {**plan.steps, plan.main.step: plan.main}
     found = []
     for step in sorted(launches, key=lambda step: step != plan.main.step):
@@ -773,15 +712,8 @@ def resource_violation(
     """
     if found.blocks_per_sm == 0:
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
-        return (
-            f"no block fits on an SM of {device.name}: {geometry.threads} threads, {resources.registers} registers "
-            f"per thread, {smem_bytes} bytes of shared memory; limited by {', '.join(found.limited_by)}"
-        )
+        needs = f"{geometry.threads} threads, {resources.registers} registers per thread"
+        return _no_block_fits(f"{needs}, {smem_bytes} bytes of shared memory", found, device)
     if limits.max_spill_bytes is not None and resources.spill_bytes > limits.max_spill_bytes:
         return f"spills {resources.spill_bytes} bytes, over max_spill_bytes = {limits.max_spill_bytes}"
-    if found.occupancy < limits.min_occupancy:
-        return (
-            f"occupancy {found.occupancy:.3f} is under min_occupancy = {limits.min_occupancy:g}; "
-            f"limited by {', '.join(found.limited_by)}"
-        )
-    return ""
+    return _low_occupancy("occupancy ", found, limits) if found.occupancy < limits.min_occupancy else ""
