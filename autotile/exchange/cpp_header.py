@@ -21,7 +21,7 @@ from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
 from autotile.exchange.bundle import BundledCubin, Shipment
-from autotile.families.family import FamilyRule, Leaf, Split
+from autotile.families.family import Leaf, Split
 from autotile.families.features import Feature, Traits
 from autotile.kernel.arguments import (
     PROBLEM_DTYPE,
@@ -36,7 +36,7 @@ from autotile.kernel.arguments import (
 )
 from autotile.kernel.expressions import Expression, Node, evaluate
 from autotile.kernel.problem import capability_of, runs_on
-from autotile.kernel.spec import KernelSpec, Launch
+from autotile.kernel.spec import KernelSpec
 from autotile.version import __version__
 
 _BITS = {
@@ -52,89 +52,6 @@ _MAP_TYPES = {"int8": "UINT8", "int16": "UINT16", **dict.fromkeys(("bool", "floa
 """Driver types of dtypes that lack their own; copies preserve bits, so the unsigned type is equivalent."""
 
 
-def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
-    """Yield a field for each array and for each scalar that the caller may set."""
-    for buffer in spec.buffers:
-        shape = ", ".join(extent.text for extent in buffer.shape)
-        yield f"CUdeviceptr {buffer.name} = 0;  ///< {buffer.access}, {_named(buffer.dtype, dtype)}[{shape}]"
-    for scalar in spec.scalars:
-        if scalar.default is not None:
-            name = scalar.element_type(dtype)
-            bits = f"  ///< the bits of a {name}" if DTYPES[name].component.name in _BITS else ""
-            yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
-
-
-def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> dict[str, str]:
-    """Return the local variables of a launch, and the pointers to all arguments in order."""
-    lines: list[str] = []
-    pointed_to = {target for a in spec.arguments if isinstance(a, StructArgument) for target in a.targets}
-    for argument in spec.arguments:
-        name = argument.name
-        match argument:
-            case BufferArgument():
-                if argument.is_passed or name in pointed_to:
-                    lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
-            case StructArgument() | TensorMapArgument():
-                continue  # below, as it may need the address of any of the others
-            case ScalarArgument():
-                kind, bound = c_type(argument.element_type(dtype)), argument.binding
-                value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({to_cpp(bound, symbols)})"
-                lines.append(f"{kind} value_{name} = {value};")
-            case WorkspaceArgument():
-                lines += _workspace(argument, dtype, symbols)
-            case TextureArgument():
-                raise InputError(
-                    f"a C++ header cannot pass the texture {name}; serve the kernel from Python, or a bundle"
-                )
-            case _:
-                assert_never(argument)
-    for argument in spec.arguments:
-        if isinstance(argument, StructArgument):
-            lines += _struct(argument, dtype, symbols)
-        if isinstance(argument, TensorMapArgument):
-            lines += _tensor_map(argument, dtype, symbols)
-    lines += _preparation(spec, dtype, symbols)
-    pointers = [f"&value_{argument.name}" for argument in spec.arguments if argument.is_passed]
-    return {"values": "\n".join(f"        {line}" for line in lines), "value_pointers": ", ".join(pointers)}
-
-
-def workspace_code(spec: KernelSpec) -> dict[str, str]:
-    """Return the members that the class needs if the kernel has workspaces."""
-    if not spec.workspaces:
-        return {"workspace_methods": "", "workspace_members": "", "free_workspaces": ""}
-    return {
-        "workspace_methods": _WORKSPACE_METHOD,
-        "workspace_members": "\n    std::map<std::pair<CUstream, std::string>, Workspace> workspaces_;",
-        "free_workspaces": "        for (const auto& [key, workspace] : workspaces_) cuMemFree(workspace.address);\n",
-    }
-
-
-_WORKSPACE_METHOD = """
-    struct Workspace {
-        CUdeviceptr address;
-        std::size_t bytes;
-    };
-
-    /// Workspace of a stream, kept until a larger one is needed; null if its size is 0.
-    CUdeviceptr workspace(CUstream stream, const std::string& name, std::size_t bytes, bool zeroed) {
-        if (bytes == 0) return 0;
-        const std::lock_guard<std::mutex> lock(mutex_);
-        Workspace& kept = workspaces_[{stream, name}];
-        if (kept.bytes < bytes) {
-            if (kept.address != 0) {
-                detail::check(cuStreamSynchronize(stream), "waiting for a workspace");
-                detail::check(cuMemFree(kept.address), "freeing a workspace");
-            }
-            kept = {};
-            detail::check(cuMemAlloc(&kept.address, bytes), "allocating a workspace");
-            kept.bytes = bytes;
-            if (zeroed) detail::check(cuMemsetD8Async(kept.address, 0, bytes, stream), "clearing a workspace");
-        }
-        return kept.address;
-    }
-"""
-
-
 def c_type(dtype: str) -> str:
     """Return the C++ type that holds a value of an element type."""
     count, part = _parts(dtype)
@@ -146,10 +63,6 @@ def _parts(dtype: str) -> tuple[int, str]:
     if DTYPES[dtype].is_complex:
         return 2, _COMPLEX_PARTS[dtype]
     return DTYPES[dtype].components, DTYPES[dtype].component_name
-
-
-def _named(kind: ElementType, dtype: str) -> str:
-    return str(kind).replace(PROBLEM_DTYPE, dtype)
 
 
 def _constant(value: Number, name: str) -> str:
@@ -169,120 +82,6 @@ def _constant(value: Number, name: str) -> str:
     if not math.isfinite(value):
         return 'std::nan("")' if math.isnan(value) else f"{'-' if value < 0 else ''}HUGE_VAL"
     return repr(float(value)) + ("f" if name == "float32" else "")
-
-
-def _by_type(kind: ElementType, dtype: str, symbols: Mapping[str, str], text: Callable[[str], str]) -> str:
-    """Return text that depends on an element type, which flags may select."""
-    named = [text(dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
-    if kind.condition is None:
-        return named[0]
-    return f"(({to_cpp(kind.condition, symbols)}) ? {named[0]} : {named[1]})"
-
-
-def _element_bytes(kind: ElementType, dtype: str, symbols: Mapping[str, str]) -> str:
-    return _by_type(kind, dtype, symbols, lambda name: str(DTYPES[name].size_bytes))
-
-
-def _workspace(argument: WorkspaceArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
-    name = argument.name
-    factors = [f"({to_cpp(extent, symbols)})" for extent in argument.shape]
-    yield f"const std::int64_t bytes_{name} ="
-    yield f"    {' * '.join([*factors, _element_bytes(argument.dtype, dtype, symbols)])};"
-    zeroed = "true" if argument.zeroed else "false"
-    yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", static_cast<std::size_t>(bytes_{name}), {zeroed});'
-
-
-def _preparation(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
-    """Yield the code that fills outputs before a launch, and copies buffers to constant memory.
-
-    Raises
-    ------
-    InputError
-        An output has another content than zeros.
-    """
-    for buffer in spec.buffers:
-        factors = [f"({to_cpp(extent, symbols)})" for extent in buffer.shape]
-        size_bytes = f"static_cast<std::size_t>({' * '.join([*factors, _element_bytes(buffer.dtype, dtype, symbols)])})"
-        if buffer.is_initialized and not buffer.is_read:
-            if not buffer.is_zeroed:
-                hint = 'use init = "zeros", or an inout buffer'
-                raise InputError(f"a C++ header cannot make the content of the output {buffer.name}; {hint}")
-            yield f'detail::check(cuMemsetD8Async(arguments.{buffer.name}, 0, {size_bytes}, stream), "{buffer.name}");'
-        if buffer.constant:
-            (symbol,) = variable_symbols(buffer.constant)
-            yield "// launches that overlap must not need different contents of constant memory"
-            yield f"CUmodule module_{buffer.name} = nullptr;"
-            yield f"CUdeviceptr constant_{buffer.name} = 0;"
-            yield f'detail::check(cuFuncGetModule(&module_{buffer.name}, prepared.function), "the module");'
-            found = f'cuModuleGetGlobal(&constant_{buffer.name}, nullptr, module_{buffer.name}, "{symbol}")'
-            yield f"if ({found} == CUDA_SUCCESS) {{"
-            copied = f"cuMemcpyDtoDAsync(constant_{buffer.name}, arguments.{buffer.name}, {size_bytes}, stream)"
-            yield f'    detail::check({copied}, "{buffer.constant}");'
-            yield "}"
-
-
-def _struct(argument: StructArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
-    """Yield the code that fills the bytes of a struct."""
-    name, layout = argument.name, argument.layout(dtype)
-    yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
-    for offset, member, values in layout.scalars:
-        count, part = _parts(member)
-        written = [_member(value, part or member, symbols) for value in values]
-        value = f"{{{', '.join(written)}}}" if count else written[0]
-        yield f"const {c_type(member)} {name}_{offset} = {value};"
-        yield f"std::memcpy(value_{name} + {offset}, &{name}_{offset}, sizeof {name}_{offset});"
-    for offset, target in layout.pointers:
-        yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
-
-
-def _member(value: Expression | float, dtype: str, symbols: Mapping[str, str]) -> str:
-    if isinstance(value, Expression):
-        return f"static_cast<{c_type(dtype)}>({to_cpp(value, symbols)})"
-    return _constant(value, dtype)
-
-
-def _tensor_map(argument: TensorMapArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
-    """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
-    name, buffer = argument.name, argument.buffer
-    rank = len(buffer.shape)
-    address = f"arguments.{buffer.name}" if buffer.is_given else f"value_{buffer.name}"
-    kind = _by_type(buffer.dtype, dtype, symbols, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
-    element = _element_bytes(buffer.dtype, dtype, symbols)
-
-    def listed(c_kind: str, what: str, expressions: tuple[Expression, ...]) -> str:
-        values = ", ".join(f"static_cast<{c_kind}>({to_cpp(e, symbols)})" for e in reversed(expressions))
-        return f"const {c_kind} {what}_{name}[] = {{{values}}};"
-
-    yield listed("cuuint64_t", "extents", buffer.shape)
-    strides = [f"{element} * " + " * ".join(f"extents_{name}[{i}]" for i in range(axis)) for axis in range(1, rank)]
-    yield f"const cuuint64_t strides_{name}[] = {{{', '.join(strides) or '0'}}};"
-    yield listed("cuuint32_t", "box", argument.box)
-    yield listed("cuuint32_t", "steps", argument.element_strides)
-    yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
-    yield f"if ({_is_present(argument, symbols)}) {{"
-    yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
-    yield f"                                         reinterpret_cast<void*>({address}),"
-    yield f"                                         extents_{name}, strides_{name}, box_{name}, steps_{name},"
-    yield "                                         CU_TENSOR_MAP_INTERLEAVE_NONE,"
-    yield f"                                         {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, symbols))},"
-    promotion = _choice(_PROMOTIONS, to_cpp(argument.l2_promotion_bytes, symbols))
-    yield f"                                         {promotion},"
-    yield "                                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
-    yield f'                  "the tensor map of {buffer.name}");'
-    yield "}"
-
-
-def _is_present(argument: TensorMapArgument, symbols: Mapping[str, str]) -> str:
-    sides = argument.box if argument.buffer.is_given else (*argument.box, *argument.buffer.shape)
-    return " && ".join(f"({to_cpp(side, symbols)}) != 0" for side in sides)
-
-
-def map_rules(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
-    """Yield the constraints of tensor maps on the sizes: rows are multiples of 16 bytes."""
-    for argument in spec.tensor_maps:
-        buffer = argument.buffer
-        row = f"({to_cpp(buffer.shape[-1], symbols)}) * {_element_bytes(buffer.dtype, dtype, symbols)}"
-        yield f"if ({_is_present(argument, symbols)} && {row} % 16 != 0) return false;  // {argument.name}"
 
 
 _SWIZZLES = {b: f"CU_TENSOR_MAP_SWIZZLE_{b}B" for b in (128, 64, 32)} | {0: "CU_TENSOR_MAP_SWIZZLE_NONE"}
@@ -341,6 +140,26 @@ _REAL_CALLS = {
 """C++ functions of real numbers, by name, or with a place for the arguments."""
 
 
+def literal(value: Value | float) -> str:
+    """Return a C++ literal."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # A character that is not printable would end the line, or could not be written.
+        escaped = (
+            (f"\\{c}" if c in '"\\' else c)
+            if c.isprintable()
+            else "".join(f"\\{byte:03o}" for byte in c.encode(errors="surrogatepass"))
+            for c in value
+        )
+        return f'"{"".join(escaped)}"'
+    if isinstance(value, float):
+        return repr(value)
+    if value == -(2**63):
+        return f"({value + 1}LL - 1)"
+    return str(value) if abs(value) <= _MAX_INT else f"{value}LL"
+
+
 def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
     """Return a C++ expression with the same value: 64-bit integers, doubles, booleans and ``std::string_view``.
 
@@ -355,91 +174,249 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
     -----
     Expressions that raise in Python (division by zero, results beyond 64 bits) have undefined behavior in C++.
     """
-    return _Writer(symbols).write(expression.node)
 
-
-def _character(character: str) -> str:
-    """Return a character in a C++ string; one that is not printable would end the line, or could not be written."""
-    if character.isprintable():
-        return f"\\{character}" if character in '"\\' else character
-    return "".join(f"\\{byte:03o}" for byte in character.encode(errors="surrogatepass"))
-
-
-def literal(value: Value | float) -> str:
-    """Return a C++ literal."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + "".join(map(_character, value)) + '"'
-    if isinstance(value, float):
-        return repr(value)
-    if value == -(2**63):
-        return f"({value + 1}LL - 1)"
-    return str(value) if abs(value) <= _MAX_INT else f"{value}LL"
-
-
-class _Writer:
-    def __init__(self, symbols: Mapping[str, str]) -> None:
-        self._symbols = symbols
-
-    def write(self, node: Node) -> str:
-        """Translate a node; its operands are parenthesized where needed."""
+    def write(node: Node) -> str:
         operands, value = node.operands, node.value
         match node.operation:
             case "constant":
                 return f"std::string_view({literal(value)})" if isinstance(value, str) else literal(value)
             case "name":
-                return str(value) if value.startswith("device.") else self._symbols[value]
+                return str(value) if value.startswith("device.") else symbols[value]
             case "number":
-                return f"std::int64_t{{{self.write(operands[0])}}}"
+                return f"std::int64_t{{{write(operands[0])}}}"
             case "real":
-                return f"static_cast<double>({self.write(operands[0])})"
+                return f"static_cast<double>({write(operands[0])})"
             case "not":
-                return f"!{self._part(operands[0])}"
+                return f"!{part(operands[0])}"
             case "and" | "or" as word:
-                return (" && " if word == "and" else " || ").join(map(self._part, operands))
+                return (" && " if word == "and" else " || ").join(map(part, operands))
             case "compare":
-                parts = list(map(self._part, operands))
+                parts = list(map(part, operands))
                 links = zip(parts, value, parts[1:], strict=False)
                 return " && ".join(f"{left} {sign} {right}" for left, sign, right in links)
             case "in":
-                left, *members = map(self._part, operands)
+                left, *members = map(part, operands)
                 return " || ".join(f"{left} == {member}" for member in members)
             case "if":
-                condition, chosen, otherwise = map(self._part, operands)
+                condition, chosen, otherwise = map(part, operands)
                 return f"{condition} ? {chosen} : {otherwise}"
-        return self._operation(node)
+        if all(map(_is_constant, operands)):
+            return literal(evaluate(node, {}, True))  # C++ literals are ints, and products of them may need 64 bits
+        if node.operation == "float" or (node.operation in _ROUNDING and operands[0].kind == "number"):
+            return write(operands[0])
+        if node.operation == "~":
+            return f"~{part(operands[0])}"
+        if node.operation == "-" and operands[0] == Node("constant", operands[0].kind, value=0):
+            return f"-{part(operands[1])}"
+        if node.operation in _INFIX:
+            left, right = map(part, operands)
+            return f"{left} {node.operation} {right}"
+        call = (_REAL_CALLS if operands[0].kind == "real" else _WHOLE_CALLS)[node.operation]
+        arguments = ", ".join(map(write, operands))
+        return call.format(arguments) if "{}" in call else f"{call}({arguments})"
 
-    def _part(self, node: Node) -> str:
-        """Translate a node that is an operand."""
-        text = self.write(node)
+    def part(node: Node) -> str:
+        """Translate a node that is an operand, parenthesized where needed."""
+        text = write(node)
         is_call = callable(node.value) and node.operation not in _INFIX and text.endswith(")")
         simple = is_call or node.operation in ("constant", "name", "number", "real")
         return text if (simple and not text.startswith("-")) or text.isdecimal() else f"({text})"
 
-    def _operation(self, node: Node) -> str:
-        if all(map(_is_constant, node.operands)):
-            return literal(evaluate(node, {}, True))  # C++ literals are ints, and products of them may need 64 bits
-        operands = node.operands
-        if node.operation == "float" or (node.operation in _ROUNDING and operands[0].kind == "number"):
-            return self.write(operands[0])
-        if node.operation == "~":
-            return f"~{self._part(operands[0])}"
-        if node.operation == "-" and operands[0] == Node("constant", operands[0].kind, value=0):
-            return f"-{self._part(operands[1])}"
-        if node.operation in _INFIX:
-            left, right = map(self._part, operands)
-            return f"{left} {node.operation} {right}"
-        call = (_REAL_CALLS if operands[0].kind == "real" else _WHOLE_CALLS)[node.operation]
-        arguments = ", ".join(map(self.write, operands))
-        return call.format(arguments) if "{}" in call else f"{call}({arguments})"
+    return write(expression.node)
 
 
 def _is_constant(node: Node) -> bool:
     return node.operation == "constant" or (callable(node.value) and all(map(_is_constant, node.operands)))
 
 
-def family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:
+_WORKSPACE_METHOD = """
+    struct Workspace {
+        CUdeviceptr address;
+        std::size_t bytes;
+    };
+
+    /// Workspace of a stream, kept until a larger one is needed; null if its size is 0.
+    CUdeviceptr workspace(CUstream stream, const std::string& name, std::size_t bytes, bool zeroed) {
+        if (bytes == 0) return 0;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        Workspace& kept = workspaces_[{stream, name}];
+        if (kept.bytes < bytes) {
+            if (kept.address != 0) {
+                detail::check(cuStreamSynchronize(stream), "waiting for a workspace");
+                detail::check(cuMemFree(kept.address), "freeing a workspace");
+            }
+            kept = {};
+            detail::check(cuMemAlloc(&kept.address, bytes), "allocating a workspace");
+            kept.bytes = bytes;
+            if (zeroed) detail::check(cuMemsetD8Async(kept.address, 0, bytes, stream), "clearing a workspace");
+        }
+        return kept.address;
+    }
+"""
+
+
+_WORKSPACE_MEMBER = "\n    std::map<std::pair<CUstream, std::string>, Workspace> workspaces_;"
+_FREE_WORKSPACES = "        for (const auto& [key, workspace] : workspaces_) cuMemFree(workspace.address);\n"
+
+
+class _LaunchCode:
+    """C++ code of the arguments of a kernel's launch."""
+
+    def __init__(self, spec: KernelSpec, dtype: str) -> None:
+        self._spec = spec
+        self._dtype = dtype
+        self._symbols = {p.name: f"config.{p.name}" for p in spec.parameters}
+        self._symbols |= {name: f"sizes.{name}" for name in spec.sizes}
+
+    def cpp(self, expression: Expression) -> str:
+        """Translate an expression of parameters and sizes."""
+        return to_cpp(expression, self._symbols)
+
+    def fields(self) -> Iterator[str]:
+        """Yield a field for each array and for each scalar that the caller may set."""
+        for buffer in self._spec.buffers:
+            shape = ", ".join(extent.text for extent in buffer.shape)
+            kind = str(buffer.dtype).replace(PROBLEM_DTYPE, self._dtype)
+            yield f"CUdeviceptr {buffer.name} = 0;  ///< {buffer.access}, {kind}[{shape}]"
+        for scalar in self._spec.scalars:
+            if scalar.default is not None:
+                name = scalar.element_type(self._dtype)
+                bits = f"  ///< the bits of a {name}" if DTYPES[name].component.name in _BITS else ""
+                yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
+
+    def values(self) -> Iterator[str]:
+        """Yield the local variables of a launch."""
+        arguments = self._spec.arguments
+        pointed_to = {target for a in arguments if isinstance(a, StructArgument) for target in a.targets}
+        for argument in arguments:
+            name = argument.name
+            match argument:
+                case BufferArgument():
+                    if argument.is_passed or name in pointed_to:
+                        yield f"CUdeviceptr value_{name} = arguments.{name};"
+                case StructArgument() | TensorMapArgument():
+                    continue  # below, as it may need the address of any of the others
+                case ScalarArgument():
+                    kind, bound = c_type(argument.element_type(self._dtype)), argument.binding
+                    value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({self.cpp(bound)})"
+                    yield f"{kind} value_{name} = {value};"
+                case WorkspaceArgument():
+                    yield f"const std::int64_t bytes_{name} ="
+                    yield f"    {self._size_bytes(argument)};"
+                    given = f"static_cast<std::size_t>(bytes_{name}), {literal(argument.zeroed)}"
+                    yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", {given});'
+                case TextureArgument():
+                    raise InputError(
+                        f"a C++ header cannot pass the texture {name}; serve the kernel from Python, or a bundle"
+                    )
+                case _:
+                    assert_never(argument)
+        for argument in arguments:
+            if isinstance(argument, StructArgument):
+                yield from self._struct(argument)
+            if isinstance(argument, TensorMapArgument):
+                yield from self._tensor_map(argument)
+        yield from self._preparation()
+
+    def _by_type(self, kind: ElementType, text: Callable[[str], str]) -> str:
+        """Return text that depends on an element type, which flags may select."""
+        named = [text(self._dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
+        return named[0] if kind.condition is None else f"(({self.cpp(kind.condition)}) ? {named[0]} : {named[1]})"
+
+    def _element_bytes(self, kind: ElementType) -> str:
+        return self._by_type(kind, lambda name: str(DTYPES[name].size_bytes))
+
+    def _size_bytes(self, array: BufferArgument | WorkspaceArgument) -> str:
+        return " * ".join([*(f"({self.cpp(extent)})" for extent in array.shape), self._element_bytes(array.dtype)])
+
+    def _preparation(self) -> Iterator[str]:
+        """Yield the code that fills outputs before a launch, and copies buffers to constant memory."""
+        for buffer in self._spec.buffers:
+            name, size_bytes = buffer.name, f"static_cast<std::size_t>({self._size_bytes(buffer)})"
+            if buffer.is_initialized and not buffer.is_read:
+                if not buffer.is_zeroed:
+                    hint = 'use init = "zeros", or an inout buffer'
+                    raise InputError(f"a C++ header cannot make the content of the output {name}; {hint}")
+                yield f'detail::check(cuMemsetD8Async(arguments.{name}, 0, {size_bytes}, stream), "{name}");'
+            if buffer.constant:
+                (symbol,) = variable_symbols(buffer.constant)
+                yield "// launches that overlap must not need different contents of constant memory"
+                yield f"CUmodule module_{name} = nullptr;"
+                yield f"CUdeviceptr constant_{name} = 0;"
+                yield f'detail::check(cuFuncGetModule(&module_{name}, prepared.function), "the module");'
+                found = f'cuModuleGetGlobal(&constant_{name}, nullptr, module_{name}, "{symbol}")'
+                yield f"if ({found} == CUDA_SUCCESS) {{"
+                copied = f"cuMemcpyDtoDAsync(constant_{name}, arguments.{name}, {size_bytes}, stream)"
+                yield f'    detail::check({copied}, "{buffer.constant}");'
+                yield "}"
+
+    def _struct(self, argument: StructArgument) -> Iterator[str]:
+        """Yield the code that fills the bytes of a struct."""
+        name, layout = argument.name, argument.layout(self._dtype)
+        yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
+        for offset, member, values in layout.scalars:
+            count, part = _parts(member)
+            kind = part or member
+            written = [
+                f"static_cast<{c_type(kind)}>({self.cpp(value)})"
+                if isinstance(value, Expression)
+                else _constant(value, kind)
+                for value in values
+            ]
+            value = f"{{{', '.join(written)}}}" if count else written[0]
+            yield f"const {c_type(member)} {name}_{offset} = {value};"
+            yield f"std::memcpy(value_{name} + {offset}, &{name}_{offset}, sizeof {name}_{offset});"
+        for offset, target in layout.pointers:
+            yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
+
+    def _tensor_map(self, argument: TensorMapArgument) -> Iterator[str]:
+        """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
+        name, buffer = argument.name, argument.buffer
+        rank = len(buffer.shape)
+        address = f"arguments.{buffer.name}" if buffer.is_given else f"value_{buffer.name}"
+        kind = self._by_type(buffer.dtype, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
+        element = self._element_bytes(buffer.dtype)
+
+        def listed(c_kind: str, what: str, expressions: tuple[Expression, ...]) -> str:
+            values = ", ".join(f"static_cast<{c_kind}>({self.cpp(e)})" for e in reversed(expressions))
+            return f"const {c_kind} {what}_{name}[] = {{{values}}};"
+
+        yield listed("cuuint64_t", "extents", buffer.shape)
+        strides = [f"{element} * " + " * ".join(f"extents_{name}[{i}]" for i in range(axis)) for axis in range(1, rank)]
+        yield f"const cuuint64_t strides_{name}[] = {{{', '.join(strides) or '0'}}};"
+        yield listed("cuuint32_t", "box", argument.box)
+        yield listed("cuuint32_t", "steps", argument.element_strides)
+        yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
+        yield f"if ({self._is_present(argument)}) {{"
+        yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
+        indent = " " * 41
+        yield f"{indent}reinterpret_cast<void*>({address}),"
+        yield f"{indent}extents_{name}, strides_{name}, box_{name}, steps_{name},"
+        yield f"{indent}CU_TENSOR_MAP_INTERLEAVE_NONE,"
+        yield f"{indent}{_choice(_SWIZZLES, self.cpp(argument.swizzle_bytes))},"
+        yield f"{indent}{_choice(_PROMOTIONS, self.cpp(argument.l2_promotion_bytes))},"
+        yield f"{indent}CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
+        yield f'                  "the tensor map of {buffer.name}");'
+        yield "}"
+
+    def _is_present(self, argument: TensorMapArgument) -> str:
+        sides = argument.box if argument.buffer.is_given else (*argument.box, *argument.buffer.shape)
+        return " && ".join(f"({self.cpp(side)}) != 0" for side in sides)
+
+    def rules(self) -> Iterator[str]:
+        """Yield the kernel's rules, then the constraints of clusters and tensor maps on the sizes."""
+        for rule in self._spec.rules:
+            yield f"if (!({self.cpp(rule.expression)})) return false;  // {rule.name}"
+        launch = self._spec.steps[0].launch
+        for blocks, cluster in zip(launch.grid, launch.cluster, strict=False):
+            remainder = f"detail::floor_mod({self.cpp(blocks)}, {self.cpp(cluster)})"
+            yield f"if ({remainder} != 0) return false;  // whole clusters"
+        for argument in self._spec.tensor_maps:  # rows are multiples of 16 bytes
+            row = f"({self.cpp(argument.buffer.shape[-1])}) * {self._element_bytes(argument.buffer.dtype)}"
+            yield f"if ({self._is_present(argument)} && {row} % 16 != 0) return false;  // {argument.name}"
+
+
+def _family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:
     """Return the functions of family rules, and the code of `choose` that calls them.
 
     A rule that is not in force, or has a configuration that the header lacks, is left out.
@@ -449,115 +426,103 @@ def family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[
     numbers
         Indices of the header's configurations, by `config_key`.
     """
-    known = [
+    functions: list[str] = []
+    calls: list[str] = []
+    known = (
         stored
         for stored in rules
         if stored.rule.in_force and all(config_key(one.config) in numbers for one in stored.rule.configs)
-    ]
-    functions = [line for number, stored in enumerate(known) for line in _Family(spec, stored, numbers, number).lines()]
-    calls = [line for number, stored in enumerate(known) for line in _call(stored, number)]
+    )
+    for number, stored in enumerate(known):
+        rule = stored.rule
+        configs = [numbers[config_key(one.config)] for one in rule.configs]
+        conditions = []
+        for name in spec.sizes:
+            size = f"sizes.{name}"
+            parts = (
+                f"{size} == {low}" if low == high else f"({low} <= {size} && {size} <= {high})"
+                for low, high in rule.family.extents[name].parts
+            )
+            conditions.append(f"({' || '.join(parts)})")
+        functions += [
+            f"/// {rule.family} on {shown_text(stored.device.name)}, learned from {len(rule.points)} of its problems.",
+            f"namespace family_{number} {{",
+            "",
+            "inline bool holds(const Sizes& sizes) {",
+            f"    return {' && '.join(conditions)};",
+            "}",
+            "",
+            "/// Configurations, best first: if one violates a rule or a limit, the next is launched.",
+            f"inline std::array<std::size_t, {len(configs)}> order([[maybe_unused]] const Sizes& sizes,",
+            "                                         [[maybe_unused]] const Device& device) {",
+            *_branch(spec, stored, configs),
+            "}",
+            "",
+            f"}}  // namespace family_{number}",
+        ]
+        same_gpu = f"device.name == {literal(stored.device.name)}"
+        calls += [
+            f"if (best.tier != Tier::exact && {same_gpu} && family_{number}::holds(sizes)) {{",
+            f"    for (const std::size_t config : family_{number}::order(sizes, device)) {{",
+            "        const Cubin* cubin = detail::usable(config, sizes, device);",
+            "        if (cubin != nullptr) return {config, cubin, Tier::family};",
+            "    }",
+            "}",
+        ]
     return {
         "families": "\n".join(["", *functions, ""]) if functions else "",
         "by_family": "".join(f"    {line}\n" for line in calls),
     }
 
 
-def _call(stored: StoredRule, number: int) -> Iterator[str]:
-    same_gpu = f"device.name == {literal(stored.device.name)}"
-    yield f"if (best.tier != Tier::exact && {same_gpu} && family_{number}::holds(sizes)) {{"
-    yield f"    for (const std::size_t config : family_{number}::order(sizes, device)) {{"
-    yield "        const Cubin* cubin = detail::usable(config, sizes, device);"
-    yield "        if (cubin != nullptr) return {config, cubin, Tier::family};"
-    yield "    }"
-    yield "}"
+def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Iterator[str]:
+    """Yield the code of a rule's tree; ``configs`` are the indices of its configurations in the header."""
+    rule = stored.rule
+    symbols = {name: f"sizes.{name}" for name in spec.sizes}
+    resident = [one.blocks_per_sm for one in rule.configs]
+    traits = Traits.of(spec, stored.device, [one.config for one in rule.configs], resident, [rule.family.largest])
 
+    def blocks(config: int) -> str:
+        return f"detail::blocks({configs[config]}, sizes, device)"
 
-class _Family:
-    """C++ code of one rule: a namespace with two functions."""
+    def rounds(config: int) -> str:
+        """Return the number of outputs of the busiest SM."""
+        return f"std::ceil({blocks(config)} / {float(traits.sm_count)!r}) * {float(traits.tile[config])!r}"
 
-    def __init__(self, spec: KernelSpec, stored: StoredRule, numbers: Mapping[str, int], number: int) -> None:
-        self._spec = spec
-        self._rule: FamilyRule = stored.rule
-        self._gpu = stored.device.name
-        self._numbers = [numbers[config_key(one.config)] for one in stored.rule.configs]
-        self._number = number
-        self._symbols = {name: f"sizes.{name}" for name in spec.sizes}
-        resident = [one.blocks_per_sm for one in stored.rule.configs]
-        configs = [one.config for one in stored.rule.configs]
-        self._traits = Traits.of(spec, stored.device, configs, resident, [stored.rule.family.largest])
+    def work(expression: Expression | None) -> str:
+        return f"double({to_cpp(expression, symbols)})" if expression is not None else "0.0"
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the namespace."""
-        rule, names = self._rule, self._spec.sizes
-        yield f"/// {rule.family} on {shown_text(self._gpu)}, learned from {len(rule.points)} of its problems."
-        yield f"namespace family_{self._number} {{"
-        yield ""
-        yield "inline bool holds(const Sizes& sizes) {"
-        yield f"    return {' && '.join(self._holds(name) for name in names)};"
-        yield "}"
-        yield ""
-        yield "/// Configurations, best first: if one violates a rule or a limit, the next is launched."
-        size = len(self._numbers)
-        yield f"inline std::array<std::size_t, {size}> order([[maybe_unused]] const Sizes& sizes,"
-        yield "                                         [[maybe_unused]] const Device& device) {"
-        yield from self._branch(rule.tree, "    ")
-        yield "}"
-        yield ""
-        yield f"}}  // namespace family_{self._number}"
-
-    def _holds(self, name: str) -> str:
-        parts = []
-        for low, high in self._rule.family.extents[name].parts:
-            size = f"sizes.{name}"
-            parts.append(f"{size} == {low}" if low == high else f"({low} <= {size} && {size} <= {high})")
-        return f"({' || '.join(parts)})"
-
-    def _branch(self, tree: Leaf | Split, indent: str) -> Iterator[str]:
-        if isinstance(tree, Leaf):
-            yield f"{indent}return {{{', '.join(str(self._numbers[number]) for number in tree.order)}}};"
-            return
-        yield f"{indent}if ({self._value(tree.feature)} <= {float(tree.at_most)!r}) {{  // {tree.feature}"
-        yield from self._branch(tree.then, indent + "    ")
-        yield f"{indent}}}"
-        yield from self._branch(tree.otherwise, indent)
-
-    def _value(self, feature: Feature) -> str:
+    def value(feature: Feature) -> str:
         """Return a feature as an expression of type double."""
         match feature.kind:
             case "size":
-                value = f"double(sizes.{feature.of})"
+                return f"double(sizes.{feature.of})"
             case "alignment":
-                value = f"detail::alignment(sizes.{feature.of})"
+                return f"detail::alignment(sizes.{feature.of})"
             case "outputs":
-                value = self._outputs()
+                written = [buffer for buffer in spec.buffers if buffer.is_written]
+                return " + ".join(" * ".join(map(work, buffer.shape)) for buffer in written)
             case "intensity":
-                value = f"{self._work(flops=True)} / std::max({self._work(flops=False)}, 1.0)"
+                return f"{work(spec.work.flops)} / std::max({work(spec.work.bytes)}, 1.0)"
             case "blocks":
-                value = self._blocks(feature.config)
+                return blocks(feature.config)
             case "waves":
-                value = f"{self._blocks(feature.config)} / {float(self._traits.slots[feature.config])!r}"
+                return f"{blocks(feature.config)} / {float(traits.slots[feature.config])!r}"
             case "work_ratio":
-                value = f"{self._rounds(feature.config)} / ({self._rounds(feature.over)})"
+                return f"{rounds(feature.config)} / ({rounds(feature.over)})"
             case unknown:
                 raise ValueError(f"unsupported kind of feature {unknown!r}")
-        return value
 
-    def _outputs(self) -> str:
-        written = [buffer for buffer in self._spec.buffers if buffer.is_written]
-        products = (" * ".join(f"double({to_cpp(e, self._symbols)})" for e in buffer.shape) for buffer in written)
-        return " + ".join(products)
+    def branch(tree: Leaf | Split, indent: str) -> Iterator[str]:
+        if isinstance(tree, Leaf):
+            yield f"{indent}return {{{', '.join(str(configs[number]) for number in tree.order)}}};"
+            return
+        yield f"{indent}if ({value(tree.feature)} <= {float(tree.at_most)!r}) {{  // {tree.feature}"
+        yield from branch(tree.then, indent + "    ")
+        yield f"{indent}}}"
+        yield from branch(tree.otherwise, indent)
 
-    def _work(self, *, flops: bool) -> str:
-        expression = self._spec.work.flops if flops else self._spec.work.bytes
-        return f"double({to_cpp(expression, self._symbols)})" if expression is not None else "0.0"
-
-    def _blocks(self, config: int) -> str:
-        return f"detail::blocks({self._numbers[config]}, sizes, device)"
-
-    def _rounds(self, config: int) -> str:
-        """Return the number of outputs of the busiest SM, as a C++ expression."""
-        tile, sms = float(self._traits.tile[config]), float(self._traits.sm_count)
-        return f"std::ceil({self._blocks(config)} / {sms!r}) * {tile!r}"
+    return branch(rule.tree, "    ")
 
 
 _PLACEHOLDER = re.compile(r"@@(\w+)@@")
@@ -648,53 +613,6 @@ def write_header(
         The kernel has several steps, or uses a device property that the driver cannot be queried for and that differs
         between the architectures.
     """
-    launch = _only_launch(spec)
-    configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
-    numbers = {key: number for number, key in enumerate(configs)}
-    symbols = {p.name: f"config.{p.name}" for p in spec.parameters} | {name: f"sizes.{name}" for name in spec.sizes}
-    known = [winner for winner in winners if config_key(winner.config) in numbers]
-    filled = {
-        "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
-        "version": version,
-        "stem": stem,
-        "name": spec.name,
-        "namespace": namespace_of(spec, dtype),
-        "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
-        "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
-        "arguments": _lines(f"    {line}" for line in argument_fields(spec, dtype)),
-        "and_flags": " and the flags of a problem" if spec.flags else "",
-        "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.compiled_names),
-        "configs": _lines(
-            f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
-        ),
-        "default_config": str(numbers[config_key(spec.default)]),
-        "tuned": _lines(_tuned(spec, winner, numbers) for winner in known) or '    {{}, 0, 0.0, "", 0},  // nothing',
-        "tuned_count": str(len(known)),
-        "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
-        "rules": _lines(f"    {line}" for line in _rules(spec, dtype, symbols)),
-        "grid": _dimensions(launch.grid, symbols),
-        "block": _dimensions(launch.block, symbols),
-        "dynamic_smem_bytes": to_cpp(launch.dynamic_smem_bytes, symbols) if launch.dynamic_smem_bytes else "0",
-        "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.compiled_names),
-        "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
-        "size_distance": _size_distance(spec),
-        **_device(spec, [cubin.target for cubin in cubins]),
-        **launch_values(spec, dtype, symbols),
-        **workspace_code(spec),
-        **family_code(spec, rules, numbers),
-    }
-    template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
-    return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
-
-
-def _only_launch(spec: KernelSpec) -> Launch:
-    """Return the launches of a call.
-
-    Raises
-    ------
-    InputError
-        A call launches several kernels, or passes a scalar that depends on more than the problem.
-    """
     if not spec.has_one_launch:
         raise InputError(
             f"{spec.name} has several steps, and a header launches one kernel only; serve it from Python, or from a "
@@ -711,7 +629,51 @@ def _only_launch(spec: KernelSpec) -> Launch:
                 f"the scalar {scalar.name} of {spec.name} depends on parameters or on the device, which a header "
                 "cannot pass; make it a macro of the template"
             )
-    return spec.steps[0].launch
+    launch, code = spec.steps[0].launch, _LaunchCode(spec, dtype)
+    configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
+    numbers = {key: number for number, key in enumerate(configs)}
+    known = [winner for winner in winners if config_key(winner.config) in numbers]
+    proper = [name for name in spec.sizes if name not in spec.flags]
+    passed = [argument for argument in spec.arguments if argument.is_passed]
+
+    def dimensions(expressions: Sequence[Expression]) -> str:
+        return ", ".join([*map(code.cpp, expressions), "1", "1"][:3])
+
+    filled = {
+        "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
+        "version": version,
+        "stem": stem,
+        "name": spec.name,
+        "namespace": namespace_of(spec, dtype),
+        "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
+        "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
+        "arguments": _lines(f"    {line}" for line in code.fields()),
+        "and_flags": " and the flags of a problem" if spec.flags else "",
+        "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.compiled_names),
+        "configs": _lines(
+            f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
+        ),
+        "default_config": str(numbers[config_key(spec.default)]),
+        "tuned": _lines(_tuned(spec, winner, numbers) for winner in known) or '    {{}, 0, 0.0, "", 0},  // nothing',
+        "tuned_count": str(len(known)),
+        "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
+        "rules": _lines(f"    {line}" for line in code.rules()),
+        "grid": dimensions(launch.grid),
+        "block": dimensions(launch.block),
+        "dynamic_smem_bytes": code.cpp(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
+        "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.compiled_names),
+        "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
+        "size_distance": " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper),
+        **_device(spec, [cubin.target for cubin in cubins]),
+        "values": _lines(f"        {line}" for line in code.values()),
+        "value_pointers": ", ".join(f"&value_{argument.name}" for argument in passed),
+        "workspace_methods": _WORKSPACE_METHOD if spec.workspaces else "",
+        "workspace_members": _WORKSPACE_MEMBER if spec.workspaces else "",
+        "free_workspaces": _FREE_WORKSPACES if spec.workspaces else "",
+        **_family_code(spec, rules, numbers),
+    }
+    template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
+    return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
 
 
 def namespace_of(spec: KernelSpec, dtype: str) -> str:
@@ -754,62 +716,33 @@ def _cubin(spec: KernelSpec, cubin: BundledCubin, numbers: Mapping[str, int]) ->
     return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.member)}, {literal(symbol)}}},"
 
 
-def _rules(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
-    """Yield the kernel's rules, then the constraints of clusters and tensor maps on the sizes."""
-    for rule in spec.rules:
-        yield f"if (!({to_cpp(rule.expression, symbols)})) return false;  // {rule.name}"
-    launch = spec.steps[0].launch
-    for blocks, cluster in zip(launch.grid, launch.cluster, strict=False):
-        remainder = f"detail::floor_mod({to_cpp(blocks, symbols)}, {to_cpp(cluster, symbols)})"
-        yield f"if ({remainder} != 0) return false;  // whole clusters"
-    yield from map_rules(spec, dtype, symbols)
-
-
-def _dimensions(expressions: Sequence[Expression], symbols: Mapping[str, str]) -> str:
-    return ", ".join([*(to_cpp(expression, symbols) for expression in expressions), "1", "1"][:3])
-
-
-def _size_distance(spec: KernelSpec) -> str:
-    proper = [name for name in spec.sizes if name not in spec.flags]
-    return " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper)
-
-
 def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
     """Return the device fields that the kernel's expressions use, and the code that queries them."""
-    used = {name.removeprefix("device.") for e in _expressions(spec) for name in e.names if name.startswith("device.")}
+    launch = spec.steps[0].launch
+    expressions = [
+        *(rule.expression for rule in spec.rules),
+        *(*launch.grid, *launch.block, *launch.cluster),
+        *([launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []),
+        *(expression for argument in spec.arguments for expression in argument.expressions),
+    ]
+    names = {name for expression in expressions for name in expression.names}
     fields, queries = [], []
     for name in EXPRESSION_NAMES:
-        if name in _QUERIED and (name in used or name in _ALWAYS):
+        used = f"device.{name}" in names
+        if name in _QUERIED and (used or name in _ALWAYS):
             fields.append(f"    std::int64_t {name} = 0;")
             queries.append(f"        found.{name} = attribute(CU_DEVICE_ATTRIBUTE_{_QUERIED[name]});")
-        elif name == "memory_bytes" and name in used:
+        elif name == "memory_bytes" and used:
             fields.append(f"    std::int64_t {name} = 0;")
             queries.append("        std::size_t bytes = 0;")
             queries.append('        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");')
             queries.append(f"        found.{name} = static_cast<std::int64_t>(bytes);")
-        elif name in used:
-            fields.append(f"    std::int64_t {name} = {_shared(name, targets)};  // of every architecture here")
+        elif used:
+            values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
+            if len(values) > 1:
+                raise InputError(
+                    f"the kernel uses device.{name}, which the driver cannot be queried for and which differs between "
+                    f"{', '.join(dict.fromkeys(targets))}; write one header per architecture, with --arch"
+                )
+            fields.append(f"    std::int64_t {name} = {values.pop()};  // of every architecture here")
     return {"device": _lines(fields), "device_attributes": _lines(queries)}
-
-
-def _shared(name: str, targets: Sequence[str]) -> int:
-    values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
-    if len(values) > 1:
-        raise InputError(
-            f"the kernel uses device.{name}, which the driver cannot be queried for and which differs between "
-            f"{', '.join(dict.fromkeys(targets))}; write one header per architecture, with --arch"
-        )
-    return values.pop()
-
-
-def _expressions(spec: KernelSpec) -> list[Expression]:
-    launch = spec.steps[0].launch
-    shared = [launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []
-    return [
-        *(rule.expression for rule in spec.rules),
-        *launch.grid,
-        *launch.block,
-        *launch.cluster,
-        *shared,
-        *(expression for argument in spec.arguments for expression in argument.expressions),
-    ]
