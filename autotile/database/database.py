@@ -428,19 +428,6 @@ def _study_counts() -> Iterator[Label[Any]]:
     yield select(TRIALS.c.created_at).where(TRIALS.c.id == last).scalar_subquery().label("last_at")
 
 
-def _best_times(connection: Connection, kernel: str | None) -> dict[int, tuple[Config, float]]:
-    """Return configuration and time of the best trial of each study, by the id of the study."""
-    query = select(BEST.c.study_id, TRIALS.c.config, TRIALS.c.time_us).join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
-    if kernel is not None:
-        query = query.join(STUDIES, STUDIES.c.id == BEST.c.study_id).where(STUDIES.c.kernel == kernel)
-    rows = connection.execute(query).all()
-    try:
-        return {study: convert((config, time_us), tuple[Config, TimeUs]) for study, config, time_us in rows}
-    except DataError:  # `read_best` names the bad rows, and takes the next best
-        found = {best.study_id: best.trial for best in read_best(connection, kernel)}
-        return {study: (one.config, one.time_us) for study, one in found.items() if one.time_us is not None}
-
-
 CONTEST = "contest"
 """Sampler of the runs that hold a race of the kernels of an operation with its libraries."""
 
@@ -482,52 +469,6 @@ _BEST_ROWS = (
 )
 """Best trial of each study with its study and its run, the one first that was recorded last: dates depend on the clocks
 of the machines. A statement of so many columns takes longer to build than to run."""
-
-
-def read_best(
-    connection: Connection,
-    kernel: str | None = None,
-    *,
-    dtype: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    gpu_name: str | None = None,
-    study_id: int | None = None,
-) -> list[StoredBest]:
-    """Return the best result of each matching study, newest first.
-
-    In place of a row that cannot be used, the next best of its study is taken: of one that is damaged, or of a run of
-    `UNVERIFIED_SAMPLER`.
-    """
-    filters = (
-        (STUDIES.c.kernel, kernel),
-        (STUDIES.c.dtype, dtype),
-        (STUDIES.c.gpu_name, gpu_name),
-        (STUDIES.c.id, study_id),
-    )
-    query = _BEST_ROWS.where(*(column == value for column, value in filters if value is not None))
-    bad: list[BadRowError] = []
-    found: list[StoredBest] = []
-    for row in connection.execute(query).all():
-        cells = iter(row)
-        # plain strings, which a schema needs
-        parts = [{str(name): next(cells) for name in table.c.keys()} for table in (STUDIES, TRIALS, RUNS)]  # noqa: SIM118
-        try:
-            study = stored_study(parts[0])
-        except BadRowError as error:
-            bad.append(error)
-            continue
-        best = None
-        try:
-            run = stored_run(parts[2])
-            if run.sampler != UNVERIFIED_SAMPLER:
-                best = _stored_best(study, stored_trial(parts[1]), run)
-        except BadRowError as error:
-            bad.append(error)
-        best = best or _next_best(connection, study, bad)
-        if best is not None and (sizes is None or best.key.sizes == dict(sizes)):
-            found.append(best)
-    warn_of(connection, bad)
-    return found
 
 
 def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRowError]) -> StoredBest | None:
@@ -763,8 +704,20 @@ class Database:
         query = select(STUDIES, *_study_counts()).order_by(STUDIES.c.kernel, STUDIES.c.id)
         if kernel is not None:
             query = query.where(STUDIES.c.kernel == kernel)
+        fastest = select(BEST.c.study_id, TRIALS.c.config, TRIALS.c.time_us).join(
+            TRIALS, TRIALS.c.id == BEST.c.trial_id
+        )
+        if kernel is not None:
+            fastest = fastest.join(STUDIES, STUDIES.c.id == BEST.c.study_id).where(STUDIES.c.kernel == kernel)
+        winners: dict[int, tuple[Config, float]] = {}
         with self.reading() as connection:
-            winners = _best_times(connection, kernel)
+            rows = connection.execute(fastest).all()
+            try:
+                winners = {study: convert((config, time_us), tuple[Config, TimeUs]) for study, config, time_us in rows}
+            except DataError:  # `best` names the bad rows, and takes the next best
+                for best in self.best(kernel):
+                    if best.trial.time_us is not None:
+                        winners[best.study_id] = best.trial.config, best.trial.time_us
 
             def summary(row: Row) -> StudySummary:
                 study = stored_study(row)
@@ -859,9 +812,42 @@ class Database:
         gpu_name: str | None = None,
         study_id: int | None = None,
     ) -> list[StoredBest]:
-        """Return the best result of each matching study, newest first."""
+        """Return the best result of each matching study, newest first.
+
+        In place of a row that cannot be used, the next best of its study is taken: of one that is damaged, or of a run
+        of `UNVERIFIED_SAMPLER`.
+        """
+        filters = (
+            (STUDIES.c.kernel, kernel),
+            (STUDIES.c.dtype, dtype),
+            (STUDIES.c.gpu_name, gpu_name),
+            (STUDIES.c.id, study_id),
+        )
+        query = _BEST_ROWS.where(*(column == value for column, value in filters if value is not None))
+        bad: list[BadRowError] = []
+        found: list[StoredBest] = []
         with self.reading() as connection:
-            return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
+            for row in connection.execute(query).all():
+                cells = iter(row)
+                # plain strings, which a schema needs
+                parts = [{str(name): next(cells) for name in table.c.keys()} for table in (STUDIES, TRIALS, RUNS)]  # noqa: SIM118
+                try:
+                    study = stored_study(parts[0])
+                except BadRowError as error:
+                    bad.append(error)
+                    continue
+                best = None
+                try:
+                    run = stored_run(parts[2])
+                    if run.sampler != UNVERIFIED_SAMPLER:
+                        best = _stored_best(study, stored_trial(parts[1]), run)
+                except BadRowError as error:
+                    bad.append(error)
+                best = best or _next_best(connection, study, bad)
+                if best is not None and (sizes is None or best.key.sizes == dict(sizes)):
+                    found.append(best)
+            warn_of(connection, bad)
+        return found
 
     def read(self, query: Query[Value], **parameters: str | None) -> list[Value]:
         """Run a query of serving.

@@ -8,8 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -25,16 +23,6 @@ CONFIGS: list[Config] = [{"BM": number} for number in range(40)]
 Open = Callable[[], RunRecord]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(request.getfixturevalue("server_url")) if request.param == "postgresql" else str(tmp_path / "shared.db")
-
-
-@pytest.fixture
-def shared_key(key: TuningKey) -> TuningKey:
-    return replace(key, template_hash=os.urandom(8).hex())
-
-
 def record_of(location: str, key: TuningKey, device: DeviceProperties) -> RunRecord:
     record = RunRecord(Database.open(location), key, device)
     record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
@@ -42,12 +30,12 @@ def record_of(location: str, key: TuningKey, device: DeviceProperties) -> RunRec
 
 
 @pytest.fixture
-def session(location: str, shared_key: TuningKey, device: DeviceProperties) -> Iterator[Open]:
+def session(location: str, fresh_key: TuningKey, device: DeviceProperties) -> Iterator[Open]:
     """Return a function that starts a session on the study."""
     opened: list[RunRecord] = []
 
     def start() -> RunRecord:
-        opened.append(record_of(location, shared_key, device))
+        opened.append(record_of(location, fresh_key, device))
         return opened[-1]
 
     yield start
@@ -155,10 +143,10 @@ def test_no_renewal_changes_claims_while_another_transaction_does(
 
 
 def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(
-    session: Open, location: str, shared_key: TuningKey, device: DeviceProperties
+    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
 ) -> None:
     def die() -> None:
-        record = record_of(location, shared_key, device)
+        record = record_of(location, fresh_key, device)
         for number in (1, 2):
             record.claim({"BM": number})
         os._exit(0)
@@ -172,10 +160,10 @@ def test_the_claims_of_a_dead_process_do_not_wait_for_their_lease(
 
 
 def test_a_new_session_forgets_the_dead_and_counts_the_living(
-    session: Open, location: str, shared_key: TuningKey, device: DeviceProperties
+    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
 ) -> None:
     def die() -> None:
-        record_of(location, shared_key, device).claim({"BM": 1})
+        record_of(location, fresh_key, device).claim({"BM": 1})
         os._exit(0)
 
     first = session()
@@ -184,13 +172,13 @@ def test_a_new_session_forgets_the_dead_and_counts_the_living(
     child.start()
     child.join()
     with Database.open(location) as database, database.writing() as connection:
-        study = database.find_study(shared_key)
+        study = database.find_study(fresh_key)
         assert study is not None
         assert runs.forget_dead(connection, study) == 1
 
 
 def test_many_sessions_try_each_configuration_once(
-    session: Open, location: str, shared_key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
+    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
 ) -> None:
     tried: list[str] = []
 
@@ -207,15 +195,15 @@ def test_many_sessions_try_each_configuration_once(
         thread.join()
     assert Counter(tried) == Counter(map(config_key, CONFIGS))
     with Database.open(location) as database:
-        study = database.find_study(shared_key)
+        study = database.find_study(fresh_key)
         assert study is not None
         assert Counter(config_key(trial.config) for trial in database.trials(study)) == Counter(tried)
 
 
 def test_a_session_without_sharing_claims_nothing(
-    location: str, shared_key: TuningKey, device: DeviceProperties, session: Open
+    location: str, fresh_key: TuningKey, device: DeviceProperties, session: Open
 ) -> None:
-    record = RunRecord(Database.open(location), shared_key, device)
+    record = RunRecord(Database.open(location), fresh_key, device)
     record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={})
     other = session()
     assert other.claim({"BM": 1}).is_ours

@@ -10,7 +10,7 @@ from stored_runs import add_trial, add_trials, end_run, start_run
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome, Problem, Trial, config_key
+from autotile.core.model import Outcome, Trial, config_key
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.engine import RUNS, TRIALS
@@ -189,17 +189,6 @@ def test_studies_are_listed_with_the_configurations_that_were_tried(
     assert (sgemm.key, sgemm.runs, sgemm.trials, sgemm.ok) == (key, 2, 2, 1)
     assert (sgemm.best_config, sgemm.best_time_us) == ({"BM": 64}, 12.5)
     assert [summary.study_id for summary in database.studies("sgemm")] == [study]
-
-
-def test_misses_are_counted_a_problem_a_gpu_and_a_tier(database: Database) -> None:
-    first, second = Problem("sgemm", {"M": 1, "N": 2}, "float32"), Problem("sgemm", {"M": 3, "N": 2}, "float32")
-    database.record_miss(second, "H200", "default")
-    for sizes in ({"M": 1, "N": 2}, {"N": 2, "M": 1}):
-        database.record_miss(Problem("sgemm", sizes, "float32"), "H200", "nearest")
-    database.record_miss(first, "H200", "nearest", count=5)
-    misses = database.misses("sgemm")
-    assert [(miss.problem, miss.tier, miss.count) for miss in misses] == [(first, "nearest", 7), (second, "default", 1)]
-    assert database.misses("other") == []
 
 
 def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: int, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""The same guarantees on a PostgreSQL server."""
+"""What a file and a PostgreSQL server do alike, and what only a server can do."""
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -23,43 +22,46 @@ def server(server_url: str) -> Iterator[Database]:
         yield database
 
 
-@pytest.fixture
-def fresh_key(key: TuningKey) -> TuningKey:
-    return replace(key, template_hash=os.urandom(8).hex())
-
-
 def test_trials_come_back_and_the_finals_decide(
-    server: Database,
-    server_url: str,
-    fresh_key: TuningKey,
-    device: DeviceProperties,
-    measured: Callable[..., Trial],
+    shared: Database, location: str, fresh_key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
 ) -> None:
-    study = server.study(fresh_key, device)
-    assert server.study(fresh_key, device) == study
-    run = start_run(server, study, sampler="tpe", seed=2**40)
+    study = shared.study(fresh_key, device)
+    assert shared.study(fresh_key, device) == study
+    run = start_run(shared, study, sampler="tpe", seed=2**40)
     fast, winner = measured({"BM": 64, "WIDE": True, "KIND": "float4"}, 10.0), measured({"BM": 32}, 11.0)
-    add_trials(server, study, run, [fast])
-    add_trial(server, study, run, winner, phase="final", rank=1)
-    assert server.trials(study) == [fast, winner]
-    assert list(server.trials(study)[0].config) == ["BM", "WIDE", "KIND"]
-    assert [best.trial for best in server.best(study_id=study)] == [fast]
-    end_run(server, run, {"winner": "BM=32"})
-    assert [best.trial for best in server.best(study_id=study)] == [winner]
-    assert [summary.best_time_us for summary in server.studies() if summary.study_id == study] == [11.0]
-    reader = Database.open_readonly(server_url)
+    add_trials(shared, study, run, [fast])
+    add_trial(shared, study, run, winner, phase="final", rank=1)
+    assert shared.trials(study) == [fast, winner]
+    assert list(shared.trials(study)[0].config) == ["BM", "WIDE", "KIND"]
+    assert [best.trial for best in shared.best(study_id=study)] == [fast]
+    end_run(shared, run, {"winner": "BM=32"})
+    assert [best.trial for best in shared.best(study_id=study)] == [winner]
+    assert [summary.best_time_us for summary in shared.studies() if summary.study_id == study] == [11.0]
+    reader = Database.open_readonly(location)
     assert reader is not None
     with reader:
         assert reader.find_study(fresh_key) == study
 
 
-def test_a_reason_with_a_nul_byte_is_stored(
-    server: Database, fresh_key: TuningKey, failed: Callable[..., Trial]
+def test_a_reason_that_no_database_takes_is_stored_all_the_same(
+    shared: Database, fresh_key: TuningKey, failed: Callable[..., Trial]
 ) -> None:
-    study = server.study(fresh_key, None)
-    run = start_run(server, study, sampler="tpe")
-    add_trial(server, study, run, failed({"BM": 1}, "compile_failed", "error:\0 bad byte \udcff"))
-    assert server.trials(study)[0].reason == "error: bad byte ?"
+    study = shared.study(fresh_key, None)
+    run = start_run(shared, study, sampler="tpe")
+    add_trial(shared, study, run, failed({"BM": 1}, "compile_failed", "error:\0 bad byte \udcff"))
+    assert shared.trials(study)[0].reason == "error: bad byte ?"
+
+
+def test_misses_are_counted_a_problem_a_gpu_and_a_tier(shared: Database) -> None:
+    kernel = os.urandom(8).hex()
+    first, second = (Problem(kernel, {"M": m, "N": 2}, "float32") for m in (1, 3))
+    shared.record_miss(second, "H200", "default")
+    for sizes in ({"M": 1, "N": 2}, {"N": 2, "M": 1}):
+        shared.record_miss(Problem(kernel, sizes, "float32"), "H200", "nearest")
+    shared.record_miss(first, "H200", "nearest", count=5)
+    misses = shared.misses(kernel)
+    assert [(miss.problem, miss.tier, miss.count) for miss in misses] == [(first, "nearest", 7), (second, "default", 1)]
+    assert shared.misses("other") == []
 
 
 def test_a_connection_that_the_server_closed_is_replaced(
@@ -80,13 +82,6 @@ def test_a_connection_that_the_server_closed_is_replaced(
     with pytest.raises(engine.LostServerError):
         server.find_study(fresh)
     assert server.find_study(fresh) is None
-
-
-def test_misses_are_counted(server: Database) -> None:
-    problem = Problem(os.urandom(8).hex(), {"N": 1}, "float32")
-    server.record_miss(problem, "H200", "default")
-    server.record_miss(problem, "H200", "default", count=3)
-    assert [(miss.problem, miss.count) for miss in server.misses(problem.kernel)] == [(problem, 4)]
 
 
 def test_the_check_is_whole_and_errors_hide_the_password(server: Database, measured: Callable[..., Trial]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,17 +24,6 @@ from autotile.database.winners import CHECKS
 
 Maker = Callable[..., Trial]
 TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(request.getfixturevalue("server_url")) if request.param == "postgresql" else str(tmp_path / "team.db")
-
-
-@pytest.fixture
-def shared(location: str) -> Iterator[Database]:
-    with Database.open(location) as database:
-        yield database
 
 
 def add_study(database: Database, key: TuningKey, measured: Maker, trials: int) -> int:

@@ -59,10 +59,3 @@ def test_a_trial_comes_back_as_it_was_stored(trials: list[Trial]) -> None:
             assert list(stored.config) == list(trial.config)
             assert config_key(stored.config) == config_key(trial.config)
             assert [type(value) for value in stored.config.values()] == [type(value) for value in trial.config.values()]
-
-
-def test_a_reason_that_no_database_takes_is_stored_all_the_same(database: Database, key: TuningKey) -> None:
-    study = database.study(key, None)
-    run = start_run(database, study, sampler="random")
-    add_trial(database, study, run, Trial({"BM": 1}, Outcome.COMPILE_FAILED, "error:\0 bad byte \udcff"))
-    assert database.trials(study)[0].reason == "error: bad byte ?"

@@ -219,7 +219,7 @@ class TestDatabases:
             raise DatabaseError("read-only")
 
         store.put(4096, BEST)
-        monkeypatch.setattr(Database, "record_miss", fail)
+        monkeypatch.setattr(Database, "add_misses", fail)
         assert store.ask(8192, device=None).tier == "nearest"
         monkeypatch.setattr(Database, "open", fail)
         assert store.ask(8192, device=None).tier == "nearest"

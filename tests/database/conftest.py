@@ -1,0 +1,32 @@
+"""Databases of both kinds for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Location of a database, a new file and the server in turn."""
+    return str(request.getfixturevalue("server_url")) if request.param == "postgresql" else str(tmp_path / "team.db")
+
+
+@pytest.fixture
+def shared(location: str) -> Iterator[Database]:
+    """The database at `location`, open for writing."""
+    with Database.open(location) as database:
+        yield database
+
+
+@pytest.fixture
+def fresh_key(key: TuningKey) -> TuningKey:
+    """A key that no other test has stored on the server."""
+    return replace(key, template_hash=os.urandom(8).hex())
