@@ -46,13 +46,7 @@ _PART = re.compile(r"(\d{1,10})(?:\.\.(\d{1,10}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The values of one size: integers in disjoint closed intervals.
-
-    Attributes
-    ----------
-    parts
-        Ends of the intervals, in ascending order; a single value has equal ends.
-    """
+    """The values of one size: integers in disjoint closed intervals, in ascending order."""
 
     parts: tuple[tuple[int, int], ...]
 
@@ -70,13 +64,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All problems of a kernel whose sizes and flags lie in given extents.
-
-    Attributes
-    ----------
-    extents
-        Extent of every size and flag of the kernel, in the order of its file.
-    """
+    """All problems of a kernel whose sizes and flags lie in given extents, in the order of the kernel's file."""
 
     extents: Mapping[str, Extent]
 
@@ -117,22 +105,11 @@ _Parts = Annotated[
 
 
 def parse_family(spec: KernelSpec | Operation, words: Iterable[str], flags: Collection[str] | None = None) -> Family:
-    """Parse a family from words such as ``M=1..8192 N=4096 K=4096,7168``.
+    """Parse a family from words such as ``M=1..8192 N=4096 K=4096,7168``, with one word for each size.
 
-    Parameters
-    ----------
-    spec
-        Kernel or operation.
-    words
-        One word for each size: a value, a range ``a..b`` including both ends, or several of them separated by commas.
-        Sizes and flags that are not given take their default, but one must be given.
-    flags
-        Names that are 0 or 1; None for the flags of ``spec``.
-
-    Raises
-    ------
-    ProblemError
-        A word cannot be parsed; no size is given, or one is unknown, given twice or out of bounds; or a range is empty.
+    A word is a value, a range ``a..b`` including both ends, or several of them separated by commas. Sizes and flags
+    that are not given take their default, but one must be given. Names of ``flags`` are 0 or 1; None stands for those
+    of ``spec``. A `ProblemError` says what cannot be parsed, is unknown, given twice, missing, empty or out of bounds.
     """
     given: dict[str, Extent] = {}
     for word in words:
@@ -179,12 +156,7 @@ def _parse_extent(name: str, text: str, *, is_flag: bool) -> Extent:
 def family_of(spec: KernelSpec | Operation, sizes: Mapping[str, int | str | Sequence[int] | range]) -> Family:
     """Return the family that a program describes; errors as for `parse_family`.
 
-    Parameters
-    ----------
-    spec
-        Kernel or operation.
-    sizes
-        For each size a number, a list of numbers, text such as ``1..8192``, or a `range` of step 1.
+    Each size is a number, a list of numbers, text such as ``1..8192``, or a `range` of step 1.
     """
     return parse_family(spec, [f"{name}={extent_text(name, value)}" for name, value in sizes.items()])
 
@@ -224,22 +196,9 @@ def select_points(
 ) -> list[dict[str, int]]:
     """Select the problems of a family to tune, greedily by the mean distance of the family to the nearest point.
 
-    Both ends of every range and every listed value are among them. The selection is deterministic.
-
-    Parameters
-    ----------
-    family
-        The family.
-    count
-        Number of points, at least the number of ends and listed values of any size. A smaller family is returned
-        whole.
-    is_possible
-        Whether the kernel has a valid configuration for a problem; other problems are not selected.
-
-    Raises
-    ------
-    ProblemError
-        ``count`` is too small, or no problem of the family is possible.
+    Both ends of every range and every listed value are among them; a smaller family is returned whole. The selection is
+    deterministic. Problems that are not possible, for which the kernel has no valid configuration, are not selected. A
+    `ProblemError` is raised if ``count`` cannot cover the ends, or no problem is possible.
     """
     widest = max(family.extents, key=lambda name: len(family.extents[name].ends))
     needed = len(family.extents[widest].ends)
@@ -265,14 +224,8 @@ def select_points_from(
 ) -> list[dict[str, int]]:
     """Select points as `select_points` does, among given members, such as those that were recorded.
 
-    Parameters
-    ----------
-    family, count, is_possible
-        As for `select_points`; fewer points are returned where there are fewer members.
-    members
-        Problems of the family.
-    weights
-        Weight of each member in the mean distance, shape (members,); None for equal weights.
+    Fewer are returned where there are fewer members. ``weights`` are those of the members in the mean distance, equal
+    if None.
     """
     counted = np.ones(len(members)) if weights is None else weights
     positions = np.array([_position(family, member) for member in members])
@@ -479,8 +432,6 @@ class RulePoint:
 
     Attributes
     ----------
-    sizes
-        Sizes and flags of the problem.
     times_us
         Time of each of the rule's configurations in microseconds, with the ends of its 95 % interval; None where it
         cannot be served.
@@ -734,20 +685,11 @@ class TimeModel(NamedTuple):
 
     @classmethod
     def fit(cls, times_us: Matrix, best_us: Matrix, traits: Traits) -> TimeModel:
-        """Fit the model by least squares of relative errors.
+        """Fit the model by least squares of relative errors, to times of shape (points, configurations).
 
-        Where a configuration was not measured, its time is guessed from its mean ratio to the best time elsewhere.
-        Guesses only decide what the measured times leave undetermined.
-
-        Parameters
-        ----------
-        times_us
-            Times in microseconds, shape (points, configurations); NaN where not measured. Every configuration has at
-            least one time.
-        best_us
-            Best known time at each point, shape (points,).
-        traits
-            Traits of the points and the configurations.
+        Where a configuration was not measured (NaN), its time is guessed from its mean ratio to the best time
+        elsewhere. Guesses only decide what the measured times leave undetermined. Every configuration has at least one
+        time; ``best_us`` is the best known one at each point.
         """
         from scipy.optimize import nnls  # the import takes 0.1 s, and serving does not need it
 
@@ -847,7 +789,7 @@ class _GrowingNode:
 
 
 def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix, max_leaves: int) -> Tree:
-    """Learn a decision tree by repeatedly splitting the leaf with the largest gain.
+    """Learn a decision tree by repeatedly splitting the leaf with the largest gain, until no split gains enough.
 
     Parameters
     ----------
@@ -856,12 +798,10 @@ def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], tab
         configuration cannot be served, the loss of its substitute; finite everywhere.
     weights
         Weight of each point, shape (points,).
-    features
-        Features to split by, simplest first.
-    table
-        Values of the features, shape (points, features).
+    features, table
+        Features to split by, simplest first, and their values, shape (points, features).
     max_leaves
-        Maximum number of leaves; fewer where no split gains enough.
+        Maximum number of leaves.
     """
     weights = weights / weights.sum()
     weighted = losses * weights[:, None]
@@ -998,14 +938,7 @@ class LearnedRule(NamedTuple):
 def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int) -> LearnedRule:
     """Learn a rule from all points, and estimate its loss at other problems by cross-validation.
 
-    Parameters
-    ----------
-    data
-        Times at the points, and traits of other problems.
-    features
-        Features over ``max_configs`` configurations, see `autotile.families.features.list_features`.
-    max_configs
-        Maximum number of configurations of the rule.
+    ``features`` are those over ``max_configs`` configurations, see `autotile.families.features.list_features`.
     """
     everywhere = np.arange(len(data.times_us))
     folds = [everywhere[start::_FOLDS] for start in range(min(_FOLDS, len(everywhere)))] if len(everywhere) > 1 else []
@@ -1020,14 +953,8 @@ def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int
 def select_configs(losses: Matrix, weights: Vector, max_configs: int) -> list[int]:
     """Select the columns with the least mean loss of the best one at each problem: greedily, then by exchange.
 
-    Parameters
-    ----------
-    losses
-        Loss of serving each configuration, shape (problems, configurations).
-    weights
-        Weight of each problem, shape (problems,).
-    max_configs
-        Maximum number of columns; fewer are returned where more gain nothing.
+    Losses have shape (problems, configurations), weights (problems,). Fewer columns are returned where more gain
+    nothing.
     """
     weighted = losses * (weights / weights.sum())[:, None]
     chosen: list[int] = []

@@ -163,8 +163,6 @@ class Traits(NamedTuple):
 
     Attributes
     ----------
-    sizes
-        Values of each size and flag, shape (problems,).
     outputs, flops, bytes
         Elements written, operations and bytes moved of each problem, shape (problems,); zeros where the kernel's file
         does not state its work.
@@ -174,8 +172,6 @@ class Traits(NamedTuple):
         Blocks resident on the device at once, shape (configurations,).
     tile
         Outputs of a full block, shape (configurations,).
-    sm_count
-        Number of SMs of the device.
     """
 
     sizes: Mapping[str, Column]

@@ -104,15 +104,8 @@ class Ensemble:
     ) -> Ensemble:
         """Fit the networks with Adam; equal arguments give equal networks.
 
-        Parameters
-        ----------
-        inputs, targets, weights
-            Rows, the value to predict for each, and the weight of each, shape (rows,).
-        items
-            Number of items.
-        seed, members, hidden, epochs
-            Seed of the first weights and of the order of rows; number of networks; widths of the hidden layers; passes
-            over the rows.
+        ``targets`` and ``weights`` are the value to predict for each row, and its weight; ``epochs`` the passes over
+        the rows.
         """
         scales: dict[str, Matrix] = {}
         scaled: dict[str, Matrix] = {}
@@ -233,12 +226,8 @@ class Prepared:
     def predict(self, problem: Matrix, pair: Matrix) -> tuple[Matrix, Matrix]:
         """Return mean and spread over the networks, half of their range, each of shape (items,).
 
-        Parameters
-        ----------
-        problem
-            Inputs of the problem, shape (problem inputs,) for one problem of all items, or (problem inputs, items).
-        pair
-            Inputs of each pair, shape (pair inputs, items).
+        ``problem`` has shape (problem inputs,) for one problem of all items, or (problem inputs, items); ``pair`` has
+        shape (pair inputs, items).
         """
         starts = range(0, pair.shape[1], _BLOCK)
         blocks = [slice(start, start + _BLOCK) for start in starts] if len(starts) > 1 else [slice(None)]
@@ -363,10 +352,8 @@ class Neighbours:
     ----------
     points
         Inputs of each problem, scaled, of half precision, shape (problems, inputs).
-    errors
-        Measured minus predicted logarithm, in doublings, shape (problems,).
-    items
-        Number of the item that each error is of, shape (problems,).
+    errors, items
+        Measured minus predicted logarithm, in doublings, and the number of the item that it is of, shape (problems,).
     weights
         Scale of each input, shape (inputs,).
     """
@@ -393,16 +380,9 @@ class Neighbours:
 
     @classmethod
     def fit(cls, inputs: Matrix, errors: NDArray[np.float64], items: NDArray[np.int64], sizes: int) -> Neighbours:
-        """Keep the errors of a prediction.
+        """Keep the errors of a prediction, in doublings, and the number of the item that each is of, shape (problems,).
 
-        Parameters
-        ----------
-        inputs
-            Inputs of each problem, shape (problems, inputs); the first ``sizes`` of them are logarithms of sizes.
-        errors, items
-            Error at each problem, in doublings, and the number of the item that it is of, shape (problems,).
-        sizes
-            Number of sizes.
+        The first ``sizes`` of the inputs, shape (problems, inputs), are logarithms of sizes.
         """
         weights = np.full(inputs.shape[1], _OTHER_WEIGHT, np.float32)
         weights[:sizes] = 1.0

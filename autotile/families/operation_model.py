@@ -54,17 +54,7 @@ KernelSizes = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class ModelCandidate:
-    """A configuration of a kernel, or a library, whose configuration is empty.
-
-    Attributes
-    ----------
-    kernel
-        Name of the kernel or the library.
-    config
-        The configuration.
-    resources
-        The compiler's report; None where it is unknown, and for a library.
-    """
+    """A configuration of a kernel with the compiler's report, if known; or a library, whose configuration is empty."""
 
     kernel: Name
     config: Config
@@ -371,17 +361,7 @@ _MAX_DOUBT = 100.0
 
 
 class MeasuredProblem(NamedTuple):
-    """A problem and the times that were measured for it.
-
-    Attributes
-    ----------
-    sizes
-        Sizes and flags of the operation.
-    kernels
-        Those by the names of each kernel that computes the problem.
-    times_us
-        Time in microseconds of each measured candidate, by its number.
-    """
+    """Sizes and flags of an operation, and the time in microseconds of each measured candidate, by its number."""
 
     sizes: Mapping[str, int]
     kernels: KernelSizes
@@ -389,16 +369,9 @@ class MeasuredProblem(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """A candidate and the time that is expected of it.
+    """A candidate and its expected time in microseconds.
 
-    Attributes
-    ----------
-    candidate
-        The candidate.
-    time_us
-        Expected time in microseconds.
-    doubt
-        Standard deviation of the time's logarithm: 0.1 for about 10 %.
+    ``doubt`` is the standard deviation of the time's logarithm: 0.1 for about 10 %.
     """
 
     candidate: ModelCandidate
@@ -409,12 +382,8 @@ class Expected(NamedTuple):
 class Doubt(NamedTuple):
     """Doubt of a kernel's or a library's expected time, as a standard deviation of its logarithm.
 
-    Attributes
-    ----------
-    constant
-        Doubt where all networks agree.
-    per_spread
-        Doubt for each doubling by which they differ; the two are added in squares.
+    It is ``constant`` where all networks agree; ``per_spread`` is that for each doubling by which they differ. The two
+    are added in squares.
     """
 
     constant: float
@@ -634,16 +603,14 @@ class Ranking(NamedTuple):
 
     Attributes
     ----------
-    candidates
-        The candidates.
     libraries
-        Number of libraries among them.
+        Number of libraries among the candidates.
     log2_us, spread
         Logarithm of each one's expected time, and the spread between networks, shape (candidates,).
     doubts, added_doubt
         Doubt by kernel and library, and that of the sizes.
     order
-        Their positions, the one that is expected to be fastest first.
+        Positions of the candidates, the one that is expected to be fastest first.
     """
 
     candidates: tuple[ModelCandidate, ...]
@@ -772,15 +739,7 @@ _MAX_ROW_PASSES = (2_500_000, 1_000_000)
 
 
 class HeldOut(NamedTuple):
-    """Predictions for problems that the networks were not fitted to, NaN where nothing was measured.
-
-    Attributes
-    ----------
-    times_us
-        Measured times, shape (problems, candidates).
-    log2_us, spread
-        Predicted logarithms and their spread, same shape.
-    """
+    """Measured times, and predictions of networks that were not fitted to them; NaN where nothing was measured."""
 
     times_us: Times
     log2_us: Times
@@ -808,7 +767,7 @@ def fit_model(
     max_candidates: int = _MAX_FITTED,
     epochs: int = 120,
 ) -> Fitted:
-    """Learn a model.
+    """Learn a model, and hold out problems in turn to calibrate its doubt.
 
     Parameters
     ----------
@@ -816,10 +775,9 @@ def fit_model(
         What was measured, and where.
     specs
         All kernels of the candidates, by name.
-    candidates
-        Configurations and libraries that were measured.
-    problems
-        Problems and times; those with times of libraries alone are welcome, as these are harder to predict.
+    candidates, problems
+        Configurations and libraries that were measured, and the times; problems with times of libraries alone are
+        welcome, as these are harder to predict.
     flags
         Names among the sizes of the problems that select what is computed.
     max_candidates
@@ -1019,17 +977,8 @@ def choice_ratios(
 ) -> Times:
     """Return a library's time over that of the choice, for each held-out problem where both are known.
 
-    Parameters
-    ----------
-    candidates, held_out
-        Candidates of the columns, and the predictions.
-    doubts
-        Doubt by kernel and library.
-    columns
-        Configurations to choose among.
-    confidence
-        As in `OperationModel`: where the lead is smaller, the library is chosen, so that the ratio is 1. None: it never
-        is.
+    The choice is among the configurations of ``columns``; where the lead is smaller than the confidence asks for, as in
+    `OperationModel`, it is the library, so that the ratio is 1. A confidence of None asks for nothing.
     """
     other = next(n for n, one in enumerate(candidates) if one.is_library)
     score = np.full((len(held_out.times_us), len(columns)), np.inf)

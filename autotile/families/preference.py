@@ -132,15 +132,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Preferred:
-    """The most promising of several configurations.
-
-    Attributes
-    ----------
-    study, key
-        Position of its tuned problem, and its `config_key`.
-    expectation
-        Its time over that of the base.
-    """
+    """The most promising of several configurations: the position of its tuned problem, and its `config_key`."""
 
     study: int
     key: str
@@ -159,6 +151,9 @@ def prefer(
 ) -> Preferred | None:
     """Return the configuration of near tuned problems that is the fastest if its doubt counts against it.
 
+    It takes the place of the base only if its `Expectation.is_faster`. None is returned if there is nothing to compare:
+    no configuration, or none but the base.
+
     Parameters
     ----------
     spec, sizes, device, dtype
@@ -169,12 +164,6 @@ def prefer(
         Tuned problems, the nearest first.
     may_serve
         Whether a configuration may be served, by the position of its problem and its `config_key`.
-
-    Returns
-    -------
-    Preferred or None
-        None if there is nothing to compare: no configuration, or none but the base. It takes the base's place only if
-        its `Expectation.is_faster`.
     """
     base_key = config_key(base)
     tried = [config for tuned in studies for key, config in tuned.configs.items() if key != base_key]

@@ -180,8 +180,6 @@ def tune_family(
 
     Parameters
     ----------
-    kernel, family, dtype
-        Kernel, problems and dtype to tune for.
     settings, options
         As for `autotile.tuning.session.tune`, for each point; ``budget_s`` is for all points together.
     plan
@@ -193,8 +191,6 @@ def tune_family(
     ------
     InputError
         The family cannot be covered, nothing runs at any point, or as for `autotile.tuning.session.tune`.
-    ToolchainError
-        As for `autotile.tuning.session.tune`.
     """
     plan = plan or FamilyPlan()
     with Schedule.open(settings, options, observe) as schedule:
@@ -418,14 +414,10 @@ def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: 
 
 
 class FamilyMatrix(NamedTuple):
-    """Measured times of configurations at the points of a family.
+    """Measured times of configurations at the points of a family at which any of them ran.
 
     Attributes
     ----------
-    points
-        Sizes of the problems at which any configuration ran.
-    configs
-        The configurations, each with its compiled resources.
     measurements
         Time and its interval in microseconds, shape (points, configurations, 3); NaN where a configuration did not run.
     proposed_by

@@ -200,19 +200,7 @@ class OperationFamilyResult(ScheduleResult):
 
 
 class SweptProblem(NamedTuple):
-    """A problem of an operation with the results there.
-
-    Attributes
-    ----------
-    sizes
-        Sizes and flags of the operation.
-    kernels
-        Those by the names of each kernel that computes the problem.
-    trials
-        Trial of each configuration.
-    libraries
-        Time of each library, in microseconds.
-    """
+    """Sizes and flags of a problem, the trial of each configuration there, and the time of each library."""
 
     sizes: Mapping[str, int]
     kernels: KernelSizes
@@ -241,29 +229,8 @@ def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu |
 class Sweep:
     """Measures problems of an operation, and stores the results.
 
-    Parameters
-    ----------
-    operation, dtype
-        Operation, and element type of its problems.
-    kernels
-        Its kernels, by name.
-    libraries
-        Libraries that the operation file names.
-    settings, options
-        Settings of the installation and options of the run.
-    device
-        The device.
-    database
-        Open for writing.
-    compile_pool
-        Processes that compile.
-    gpu
-        The GPU.
-
-    Raises
-    ------
-    InputError
-        The reference of a kernel cannot be computed in the GPU worker alone.
+    The libraries are those that the operation file names; the database is open for writing. An `InputError` is raised
+    if the reference of a kernel cannot be computed in the GPU worker alone.
     """
 
     def __init__(
@@ -320,15 +287,7 @@ class Sweep:
         ]
 
     def run(self, job: CompilingProblem) -> SweptProblem | None:
-        """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured.
-
-        Raises
-        ------
-        WorkerError
-            The worker cannot be started.
-        ToolchainError
-            Nothing can be compiled.
-        """
+        """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured."""
         trials: dict[CandidateKey, Trial] = {}
         ready: list[tuple[ModelCandidate, Trial, Candidate]] = []
         for one, compilation in zip(job.candidates, job.compilations, strict=True):
@@ -351,10 +310,7 @@ class Sweep:
     def stored(self, problem: Problem, kernels: KernelSizes, studies: Mapping[str, int]) -> SweptProblem | None:
         """Return the results of an earlier run at a problem; None if there are none.
 
-        Parameters
-        ----------
-        studies
-            Id of each study in the database, by the digest of its key.
+        ``studies`` are the ids of the studies in the database, by the digest of their keys.
         """
         trials: dict[CandidateKey, Trial] = {}
         swept = False
@@ -488,13 +444,7 @@ def problem_of(
 
 
 def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
-    """Return a family of an operation; a flag that is not given takes both values if it changes how inputs are stored.
-
-    Raises
-    ------
-    ProblemError
-        As for `autotile.families.family.parse_family`.
-    """
+    """Return a family of an operation; a flag that is not given takes both values if it changes the layout of inputs."""
     words = list(words)
     family = parse_family(operation, words, (*operation.flags, *operation.conditions))
     given = {word.partition("=")[0] for word in words}
@@ -539,15 +489,11 @@ def tune_operation_family(
 
     Parameters
     ----------
-    operation, family, dtype
-        Operation, its problems, and element type.
     settings, options
         As for `autotile.tuning.operation_session.tune_operation`; ``budget_s`` is the wall time of everything, and
         ``trials`` the number of problems.
     libraries
         Libraries that the operation file names.
-    observe
-        Called with the state after each problem.
     lane
         GPUs of a cluster, of which one is used; None for that of the options.
 
@@ -556,8 +502,6 @@ def tune_operation_family(
     InputError
         There is no GPU, no kernel computes any problem of the family, too few problems were measured, or the database
         cannot be written.
-    ToolchainError
-        NVRTC, CuPy or the driver does not work.
     """
     lane = lane or Lane(options.devices)
     device = device_of(options, lane)

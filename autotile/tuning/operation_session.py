@@ -341,16 +341,13 @@ def tune_operation(
     observe
         Called with the state of the session after each trial.
     lane
-        GPUs and the user's interrupt, shared with sessions in other threads; None for those of this machine that the
-        options name.
+        GPUs and the user's interrupt, shared with sessions in other threads; None for those of the options.
 
     Raises
     ------
     InputError
         No kernel computes the problem, none of them runs, an option is of one kernel, or the database cannot be
         written.
-    ToolchainError
-        NVRTC, CuPy or the driver does not work.
     """
     of_one_kernel = {
         "a recording by name": options.replay not in (None, "auto"),
@@ -626,28 +623,16 @@ def hold_contest(
     device: DeviceProperties,
     schedule: Schedule,
 ) -> list[RacedTrial]:
-    """Verify and race configurations of several kernels, and libraries, in interleaved rounds.
+    """Verify and race configurations of several kernels, and libraries, in interleaved rounds; in this order.
 
     Libraries that an operation file names run in the GPU worker. A Python function cannot be sent there; with one, the
-    whole race is held in this process, among candidates that finals have verified.
+    whole race is held in this process, among candidates that finals have verified. A race on a GPU of a cluster leaves
+    it out.
 
     Parameters
     ----------
     finalists
         Kernels with their problems and the trials of their best configurations, one at least.
-    libraries
-        Libraries.
-    problem
-        Problem of the operation.
-    device
-        The device that the kernels were tuned on.
-    schedule
-        Schedule of the sessions; a race on a GPU of a cluster leaves out Python functions.
-
-    Returns
-    -------
-    list of RacedTrial
-        Of the finalists, then of the libraries.
 
     Raises
     ------

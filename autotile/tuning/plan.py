@@ -116,17 +116,7 @@ class PlannedProblem:
 
 @dataclass(frozen=True, slots=True)
 class TuningPlan:
-    """Problems to tune, in the order in which they begin.
-
-    Attributes
-    ----------
-    name
-        Name of the plan.
-    problems
-        The problems.
-    total_budget_s
-        Wall time after which no other problem begins, in seconds; None for no limit.
-    """
+    """Problems to tune, in their order, and the wall time in seconds after which no other one begins, if limited."""
 
     name: str
     problems: tuple[PlannedProblem, ...]
@@ -134,17 +124,10 @@ class TuningPlan:
 
 
 def read_plan(path: Path) -> TuningPlan:
-    """Read a plan.
+    """Read a plan from a TOML file; kernels and captured calls in it are given by name, or by paths relative to it.
 
-    Parameters
-    ----------
-    path
-        TOML file; kernels and captured calls in it are given by name, or by paths relative to it.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, is malformed, or names an unknown kernel, size or dtype, or too many problems.
+    An `InputError` is raised if the file cannot be read, is malformed, or names an unknown kernel, size or dtype, or
+    too many problems.
     """
     try:
         document = convert(parse_toml(read_regular(path, _MAX_BYTES).decode()), _PlanDocument)
@@ -225,14 +208,9 @@ def _captured_problem(entry: _TuneTable, folder: Path, name: str) -> PlannedProb
 
 
 def is_done(database: Database | None, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
-    """Return whether a finished session has tuned a problem on a GPU with at least the effort of the plan.
+    """Return whether a finished session has tuned a problem on a GPU with at least the effort of its session's options.
 
-    Parameters
-    ----------
-    options
-        Options of its session.
-    gpu_name
-        Name of the GPU; empty in replay.
+    The name of the GPU is empty in replay.
     """
     target, problem = planned.target, planned.problem
     if database is None:
@@ -272,15 +250,7 @@ def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options
 
 
 def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) -> str:
-    """Return a plan as TOML, one table for each kernel and dtype, and for each captured call.
-
-    Parameters
-    ----------
-    problems
-        The problems.
-    comments
-        Lines at the top.
-    """
+    """Return a plan as TOML, below comments: one table for each kernel and dtype, and for each captured call."""
     lines = [f"# {comment}" for comment in comments]
     groups: dict[tuple[str, str, int], list[PlannedProblem]] = {}
     for one in problems:
@@ -301,18 +271,9 @@ def plan_text(problems: Sequence[PlannedProblem], comments: Sequence[str] = ()) 
 
 @dataclass(frozen=True, slots=True)
 class AssessedMiss:
-    """A miss with what is known of it today.
+    """A miss, with the kernel in its current version and the cost of one call, as far as they are known.
 
-    Attributes
-    ----------
-    miss
-        Stored miss; its sizes are in the order of the search-space file if the kernel is found.
-    kernel
-        Kernel in its current version; None if it is not found, or no longer has these sizes.
-    cost
-        Cost of one call; None if unknown.
-    tuned
-        Whether the problem has been tuned for this version of the kernel.
+    The kernel is None if it is not found, or no longer has these sizes; else these are in the order of its file.
     """
 
     miss: StoredMiss
@@ -328,20 +289,10 @@ class AssessedMiss:
 
 @dataclass(frozen=True, slots=True)
 class MissedProblem:
-    """A problem to tune.
+    """A problem to tune, and the name of its kernel, or the path of its file, by which it is served.
 
-    Attributes
-    ----------
-    asked_as
-        Name of the kernel, or path of its search-space file, by which it is served.
-    kernel
-        Kernel in its current version.
-    problem
-        Problem that was missed.
-    count
-        Calls that were not served exactly, of all tiers together.
-    lost_s
-        Time that they may have lost, in seconds; None if unknown.
+    ``count`` is the calls that were not served exactly, of all tiers together, and ``lost_s`` the time that they may
+    have lost, in seconds; None if unknown.
     """
 
     asked_as: str
@@ -354,17 +305,7 @@ class MissedProblem:
 def assess_misses(database: Database, kernel: KernelName | None) -> list[AssessedMiss]:
     """Return the misses of a kernel, or of all kernels, with their costs; the most frequent first.
 
-    Parameters
-    ----------
-    database
-        Open database.
-    kernel
-        Name, or path of a search-space file; None for all kernels.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, or there is no such kernel.
+    An `InputError` is raised if the database cannot be read, or there is no such kernel.
     """
     return list(_assessed(database, kernel, rows_of_kernel(database.misses, kernel)))
 
@@ -372,19 +313,8 @@ def assess_misses(database: Database, kernel: KernelName | None) -> list[Assesse
 def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[MissedProblem]:
     """Return the missed problems that are not tuned yet on the GPU that would tune them, the costliest first.
 
-    Problems of kernels that are found neither by name nor by the given path are left out.
-
-    Parameters
-    ----------
-    kernel
-        Name, or path of a search-space file; None for all kernels.
-    options
-        Options of the sessions that are to tune them; they state the device, the database and whether to replay.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, or there is no such kernel.
+    Problems of kernels that are found neither by name nor by the given path are left out. The options are those of the
+    sessions that are to tune them; errors as for `assess_misses`.
     """
     live = device_count() > 0 and options.replay is None and not options.scheduler
     gpu_name = live_device(options.device_index).name if live else None

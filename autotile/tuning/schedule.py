@@ -46,19 +46,11 @@ _ABSENT_S = 300.0
 
 
 class Lane:
-    """The GPUs that a session may use, or that the sessions of a command share.
+    """The GPUs that a session may use, or that the sessions of a command share; none for that of the options.
 
-    Parameters
-    ----------
-    devices
-        The GPUs; none for that of the options.
-    stop
-        The user's interrupt, which all sessions share; None in the main thread, whose session takes it itself.
-    cluster
-        Connection to the scheduler that offers the GPUs; None for those of this machine. GPUs may then be added while a
-        session runs.
-    device
-        Properties of the GPUs of a cluster; None where they are of this machine, or simulated.
+    The user's interrupt is that which all sessions share; None in the main thread, whose session takes it itself. With
+    a connection to a scheduler that offers the GPUs, these may be added while a session runs, and their properties are
+    known; GPUs of this machine, and simulated ones, have none.
     """
 
     def __init__(
@@ -116,17 +108,9 @@ class Lane:
 
 @contextmanager
 def open_lane(options: TuneOptions, *, is_of_one_model: bool = True) -> Iterator[Lane]:
-    """Return the GPUs that the options name: of this machine, or of a cluster, to which a connection is opened.
+    """Open the GPUs that the options name: of this machine, or of a cluster, of one model unless it may be of several.
 
-    Parameters
-    ----------
-    is_of_one_model
-        Whether the GPUs of a cluster must be of one model.
-
-    Raises
-    ------
-    InputError
-        The scheduler cannot be reached, it has no GPU, or GPUs of several models.
+    An `InputError` is raised if the scheduler cannot be reached, or has no GPU, or GPUs of several models.
     """
     if not options.scheduler:
         yield Lane(options.devices)
@@ -151,24 +135,17 @@ def run_jobs(
 
     With one GPU of this machine they run in this thread, one after the other, and it is up to the caller to go on after
     an interrupted one. After the user's interrupt no other job begins, and after a second one `KeyboardInterrupt` is
-    raised, when the sessions have ended.
+    raised, when the sessions have ended. Without an interrupt of the lane, the user's is received here.
 
     Of a cluster, GPUs may join and leave: one that joins takes the next problem, or helps where none waits; a session
-    whose GPUs have left gets the next one that is free.
+    whose GPUs have left gets the next one that is free. A `WorkerError` says that none is left.
 
     Parameters
     ----------
     jobs
         Functions that tune a problem each, with the GPUs of a lane.
-    lane
-        GPUs to share. Without an interrupt of its own, the user's is received here.
     allows
         Whether a job, by its number, may use a GPU; those that it may use are of one model.
-
-    Raises
-    ------
-    WorkerError
-        The cluster has no GPU left for the problems that wait.
     """
     if lane.is_parallel:
         stop = lane.stop or StopRequest()
@@ -305,10 +282,7 @@ class Schedule:
     ) -> Iterator[Self]:
         """Open the database and the worker processes, and the GPUs that the options name unless a lane is given.
 
-        Raises
-        ------
-        InputError
-            The scheduler of the GPUs cannot be reached, or the database cannot be written.
+        An `InputError` is raised if the GPUs cannot be reached, or the database cannot be written.
         """
         from autotile.database.database import Database
 
