@@ -116,7 +116,17 @@ class PlannedProblem:
 
 @dataclass(frozen=True, slots=True)
 class TuningPlan:
-    """Problems to tune, in their order, and the wall time in seconds after which no other one begins, if limited."""
+    """Problems to tune, in the order in which they begin.
+
+    Attributes
+    ----------
+    name
+        Name of the plan.
+    problems
+        The problems.
+    total_budget_s
+        Wall time after which no other problem begins, in seconds; None for no limit.
+    """
 
     name: str
     problems: tuple[PlannedProblem, ...]
