@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SPLIT_TEMPLATE = """
@@ -159,3 +160,46 @@ def write_kernel(folder: Path, template: str, space: str) -> Path:
     (folder / f"{name}.cu").write_text(template)
     (folder / f"{name}.toml").write_text(space)
     return folder / f"{name}.toml"
+
+
+def block_space(
+    name: str,
+    arguments: str,
+    reference: str,
+    *,
+    entry: str = "",
+    problem: str = "sizes = { N = 5000 }",
+    parameters: Mapping[str, Sequence[int]] = {"BLOCK": (64, 128)},
+    default: Mapping[str, int] = {"BLOCK": 128},
+    grid: str = '"ceil_div(N, BLOCK)"',
+    launch: str = "",
+) -> str:
+    """Return the search space of a kernel whose blocks have BLOCK threads; its entry is its name unless given."""
+    lists = "\n".join(f"{key} = {list(values)}" for key, values in parameters.items())
+    chosen = "\n".join(f"{key} = {value}" for key, value in default.items())
+    return f"""
+[kernel]
+name = "{name}"
+template = "{name}.cu"
+entry = "{entry or name}"
+
+[problem]
+{problem}
+
+[parameters]
+{lists}
+
+[default]
+{chosen}
+
+[launch]
+block = ["BLOCK"]
+grid = [{grid}]
+{launch}
+
+[arguments]
+{arguments.strip()}
+
+[reference]
+{reference.strip()}
+"""

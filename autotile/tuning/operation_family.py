@@ -444,7 +444,7 @@ def problem_of(
 
 
 def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
-    """Return a family of an operation; a flag that is not given takes both values if the inputs' layout depends on it."""
+    """Return a family of an operation; a flag that is not given takes both values if inputs are laid out by it."""
     words = list(words)
     family = parse_family(operation, words, (*operation.flags, *operation.conditions))
     given = {word.partition("=")[0] for word in words}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from array_cases import CASES, KINDS, environment
@@ -12,9 +14,7 @@ from autotile.kernel.expressions import parse_array_expression
 pytestmark = pytest.mark.gpu
 
 
-def test_values() -> None:
-    import cupy
-
+def test_values(cupy: Any) -> None:
     given = environment()
     on_device = {name: cupy.asarray(value) if np.ndim(value) else value for name, value in given.items()}
     faults = []
@@ -30,9 +30,7 @@ def test_values() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_indices_out_of_bounds_are_found() -> None:
-    import cupy
-
+def test_indices_out_of_bounds_are_found(cupy: Any) -> None:
     x, i = cupy.arange(4.0), cupy.array([0, 4])
     for text in ("x[i]", "take(x, i)", "bincount(i, 4)", "scatter_add(x, i, 1)"):
         with pytest.raises(SpecError, match="indices from 0 to 4 for an axis of 4"):

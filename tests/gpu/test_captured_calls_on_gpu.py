@@ -40,10 +40,8 @@ def call_in_a_graph(kernel: Any, x: Any, y: Any) -> None:
 
 @pytest.mark.parametrize("run", [call, call_in_a_graph])
 def test_the_inputs_are_written_and_the_output_is_computed(
-    scale_toml: Path, tmp_path: Path, run: Callable[[Any, Any, Any], None]
+    scale_toml: Path, tmp_path: Path, run: Callable[[Any, Any, Any], None], cupy: Any
 ) -> None:
-    import cupy
-
     x = cupy.random.default_rng(0).standard_normal(N, dtype=cupy.float32)
     y = cupy.zeros_like(x)
     folder = tmp_path / "calls"

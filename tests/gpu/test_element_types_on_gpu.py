@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from candidates import evaluate
-from feature_kernels import write_kernel
+from feature_kernels import block_space, write_kernel
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Outcome
@@ -24,33 +24,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK) map(const IN* x, OUT* y, int
 }
 """
 
-SPACE = """
-[kernel]
-name = "map"
-template = "map.cu"
-entry = "map"
-
-[problem]
-sizes = { N = 5000 }
-
-[parameters]
-BLOCK = [64, 128]
-
-[default]
-BLOCK = 128
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-
-[arguments]
+SPACE = block_space(
+    "map",
+    """
 x = { buffer = "@in", shape = ["N"], access = "in" }
 y = { buffer = "@out", shape = ["N"], access = "out" }
 N = { scalar = "int32", value = "N" }
-
-[reference]
-outputs = { y = "@reference" }
-"""
+""",
+    'outputs = { y = "@reference" }',
+)
 
 CASES = {
     "bool": ("bool", "bool", "y[i] = !x[i];", "1 - x"),
@@ -94,9 +76,7 @@ def test_a_wrong_result_is_found(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["bool", "complex64", "float3"])
-def test_an_element_type_is_served(tmp_path: Path, case: str) -> None:
-    import cupy
-
+def test_an_element_type_is_served(tmp_path: Path, case: str, cupy: Any) -> None:
     toml = kernel_of(tmp_path, case)
     kernel = get_best_kernel(str(toml), N=1000)
     given = DTYPES[CASES[case][0]]
@@ -130,9 +110,7 @@ scale = { scalar = "float32", value = [7, 3] }
 """
 
 
-def test_a_struct_by_value(tmp_path: Path) -> None:
-    import cupy
-
+def test_a_struct_by_value(tmp_path: Path, cupy: Any) -> None:
     head, _, tail = SPACE.partition("[arguments]")
     _, _, reference = tail.partition("[reference]")
     space = f"{head}[arguments]{STRUCT_ARGUMENTS}[reference]{reference.replace('@reference', '3 * x')}"

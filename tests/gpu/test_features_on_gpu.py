@@ -25,13 +25,6 @@ TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpos
 ALL = TuneOptions(sampler="brute-force", discard=False, finals=0)
 
 
-@pytest.fixture(scope="module")
-def cp() -> Any:
-    import cupy
-
-    return cupy
-
-
 @pytest.fixture
 def hopper() -> None:
     if live_device().compute_capability != "9.0":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from candidates import evaluate
-from feature_kernels import write_kernel
+from feature_kernels import block_space, write_kernel
 
 from autotile.core.model import Outcome
 from autotile.cuda.driver import live_device
@@ -35,46 +36,28 @@ extern "C" __global__ void __launch_bounds__(BLOCK) reverse(const float* x, floa
 }
 """
 
-SPACE = """
-[kernel]
-name = "reverse"
-template = "reverse.cu"
-entry = "reverse"
-
-[problem]
-sizes = { N = 100000 }
-
-[parameters]
-BLOCK = [128, 256]
-CLUSTER = [1, 2, 4]
-
-[default]
-BLOCK = 256
-CLUSTER = 2
-
-[launch]
-block = ["BLOCK"]
-grid = ["device.sm_count // 4 * 4"]
-@launch
-
-[arguments]
+SPACE = block_space(
+    "reverse",
+    """
 x = { buffer = "float32", shape = ["N"], access = "in" }
 between = { workspace = "float32", shape = ["N"] }
 y = { buffer = "float32", shape = ["N"], access = "out" }
 N = { scalar = "int32", value = "N" }
-
-[reference]
-outputs = { y = "2 * roll(x, -7)" }
-"""
+""",
+    'outputs = { y = "2 * roll(x, -7)" }',
+    problem="sizes = { N = 100000 }",
+    parameters={"BLOCK": (128, 256), "CLUSTER": (1, 2, 4)},
+    default={"BLOCK": 256, "CLUSTER": 2},
+    grid='"device.sm_count // 4 * 4"',
+    launch="@launch",
+)
 
 
 def kernel_of(folder: Path, template: str, launch: str) -> Path:
     return write_kernel(folder, template, SPACE.replace("@launch", launch))
 
 
-def test_a_cooperative_launch(tmp_path: Path) -> None:
-    import cupy
-
+def test_a_cooperative_launch(tmp_path: Path, cupy: Any) -> None:
     toml = kernel_of(tmp_path, TEMPLATE, "cooperative = true")
     evaluation = evaluate(toml)
     assert evaluation.outcome is Outcome.OK, evaluation.reason
@@ -85,9 +68,7 @@ def test_a_cooperative_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
-def test_a_cluster_from_a_parameter(tmp_path: Path, blocks: int) -> None:
-    import cupy
-
+def test_a_cluster_from_a_parameter(tmp_path: Path, blocks: int, cupy: Any) -> None:
     if live_device().compute_capability < "9.0":
         pytest.skip("needs compute capability 9.0")
     toml = kernel_of(tmp_path, CLUSTER_TEMPLATE, 'cluster = ["CLUSTER"]')

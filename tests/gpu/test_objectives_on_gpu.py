@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,9 +75,7 @@ class TestEnergy:
 
 
 class TestError:
-    def test_it_is_the_greatest(self, support: SupportKernels) -> None:
-        import cupy
-
+    def test_it_is_the_greatest(self, support: SupportKernels, cupy: Any) -> None:
         want = np.linspace(-3.0, 3.0, 100_003)
         got = want.astype(np.float32)
         got[[7, 100_002]] += np.float32([1e-3, 3e-3])
@@ -87,9 +86,9 @@ class TestError:
         assert found.max_error == pytest.approx(expected, rel=1e-12)
 
     @pytest.mark.parametrize("scale", [0.0, 1.0])
-    def test_what_is_not_a_number_is_wrong_and_has_no_error(self, support: SupportKernels, scale: float) -> None:
-        import cupy
-
+    def test_what_is_not_a_number_is_wrong_and_has_no_error(
+        self, support: SupportKernels, scale: float, cupy: Any
+    ) -> None:
         got, want = cupy.zeros(70, np.float32), cupy.zeros(70)
         got[69] = np.nan
         found = support.compare(got.data.ptr, want, 70, FLOAT, tolerance=Tolerance(0.0), scale=scale)

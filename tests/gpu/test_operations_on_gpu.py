@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.fault_kit import HEALTHY, fault_kernel
 
 import autotile
+from autotile.core.documents import to_fields
 from autotile.core.model import Outcome
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.driver import live_device
 from autotile.database.database import Database
+from autotile.database.learned import read_models
+from autotile.families.operation_model import ModelCandidate
+from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import Library, load_operation
+from autotile.serving.operations import libraries_for
 from autotile.settings import read_settings
-from autotile.tuning.operation_session import OperationResult
+from autotile.tuning.operation_family import Sweep, problem_of
+from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
+from autotile.workers import gpu as gpu_module
+from autotile.workers.bench import GpuWorker
+from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message
 
 pytestmark = pytest.mark.gpu
 
@@ -49,12 +64,7 @@ def test_kernels_and_cublas_are_raced(dtype: str, sizes: dict[str, int]) -> None
             assert database.best(one.name, dtype=dtype)[0].trial.time_us == one.time_us
 
 
-def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scale_toml: Path) -> None:
-    import cupy
-
-    from autotile.kernel.operation import Library, load_operation
-    from autotile.tuning.operation_session import tune_operation
-
+def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scale_toml: Path, cupy: Any) -> None:
     path = scale_toml.with_name("scaling.toml")
     path.write_text(SCALING)
     operation = load_operation(str(path))
@@ -79,15 +89,6 @@ def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scale_toml: Path)
 
 def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_path: Path) -> None:
     """A worker that is opened for a problem again verifies the candidate that passed, and lays nothing out."""
-    from dataclasses import replace
-
-    from autotile.core.documents import to_fields
-    from autotile.cuda.compiler import CubinCache, compile_job
-    from autotile.cuda.driver import live_device
-    from autotile.kernel.library import load_kernel
-    from autotile.workers.bench import GpuWorker
-    from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message
-
     kernel = load_kernel(str(scale_toml))
     config = dict(kernel.spec.default)
     cubin = CubinCache(tmp_path, 10**9).get_or_compile(
@@ -112,9 +113,6 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
 
 def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:
     """Every pair of a problem and a configuration is verified; a run after it measures nothing again."""
-    pytest.importorskip("autotile.families.operation_model")
-    from autotile.database.learned import read_models
-
     path = scale_toml.with_name("scaling.toml")
     path.write_text(SCALING)
     options = TuneOptions(trials=26, workers=4)
@@ -130,47 +128,20 @@ def test_a_family_is_measured_and_its_model_stored(scale_toml: Path) -> None:
     assert (again.resumed, again.pairs) == (26, result.pairs)
 
 
-def test_products_are_swept_beside_cublas() -> None:
-    from autotile.cuda.driver import live_device
-    from autotile.families.operation_model import ModelCandidate
-    from autotile.kernel.operation import load_operation
-    from autotile.serving.operations import libraries_for
-    from autotile.tuning.operation_family import Sweep, problem_of
-    from autotile.workers.child import WorkerPool
-    from autotile.workers.compile_pool import CompilePool
-    from autotile.workers.gpu import Gpu
-
-    operation, settings, device = load_operation("matmul"), read_settings(), live_device()
+def test_products_are_swept_beside_cublas(sweep_of: Callable[..., Sweep]) -> None:
+    operation = load_operation("matmul")
+    sweep = sweep_of(operation, "float32", libraries_for(operation))
     kernels = {member.name: member.load() for member in operation.members if "float32" in member.dtypes}
-    libraries = libraries_for(operation)
     candidates = [ModelCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
-    with Database.open(settings.database) as database, WorkerPool() as pool:
-        compilers = CompilePool(settings, 4, worker_pool=pool)
-        gpu = Gpu(None, 30.0, worker_pool=pool)
-        sweep = Sweep(
-            operation,
-            "float32",
-            kernels,
-            libraries,
-            settings=settings,
-            options=TuneOptions(),
-            device=device,
-            database=database,
-            compile_pool=compilers,
-            gpu=gpu,
-        )
-        try:
-            for sizes in ({"M": 256, "N": 512, "K": 128}, {"M": 33, "N": 65, "K": 129, "TRANS_A": 1}):
-                problem = operation.resolve(sizes, "float32")
-                named = problem_of(operation, kernels, problem, device)
-                swept = sweep.run(sweep.prepare(problem, named, candidates))
-                assert swept is not None
-                assert swept.libraries["cublas"] > 0
-                assert {trial.outcome.has_time for trial in swept.trials.values()} == {True}, swept.trials
-                assert len(database.best("matmul:cublas")) >= 1
-        finally:
-            gpu.close()
-            compilers.close()
+    for sizes in ({"M": 256, "N": 512, "K": 128}, {"M": 33, "N": 65, "K": 129, "TRANS_A": 1}):
+        problem = operation.resolve(sizes, "float32")
+        named = problem_of(operation, kernels, problem, live_device())
+        swept = sweep.run(sweep.prepare(problem, named, candidates))
+        assert swept is not None
+        assert swept.libraries["cublas"] > 0
+        assert {trial.outcome.has_time for trial in swept.trials.values()} == {True}, swept.trials
+        with Database.open(read_settings().database) as database:
+            assert len(database.best("matmul:cublas")) >= 1
 
 
 FAULTS = {
@@ -185,18 +156,10 @@ FAULTS = {
 
 
 @pytest.mark.timeout(600)
-def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_blames_the_configuration_that_is_at_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_of: Callable[..., Sweep]
+) -> None:
     """Whatever one does to the worker, those before and after it are right."""
-    from faults.fault_kit import HEALTHY, fault_kernel
-
-    from autotile.cuda.driver import live_device
-    from autotile.families.operation_model import ModelCandidate
-    from autotile.kernel.operation import load_operation
-    from autotile.tuning.operation_family import Sweep
-    from autotile.workers import gpu as gpu_module
-    from autotile.workers.child import WorkerPool
-    from autotile.workers.compile_pool import CompilePool
-
     monkeypatch.setattr(gpu_module, "_GRID_DEADLINE_S", 20.0)
     monkeypatch.setattr(gpu_module, "_ENTRY_DEADLINE_S", 0.0)
     fault_kernel(tmp_path, *FAULTS)
@@ -205,37 +168,17 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path: Path, monke
         '[operation]\nname = "doubling"\nsizes = { n = 100000 }\ndtypes = ["float32"]\n\n'
         '[kernels.faults]\nkernel = "./faults.toml"\n'
     )
-    operation, settings, device = load_operation(str(path)), read_settings(), live_device()
-    kernels = {member.name: member.load() for member in operation.members}
-    (name,) = kernels
+    operation = load_operation(str(path))
+    (name,) = (member.name for member in operation.members)
     healthy = [ModelCandidate(name, {"THREADS": threads, "FAULT": HEALTHY}) for threads in (64, 128, 256)]
     faulty = [ModelCandidate(name, {"THREADS": 128, "FAULT": fault}) for fault in FAULTS]
     order = [healthy[0], *faulty[:3], healthy[1], *faulty[3:], healthy[2]]
-    with Database.open(settings.database) as database, WorkerPool() as pool:
-        compilers = CompilePool(settings, 4, worker_pool=pool)
-        gpu = gpu_module.Gpu(None, 30.0, worker_pool=pool)
-        sweep = Sweep(
-            operation,
-            "float32",
-            kernels,
-            [],
-            settings=settings,
-            options=TuneOptions(),
-            device=device,
-            database=database,
-            compile_pool=compilers,
-            gpu=gpu,
-        )
-        try:
-            for n in (100_000, 200_000):
-                swept = sweep.run(sweep.prepare(operation.resolve({"n": n}), {name: {"n": n}}, order))
-                assert swept is not None
-                found = {key: trial.outcome for (_, key), trial in swept.trials.items()}
-                assert all(swept.trials[one.key].outcome.has_time for one in healthy), swept.trials
-                if n == 100_000:
-                    assert {one.config["FAULT"]: swept.trials[one.key].outcome for one in faulty} == FAULTS
-                else:
-                    assert len(found) == len(healthy)  # the others are excluded
-        finally:
-            gpu.close()
-            compilers.close()
+    sweep = sweep_of(operation, "float32")
+    for n in (100_000, 200_000):
+        swept = sweep.run(sweep.prepare(operation.resolve({"n": n}), {name: {"n": n}}, order))
+        assert swept is not None
+        assert all(swept.trials[one.key].outcome.has_time for one in healthy), swept.trials
+        if n == 100_000:
+            assert {one.config["FAULT"]: swept.trials[one.key].outcome for one in faulty} == FAULTS
+        else:
+            assert len(swept.trials) == len(healthy)  # the others are excluded

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from candidates import evaluate
-from feature_kernels import write_kernel
+from feature_kernels import block_space, write_kernel
 
 import autotile
 from autotile.core.dtypes import DTYPES
@@ -42,39 +42,23 @@ extern "C" __global__ void row_sums(const float* x, float* y, int R, int C) {
 }
 """
 
-SPACE = """
-[kernel]
-name = "row_sums"
-template = "row_sums.cu"
-entry = "row_sums"
-
-[problem]
-sizes = { R = 3000, C = 1200 }
-
-[parameters]
-BLOCK = [64, 128]
-PARTS = [1, 100]
-ATOMIC = [0, 1]
-
-[default]
-BLOCK = 64
-PARTS = 1
-ATOMIC = 0
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(R, BLOCK)", "PARTS if ATOMIC != 0 else 1"]
-
-[arguments]
+SPACE = block_space(
+    "row_sums",
+    """
 x = { buffer = "float32", shape = ["R", "C"], access = "in" }
 y = { buffer = "float32", shape = ["R"], access = "inout" }
 R = { scalar = "int32", value = "R" }
 C = { scalar = "int32", value = "C" }
-
-[reference]
+""",
+    """
 outputs = { y = "y + sum(x, 1)" }
 tolerance = 1e-3
-"""
+""",
+    problem="sizes = { R = 3000, C = 1200 }",
+    parameters={"BLOCK": (64, 128), "PARTS": (1, 100), "ATOMIC": (0, 1)},
+    default={"BLOCK": 64, "PARTS": 1, "ATOMIC": 0},
+    grid='"ceil_div(R, BLOCK)", "PARTS if ATOMIC != 0 else 1"',
+)
 
 
 def test_what_determines_the_bits(tmp_path: Path) -> None:
@@ -94,8 +78,7 @@ def test_what_determines_the_bits(tmp_path: Path) -> None:
     assert digest(PARTS=100, ATOMIC=1) == VARYING_OUTPUTS
 
 
-def test_a_running_program_keeps_its_bits(tmp_path: Path) -> None:
-    cupy: Any = pytest.importorskip("cupy")
+def test_a_running_program_keeps_its_bits(tmp_path: Path, cupy: Any) -> None:
     toml = write_kernel(tmp_path, TEMPLATE, SPACE)
     sizes = {"R": 3000, "C": 1200}
     kernels = {numerics: autotile.get_best_kernel(toml, **sizes, numerics=numerics) for numerics in ("same", "any")}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from candidates import evaluate
-from feature_kernels import write_kernel
+from feature_kernels import block_space, write_kernel
 
 from autotile.core.model import Outcome
 from autotile.serving.dispatcher import get_best_kernel
@@ -27,36 +27,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK) blur(const float* x, float* 
 }
 """
 
-HEAD = """
-[problem]
-sizes = { N = 5000 }
-
-[parameters]
-BLOCK = [64, 128]
-
-[default]
-BLOCK = 128
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-"""
-
-SPACE = f"""
-[kernel]
-name = "blur"
-template = "blur.cu"
-entry = "blur"
-{HEAD}
-[arguments]
-filter = {{ buffer = "float32", shape = [3], access = "in", init = 0.25, constant = "weights::filter" }}
-x = {{ buffer = "float32", shape = ["N"], access = "in" }}
-y = {{ buffer = "float32", shape = ["N"], access = "out" }}
-N = {{ scalar = "int32", value = "N" }}
-
-[reference]
-outputs = {{ y = "(shift(x, -1) + x + shift(x, 1)) * mean(filter, 0)" }}
-"""
+SPACE = block_space(
+    "blur",
+    """
+filter = { buffer = "float32", shape = [3], access = "in", init = 0.25, constant = "weights::filter" }
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+N = { scalar = "int32", value = "N" }
+""",
+    'outputs = { y = "(shift(x, -1) + x + shift(x, 1)) * mean(filter, 0)" }',
+)
 
 
 @pytest.fixture
@@ -73,9 +53,7 @@ def test_constant_memory_in_tuning(blur: Path) -> None:
     assert evaluation.outcome is Outcome.OK, evaluation.reason
 
 
-def test_constant_memory_served(blur: Path) -> None:
-    import cupy
-
+def test_constant_memory_served(blur: Path, cupy: Any) -> None:
     kernel = get_best_kernel(str(blur), N=1000)
     x = cupy.random.default_rng(0).standard_normal(1000, dtype=cupy.float32)
     f = cupy.asarray([1.0, 2.0, 3.0], cupy.float32)
@@ -88,9 +66,7 @@ def test_constant_memory_served(blur: Path) -> None:
         np.testing.assert_allclose(kernel(f, x, y).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
 
 
-def test_two_streams_have_constants_of_their_own(blur: Path) -> None:
-    import cupy
-
+def test_two_streams_have_constants_of_their_own(blur: Path, cupy: Any) -> None:
     kernel = get_best_kernel(str(blur), N=1000)
     x = cupy.ones(1000, cupy.float32)
     filters = [cupy.full(3, value, cupy.float32) for value in (1.0, 2.0)]
@@ -105,9 +81,7 @@ def test_two_streams_have_constants_of_their_own(blur: Path) -> None:
     assert [float(y[500]) for y in outputs] == [3.0, 6.0]
 
 
-def test_a_bound_function_keeps_its_constants(blur: Path) -> None:
-    import cupy
-
+def test_a_bound_function_keeps_its_constants(blur: Path, cupy: Any) -> None:
     kernel = get_best_kernel(str(blur), N=1000)
     x, y = cupy.ones(1000, cupy.float32), cupy.empty(1000, cupy.float32)
     f = cupy.full(3, 2.0, cupy.float32)
@@ -126,21 +100,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK) histogram(const int* x, unsi
 }
 """
 
-HISTOGRAM = f"""
-[kernel]
-name = "histogram"
-template = "histogram.cu"
-entry = "histogram"
-{HEAD}
-[arguments]
-x = {{ buffer = "int32", shape = ["N"], access = "in", init = "integers(0, 1)" }}
-counts = {{ buffer = "uint32", shape = [1], access = "out", init = "zeros", restore = true }}
-one = {{ buffer = "int32", shape = [1], access = "in" }}
-N = {{ scalar = "int32", value = "N" }}
-
-[reference]
-outputs = {{ counts = "N + 0 * one" }}
-"""
+HISTOGRAM = block_space(
+    "histogram",
+    """
+x = { buffer = "int32", shape = ["N"], access = "in", init = "integers(0, 1)" }
+counts = { buffer = "uint32", shape = [1], access = "out", init = "zeros", restore = true }
+one = { buffer = "int32", shape = [1], access = "in" }
+N = { scalar = "int32", value = "N" }
+""",
+    'outputs = { counts = "N + 0 * one" }',
+)
 
 
 @pytest.fixture
@@ -153,9 +122,7 @@ def test_atomics_add_into_zeros_in_tuning(histogram: Path) -> None:
     assert evaluation.outcome is Outcome.OK, evaluation.reason
 
 
-def test_atomics_add_into_zeros_when_served(histogram: Path) -> None:
-    import cupy
-
+def test_atomics_add_into_zeros_when_served(histogram: Path, cupy: Any) -> None:
     kernel = get_best_kernel(str(histogram), N=1000)
     x, counts, one = cupy.zeros(1000, cupy.int32), cupy.full(1, 77, cupy.uint32), cupy.zeros(1, cupy.int32)
     for _ in range(5):

@@ -38,9 +38,7 @@ def scale() -> autotile.TunableKernel:
     )
 
 
-def test_a_kernel_from_python_is_tuned_and_served(scale: autotile.TunableKernel) -> None:
-    import cupy
-
+def test_a_kernel_from_python_is_tuned_and_served(scale: autotile.TunableKernel, cupy: Any) -> None:
     result = scale.tune(options=OPTIONS, progress=False)
     assert result.winner is not None
     best = scale.best()
@@ -124,9 +122,7 @@ def test_a_new_kernel_tunes_as_it_is(tmp_path: Path) -> None:
     assert set(result.outcomes) <= {Outcome.OK, Outcome.PRUNED}
 
 
-def test_a_kernel_from_python_is_bundled(scale: autotile.TunableKernel, tmp_path: Path) -> None:
-    import cupy
-
+def test_a_kernel_from_python_is_bundled(scale: autotile.TunableKernel, tmp_path: Path, cupy: Any) -> None:
     scale.tune(options=OPTIONS, progress=False)
     autotile.bundle(scale, output=tmp_path / "scale.autotile")
     served = autotile.get_best_kernel("scale", n=1 << 20, bundle=tmp_path / "scale.autotile")

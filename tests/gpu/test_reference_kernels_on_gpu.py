@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from candidates import evaluate
-from feature_kernels import write_kernel
+from feature_kernels import block_space, write_kernel
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CubinCache, compile_job
@@ -38,43 +38,24 @@ extern "C" __global__ void keys(const unsigned long long* x, unsigned long long*
 }
 """
 
-SPACE = """
-[kernel]
-name = "smooth"
-template = "smooth.cu"
-entry = "@entry"
-
-[problem]
-sizes = { N = 5000 }
-
-[parameters]
-BLOCK = [64, 128]
-ERROR = [0, 1]
-ADDED = [0, 1]
-FACTOR = [2, 0]
-
-[default]
-BLOCK = 128
-ERROR = 0
-ADDED = 0
-FACTOR = 2
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-
-[arguments]
+SPACE = block_space(
+    "smooth",
+    """
 x = { buffer = "@type", shape = ["N"], access = "in" }
 y = { buffer = "@type", shape = ["N"], access = "out" }
 scale = { scalar = "float32", value = 0.1 }
 N = { scalar = "int32", value = "N" }
-
-[reference]
+""",
+    """
 kernel = "@reference"
 grid = ["ceil_div(N, 32)"]
 block = [32]
 @more
-"""
+""",
+    entry="@entry",
+    parameters={"BLOCK": (64, 128), "ERROR": (0, 1), "ADDED": (0, 1), "FACTOR": (2, 0)},
+    default={"BLOCK": 128, "ERROR": 0, "ADDED": 0, "FACTOR": 2},
+)
 
 
 def written(folder: Path, *, entry: str = "smooth", kind: str = "float32", reference: str, more: str = "") -> Path:
@@ -165,36 +146,20 @@ extern "C" __global__ void __launch_bounds__(BLOCK) same(const float* x, float* 
 }
 """
 
-ACCUMULATED_SPACE = """
-[kernel]
-name = "same"
-template = "same.cu"
-entry = "same"
-
-[problem]
-sizes = { N = 5000 }
-
-[parameters]
-BLOCK = [64, 128]
-
-[default]
-BLOCK = 128
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-
-[arguments]
+ACCUMULATED_SPACE = block_space(
+    "same",
+    """
 x = { buffer = "float32", shape = ["N"], access = "in" }
 y = { buffer = "float32", shape = ["N"], access = "out" }
 counts = { workspace = "uint32", shape = ["N"], init = "zeros" }
 n = { scalar = "int32", value = "N" }
-
-[reference]
+""",
+    """
 kernel = "counted"
 block = [64]
 grid = ["ceil_div(N, 64)"]
-"""
+""",
+)
 
 
 def test_a_workspace_of_the_reference_is_cleared_before_each_of_its_launches(tmp_path: Path) -> None:

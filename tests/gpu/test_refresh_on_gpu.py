@@ -48,8 +48,7 @@ def poll() -> int:
     return replaced[0]
 
 
-def test_calls_graphs_and_bound_launches_stay_right(scale_toml: Path) -> None:
-    cupy: Any = pytest.importorskip("cupy")
+def test_calls_graphs_and_bound_launches_stay_right(scale_toml: Path, cupy: Any) -> None:
     kernel = get_best_kernel(scale_toml, n=4096)
     x = cupy.arange(4096, dtype=cupy.float32)
     y, captured, bound = (cupy.zeros_like(x) for _ in range(3))
@@ -77,8 +76,7 @@ def test_calls_graphs_and_bound_launches_stay_right(scale_toml: Path) -> None:
             assert bool((out == 2 * x).all())
 
 
-def test_a_refresh_during_a_capture(scale_toml: Path) -> None:
-    cupy: Any = pytest.importorskip("cupy")
+def test_a_refresh_during_a_capture(scale_toml: Path, cupy: Any) -> None:
     kernel = get_best_kernel(scale_toml, n=4096)
     x = cupy.arange(4096, dtype=cupy.float32)
     y, z = cupy.zeros_like(x), cupy.zeros_like(x)

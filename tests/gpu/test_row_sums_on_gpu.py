@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,7 @@ def test_every_configuration_is_right(kernel: str, sizes: dict[str, int]) -> Non
 
 
 @pytest.mark.parametrize("library", [True, False])
-def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy = pytest.importorskip("cupy")
+def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
     monkeypatch.setattr(operations, "_added", {})
     runpy.run_path(str(FOLDER / "row_sums.py"))
     for rows, n in ((1, 1_000_000), (64, 200_001), (4097, 33)):

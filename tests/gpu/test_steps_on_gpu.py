@@ -17,13 +17,6 @@ pytestmark = pytest.mark.gpu
 ALL = TuneOptions(sampler="brute-force", discard=False, finals=0)
 
 
-@pytest.fixture(scope="module")
-def cp() -> Any:
-    import cupy
-
-    return cupy
-
-
 def tuned(path: Path, options: TuneOptions = ALL, **sizes: int) -> list[Trial]:
     trials: list[Trial] = []
     autotile.tune(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from candidates import evaluate
-from feature_kernels import write_kernel
+from feature_kernels import block_space, write_kernel
 
 from autotile.core.model import Outcome
 from autotile.serving.dispatcher import get_best_kernel
@@ -24,27 +25,9 @@ look(cudaTextureObject_t image, cudaTextureObject_t row, float* y, int H, int W)
 }
 """
 
-SPACE = """
-[kernel]
-name = "look"
-template = "look.cu"
-entry = "look"
-
-[problem]
-sizes = { H = 100, W = 256 }
-ragged = { H = 37, W = 40 }
-
-[parameters]
-BLOCK = [64, 128]
-
-[default]
-BLOCK = 128
-
-[launch]
-block = ["BLOCK"]
-grid = ["ceil_div(H * W, BLOCK)"]
-
-[arguments]
+SPACE = block_space(
+    "look",
+    """
 a = { buffer = "float32", shape = ["H", "W"], access = "in", pass = false }
 b = { buffer = "float32", shape = ["W"], access = "in", pass = false }
 image = { texture = "a", filter = "linear", address = "border" }
@@ -52,15 +35,14 @@ row = { texture = "b" }
 y = { buffer = "float32", shape = ["H", "W"], access = "out" }
 H = { scalar = "int32", value = "H" }
 W = { scalar = "int32", value = "W" }
+""",
+    'outputs = { y = "shift(a, 1, 0) + b" }',
+    problem="sizes = { H = 100, W = 256 }\nragged = { H = 37, W = 40 }",
+    grid='"ceil_div(H * W, BLOCK)"',
+)
 
-[reference]
-outputs = { y = "shift(a, 1, 0) + b" }
-"""
 
-
-def test_textures(tmp_path: Path) -> None:
-    import cupy
-
+def test_textures(tmp_path: Path, cupy: Any) -> None:
     toml = write_kernel(tmp_path, TEMPLATE, SPACE)
     evaluation = evaluate(toml)
     assert evaluation.outcome is Outcome.OK, evaluation.reason

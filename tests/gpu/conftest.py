@@ -1,0 +1,54 @@
+"""What several tests on a GPU need: CuPy, and measurements of an operation's problems as a family makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from autotile.cuda.driver import live_device
+from autotile.database.database import Database
+from autotile.kernel.operation import Library, Operation
+from autotile.settings import read_settings
+from autotile.tuning.operation_family import Sweep, grid_gpu
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.schedule import Lane
+from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import CompilePool
+
+
+@pytest.fixture(scope="session")
+def cupy() -> Any:
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture(scope="session")
+def cp(cupy: Any) -> Any:
+    return cupy
+
+
+@pytest.fixture
+def sweep_of() -> Iterator[Callable[..., Sweep]]:
+    """Return a function that opens a GPU worker which measures problems of an operation, into the test's database."""
+    with ExitStack() as stack:
+
+        def opened(operation: Operation, dtype: str, libraries: Sequence[Library] = ()) -> Sweep:
+            settings, options = read_settings(), TuneOptions()
+            database, pool = stack.enter_context(Database.open(settings.database)), stack.enter_context(WorkerPool())
+            compilers = stack.enter_context(closing(CompilePool(settings, None, 120.0, worker_pool=pool)))
+            return Sweep(
+                operation,
+                dtype,
+                {member.name: member.load() for member in operation.members if dtype in member.dtypes},
+                libraries,
+                settings=settings,
+                options=options,
+                device=live_device(),
+                database=database,
+                compile_pool=compilers,
+                gpu=stack.enter_context(closing(grid_gpu(Lane(), pool, options))),
+            )
+
+        yield opened
