@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ class TemplateOnDevice:
             self.launch(function, config, sizes, bound.arguments[0])
             verdict = instance.verdict(bound)
             assert verdict.outcome is Outcome.OK, (config, sizes, verdict.reason)
+
+    def expect_right_at_shapes(
+        self, config: Config, dtype: str, flags: Sizes, shapes: Sequence[tuple[int, int, int, int]]
+    ) -> None:
+        """One cubin at M, N, K and batch of each, with the guard bands and inputs of the check at every second one."""
+        function = self.compiled(config, dtype, flags)
+        for at, shape in enumerate(shapes):
+            sizes = {**dict(zip(("M", "N", "K", "BATCH"), shape, strict=True)), **flags}
+            self.expect_right(function, config, dtype, sizes, check=at % 2 == 1)
 
     def expect_right_at_offsets(self, config: Config, sizes: Sizes, offsets: tuple[int, int, int]) -> None:
         """fp16 in and out with A, B and C so many elements behind an aligned address, beta = 0 over NaN."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,18 +11,13 @@ from template_kit import TemplateOnDevice
 
 from autotile import get_best_kernel
 from autotile.core.model import Config
-from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.library import load_kernel
 
 pytestmark = pytest.mark.gpu
-SPACES = Path(__file__).parents[2] / "search_spaces"
-KERNEL = load_kernel(str(SPACES / "sgemm_bf16x6.toml"))
-HOPPER = load_kernel(str(SPACES / "sgemm_bf16x6_ws.toml"))
 NAMES = ("sgemm_bf16x6", "sgemm_bf16x6_ws")
-SPEC = KERNEL.spec
+SPEC, HOPPER = (load_kernel(name).spec for name in NAMES)
 LAYOUTS = list(product((0, 1), repeat=2))
 SHAPES = [(1, 1, 1, 1), (251, 241, 1019, 2), (33, 36, 4100, 1), (520, 264, 1032, 1), (64, 700, 512, 3)]
 NARROW = {"BM": 64, "BN": 64, "WM": 32, "WN": 32, "STAGES": 4}
@@ -53,22 +47,13 @@ HOPPER_CONFIGS: dict[str, Config] = {
 
 
 @pytest.fixture(scope="module")
-def on_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kernel], TemplateOnDevice]:
-    device = live_device()
-    support = SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 2**28), device.architecture)
-    return lambda kernel: TemplateOnDevice(kernel, device, support, tmp_path_factory.mktemp("cubins"))
+def template(on_device: Callable[[str], TemplateOnDevice]) -> TemplateOnDevice:
+    return on_device("sgemm_bf16x6")
 
 
 @pytest.fixture(scope="module")
-def template(on_device: Callable[[Kernel], TemplateOnDevice]) -> TemplateOnDevice:
-    return on_device(KERNEL)
-
-
-@pytest.fixture(scope="module")
-def hopper(on_device: Callable[[Kernel], TemplateOnDevice]) -> TemplateOnDevice:
-    if live_device().compute_capability != "9.0":
-        pytest.skip("wgmma needs compute capability 9.0")
-    return on_device(HOPPER)
+def of_hopper(on_device: Callable[[str], TemplateOnDevice]) -> TemplateOnDevice:
+    return on_device("sgemm_bf16x6_ws")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -78,24 +63,18 @@ def test_right_at_every_shape(name: str, layout: tuple[int, int], template: Temp
     if config["CLUSTER_SPLIT"] and live_device().compute_capability != "9.0":
         pytest.skip("clusters need compute capability 9.0")
     flags = {"TRANS_A": layout[0], "TRANS_B": layout[1], "NONDETERMINISTIC": layout[0]}
-    function = template.compiled(config, "float32", flags)
-    for at, (m, n, k, batch) in enumerate(SHAPES):
-        sizes = {"M": m, "N": n, "K": k, "BATCH": batch, **flags}
-        template.expect_right(function, config, "float32", sizes, check=at % 2 == 1)
+    template.expect_right_at_shapes(config, "float32", flags, SHAPES)
 
 
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("name", HOPPER_CONFIGS)
-def test_right_on_hopper_at_every_shape(name: str, transposed: int, hopper: TemplateOnDevice) -> None:
-    config = {**HOPPER.spec.default, **HOPPER_CONFIGS[name]}
-    flags = {"TRANS_B": transposed, "NONDETERMINISTIC": transposed}
-    function = hopper.compiled(config, "float32", flags)
+def test_right_on_hopper_at_every_shape(name: str, transposed: int, of_hopper: TemplateOnDevice) -> None:
+    config = {**HOPPER.default, **HOPPER_CONFIGS[name]}
     # The one rule here that keeps out what never ends, and not only what is slow: no part of K is empty.
     shapes = [shape for shape in HOPPER_SHAPES if config["SPLIT_K"] <= -(-shape[2] // 32)]
     assert len(shapes) >= 4
-    for at, (m, n, k, batch) in enumerate(shapes):
-        sizes = {"M": m, "N": n, "K": k, "BATCH": batch, **flags}
-        hopper.expect_right(function, config, "float32", sizes, check=at % 2 == 1)
+    of_hopper.expect_right_at_shapes(config, "float32", {"TRANS_B": transposed, "NONDETERMINISTIC": transposed}, shapes)
 
 
 @pytest.mark.parametrize("name", NAMES)

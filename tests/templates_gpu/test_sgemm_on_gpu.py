@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 from template_kit import TemplateOnDevice
 
 from autotile.core.model import Config
-from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.support import SupportKernels
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.space.search_space import feasible_space
 
 pytestmark = pytest.mark.gpu
-SPACES = Path(__file__).parents[2] / "search_spaces"
 LAYOUTS = list(product((0, 1), repeat=2))
 SHAPES = [(1, 1, 1, 1), (389, 277, 149, 2), (256, 128, 64, 1), (70, 516, 1036, 3)]
 SPACES_OF = [(261, 132, 484), (261, 130, 482), (261, 131, 483)]  # rows of 4, 2 and 1 floats that lie side by side
@@ -25,16 +22,9 @@ SPACES_OF = [(261, 132, 484), (261, 130, 482), (261, 131, 483)]  # rows of 4, 2 
 
 @pytest.fixture(params=["sgemm", "sgemm_ws"])
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    if request.param == "sgemm_ws" and live_device().compute_capability != "9.0":
-        pytest.skip("needs compute capability 9.0")
-    return load_kernel(str(SPACES / f"{request.param}.toml"))
-
-
-@pytest.fixture
-def template(kernel: Kernel, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TemplateOnDevice:
-    device = live_device()
-    support = SupportKernels(CubinCache(tmp_path_factory.mktemp("cubins"), 2**28), device.architecture)
-    return TemplateOnDevice(kernel, device, support, tmp_path)
+    if request.param == "sgemm_ws":
+        request.getfixturevalue("hopper")
+    return load_kernel(request.param)
 
 
 def spread(kernel: Kernel, flags: dict[str, int]) -> list[Config]:
@@ -52,8 +42,12 @@ def spread(kernel: Kernel, flags: dict[str, int]) -> list[Config]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("nondeterministic", [0, 1])
 def test_configurations_over_the_space_are_right(
-    kernel: Kernel, template: TemplateOnDevice, layout: tuple[int, int], nondeterministic: int
+    kernel: Kernel,
+    on_device: Callable[[str], TemplateOnDevice],
+    layout: tuple[int, int],
+    nondeterministic: int,
 ) -> None:
+    template = on_device(kernel.name)
     flags = {"TRANS_A": layout[0], "TRANS_B": layout[1], "NONDETERMINISTIC": nondeterministic}
     for config in spread(kernel, flags)[nondeterministic :: 1 + nondeterministic]:
         function = template.compiled(config, "float32", flags)
