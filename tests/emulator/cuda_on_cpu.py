@@ -46,17 +46,7 @@ def _compile(*arguments: str) -> None:
 
 
 class CpuKernel:
-    """A configuration of a kernel, compiled for the CPU.
-
-    Parameters
-    ----------
-    kernel, config
-        The kernel and its configuration.
-    launcher
-        Object file of `compile_launcher`.
-    folder
-        Folder for the program and its buffers.
-    """
+    """A configuration of a kernel, compiled for the CPU with the object file of `compile_launcher`."""
 
     def __init__(self, kernel: Kernel, config: Config, launcher: Path, folder: Path) -> None:
         self._spec = kernel.spec
@@ -72,10 +62,7 @@ class CpuKernel:
     ) -> dict[str, np.ndarray]:
         """Launch with buffers and scalars given by name and return all buffers after the launch.
 
-        Raises
-        ------
-        AssertionError
-            The kernel accessed memory beyond a buffer, read a misaligned vector or overflowed an integer.
+        An `AssertionError`: it accessed memory beyond a buffer, read a misaligned vector or overflowed an integer.
         """
         geometry = launch_geometry(self._spec, self._config, sizes, device)
         buffers = {b.name: np.asarray(values[b.name]) for b in self._spec.buffers}

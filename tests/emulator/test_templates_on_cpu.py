@@ -66,40 +66,34 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def compiled(launcher: Path, tmp_path: Path) -> Compiled:
-    """Compile the default configuration of a kernel with some values replaced, which is valid at these sizes."""
-
-    def compiled(kernel: Kernel, overrides: Config, sizes: Sizes) -> cuda_on_cpu.CpuKernel:
-        return checked(kernel, overrides, sizes, launcher, tmp_path)
-
-    return compiled
+    return lambda kernel, overrides, sizes: checked(kernel, overrides, sizes, launcher, tmp_path)
 
 
 def checked(kernel: Kernel, overrides: Config, sizes: Sizes, launcher: Path, folder: Path) -> cuda_on_cpu.CpuKernel:
+    """Compile the default configuration of a kernel with some values replaced, which is valid at these sizes."""
     config = {**kernel.spec.default, **overrides}
     assert check_config(kernel.spec, config, sizes, H200) == ""
     return cuda_on_cpu.CpuKernel(kernel, config, launcher, folder)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [{}, {"BX": 4, "BY": 16, "UNROLL": 8}, {"BX": 64, "BY": 2, "COALESCED": False, "UNROLL": 1}],
-    ids=str,
-)
-def test_naive(overrides: Config, compiled: Compiled) -> None:
-    kernel = kernel_named("matmul_naive")
-    program = compiled(kernel, overrides, {"M": 67, "N": 45, "K": 33})
-    for M, N, K in [(1, 1, 1), (67, 45, 33), (3, 130, 2)]:
-        expect_right(kernel, program, {"M": M, "N": N, "K": K})
+RAGGED, WHOLE = [(1, 1, 1), (3, 130, 2), (67, 45, 33), (32, 64, 96)], [(8, 8, 8), (40, 24, 16)]
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [{}, {"TILE": 4, "UNROLL": 2, "PAD": 1}, {"TILE": 32, "UNROLL": 32}, {"TILE": 8, "UNROLL": 4, "GUARDED": False}],
+    ("name", "overrides", "shapes"),
+    [
+        ("matmul_naive", {}, RAGGED),
+        ("matmul_naive", {"BX": 4, "BY": 16, "UNROLL": 8}, RAGGED),
+        ("matmul_naive", {"BX": 64, "BY": 2, "COALESCED": False, "UNROLL": 1}, RAGGED),
+        ("matmul_tiled", {}, RAGGED),
+        ("matmul_tiled", {"TILE": 4, "UNROLL": 2, "PAD": 1}, RAGGED),
+        ("matmul_tiled", {"TILE": 32, "UNROLL": 32}, RAGGED),
+        ("matmul_tiled", {"TILE": 8, "UNROLL": 4, "GUARDED": False}, WHOLE),
+    ],
     ids=str,
 )
-def test_tiled(overrides: Config, compiled: Compiled) -> None:
-    kernel = kernel_named("matmul_tiled")
-    shapes = [(8, 8, 8), (40, 24, 16)] if "GUARDED" in overrides else [(1, 1, 1), (67, 45, 33), (32, 64, 96)]
+def test_products(name: str, overrides: Config, shapes: list[tuple[int, int, int]], compiled: Compiled) -> None:
+    kernel = kernel_named(name)
     program = compiled(kernel, overrides, dict(zip("MNK", shapes[-1], strict=True)))
     for M, N, K in shapes:
         expect_right(kernel, program, {"M": M, "N": N, "K": K})

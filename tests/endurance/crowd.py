@@ -41,20 +41,8 @@ _LAST_COMMAND_S = 240.0
 class Crowd:
     """Result of a run of the processes.
 
-    Attributes
-    ----------
-    commands
-        Number of completed commands, by name.
-    errors
-        Failed commands, with their messages.
-    acknowledged, lost
-        Number of trials that a process reported as stored, and of those that are not in the database.
-    imported, lost_imports
-        Number of imports that were reported as done, and of those that left no finished run.
-    stored
-        Number of trials in the database.
-    damage
-        Faults of the database.
+    ``commands`` counts the completed ones by name; ``acknowledged`` are trials that a process reported as stored, and
+    ``lost`` those of them that are not in the database; ``imported`` and ``lost_imports`` likewise, of finished runs.
     """
 
     processes: int
@@ -77,21 +65,7 @@ class Crowd:
 
 
 def run_crowd(folder: Path, processes: int, seconds: float, cache: Path, *, large: bool = True) -> Crowd:
-    """Run processes on one database concurrently, and check the result.
-
-    Parameters
-    ----------
-    folder
-        Folder for the database and the processes' files.
-    processes
-        Number of processes.
-    seconds
-        Duration, in seconds.
-    cache
-        Cubin cache that they share.
-    large
-        Whether to tune a kernel that is slow to compile as well.
-    """
+    """Run processes on one database for some seconds; if large, they tune a kernel that is slow to compile as well."""
     environment = {
         **os.environ,
         "AUTOTILE_DB": str(folder / "tuning.db"),

@@ -33,15 +33,7 @@ GONE_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A command that is killed.
-
-    Attributes
-    ----------
-    words
-        Arguments of ``autotile tune``.
-    cold
-        Whether to delete the cubin cache before each start, so that compile workers are busy when the parent is killed.
-    """
+    """A command that is killed; if cold, without a cubin cache, so that compile workers are busy at the kill."""
 
     name: str
     words: tuple[str, ...]
@@ -50,7 +42,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Final content of a study."""
+    """Final content of a study: configuration, outcome and time in microseconds of each trial, in their order."""
 
     winner: str
     trials: tuple[tuple[str, str, float | None], ...]
@@ -63,18 +55,12 @@ class Kill:
 
     Attributes
     ----------
-    stage
-        The stage that the process had reached.
-    after_s
-        Time from start to kill, in seconds.
-    acknowledged, stored
-        Number of trials that were reported as stored, and that are in the database.
-    lost
-        Number of trials that are missing or duplicated.
-    workers
-        Number of worker processes at the kill.
-    gone_s
-        Time until the last worker ended, in seconds; infinite if one remained.
+    stage, after_s
+        The stage that the process had reached, and the time from start to kill, in seconds.
+    acknowledged, stored, lost
+        Number of trials that were reported as stored, that are in the database, and that are missing or duplicated.
+    workers, gone_s
+        Number of worker processes at the kill, and the time until the last one ended; infinite if one remained.
     damage
         Fault that SQLite reports for the file; empty if there is none.
     """

@@ -18,17 +18,7 @@ HEALTHY = "none"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Expected trial of a configuration with one kind of fault.
-
-    Attributes
-    ----------
-    name
-        Name of the fault.
-    outcomes
-        Accepted outcomes.
-    stage, reason
-        Regular expressions for the stage and the reason of the trial.
-    """
+    """Expected trial of a configuration with one kind of fault; stage and reason are regular expressions."""
 
     name: str
     outcomes: tuple[str, ...]
@@ -57,12 +47,7 @@ def read_faults() -> tuple[Fault, ...]:
 def fault_kernel(folder: Path, *faults: str) -> Kernel:
     """Copy the kit's kernel to a folder, with its healthy configurations and some of the faulty ones; load it.
 
-    Parameters
-    ----------
-    folder
-        Folder to copy to.
-    faults
-        Names of the faults; empty for all, `HEALTHY` for none.
+    The faults are all if none is named; `HEALTHY` stands for none.
     """
     shutil.copy(_HERE / "faults.cu", folder)
     text = (_HERE / "faults.toml").read_text()

@@ -58,22 +58,9 @@ def tune_faults(
     devices: tuple[int, ...] = (),
     observe: Callable[[Progress], None] = lambda _: None,
 ) -> FaultSession:
-    """Try every configuration of the kit that has one of the given faults, or none.
+    """Try every configuration of the kit that has one of the given faults, or none; the folder is empty.
 
-    Parameters
-    ----------
-    folder
-        Empty folder for the kernel and the database.
-    faults
-        Names of the faults; empty for all, `HEALTHY` for none.
-    cache
-        Cubin cache to share; None for a separate one.
-    finals
-        Number of finalists besides the default.
-    devices
-        CUDA indices of several GPUs; empty for the first one alone.
-    observe
-        Called with each state of the session.
+    The faults are all if none is named, `HEALTHY` for none. A cubin cache of its own is made unless one is given.
     """
     kernel = fault_kernel(folder, *faults)
     settings = Settings(str(folder / "tuning.db"), cache or folder / "cache", 10**9, (), ())

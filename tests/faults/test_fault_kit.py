@@ -60,7 +60,8 @@ def test_every_fault_is_in_the_space_once_and_expected(kernel: Kernel) -> None:
 
 
 def test_a_session_can_have_one_fault_alone(tmp_path: Path) -> None:
-    space = feasible_space((kernel := fault_kernel(tmp_path, "trap")).spec, kernel.spec.sizes, H200)
+    kernel = fault_kernel(tmp_path, "trap")
+    space = feasible_space(kernel.spec, kernel.spec.sizes, H200)
     assert sorted({space.config(row)["FAULT"] for row in range(len(space))}) == [HEALTHY, "trap"]
     assert len(space) == 5
 
@@ -75,16 +76,13 @@ def test_faults_of_running_compile(kernel: Kernel, fault: str) -> None:
     assert resources(kernel, faulty(kernel, fault)).spill_bytes == 0
 
 
-def test_too_many_registers_are_seen_before_the_launch(kernel: Kernel) -> None:
-    config = faulty(kernel, "registers")
-    assert resources(kernel, config).registers > 64
-    assert "1024 threads" in gate(kernel, config)
-    assert gate(kernel, config).endswith("limited by registers")
-
-
-def test_too_much_shared_memory_is_seen_before_the_launch(kernel: Kernel) -> None:
-    assert resources(kernel, faulty(kernel, "shared_memory")).static_smem_bytes == 16 * 1024
-    assert gate(kernel, faulty(kernel, "shared_memory")).endswith("limited by shared_memory")
+def test_too_much_is_seen_before_the_launch(kernel: Kernel) -> None:
+    registers, shared = faulty(kernel, "registers"), faulty(kernel, "shared_memory")
+    assert resources(kernel, registers).registers > 64
+    assert "1024 threads" in gate(kernel, registers)
+    assert gate(kernel, registers).endswith("limited by registers")
+    assert resources(kernel, shared).static_smem_bytes == 16 * 1024
+    assert gate(kernel, shared).endswith("limited by shared_memory")
 
 
 def test_declared_shared_memory_beyond_the_limit_is_seen_before_compiling(kernel: Kernel) -> None:

@@ -55,13 +55,7 @@ def settles(condition: Callable[[], bool]) -> bool:
 
 @contextmanager
 def no_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail if the ``with`` block leaves a process, an open file or a temporary file behind.
-
-    Parameters
-    ----------
-    folder
-        Empty folder for temporary files.
-    """
+    """Fail if the ``with`` block leaves a process, an open file or, in an empty folder for them, a temporary file."""
     mark = f"AUTOTILE_TEST_MARK={folder}"
     monkeypatch.setenv(*mark.split("=", 1))
     monkeypatch.setenv("TMPDIR", str(folder))
