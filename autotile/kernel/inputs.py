@@ -76,23 +76,16 @@ class InputMaker:
             return make_input(buffer, shape, name, self._seed)
         if isinstance(buffer.content, InputFile):
             return buffer.content.read(buffer.name, shape, DTYPES[name])
-        environment = {used: self._operand(used) for used in buffer.content.inputs}
-        scalars = {name: self._operand(name) for name in self._scalar_names()}
-        values = buffer.content.values({**scalars, **environment}, shape, buffer.name, self._seed)
+        scalars = {s.name: s.given(self._sizes, check=self._check) for s in self._spec.scalars if s.is_operand}
+        known: dict[str, Any] = {
+            **self._sizes,
+            **{each: np.asarray(value) if isinstance(value, tuple) else value for each, value in scalars.items()},
+        }
+        for used in buffer.content.inputs - known.keys():
+            dtype = DTYPES[self._spec.buffer(used).element_type(self._dtype, self._sizes)]
+            known[used] = dtype.decode(self.stored(used))
+        values = buffer.content.values(known, shape, buffer.name, self._seed)
         return _encoded(buffer.name, values, DTYPES[name])
-
-    def _scalar_names(self) -> list[str]:
-        return [*self._sizes, *(scalar.name for scalar in self._spec.scalars if scalar.is_operand)]
-
-    def _operand(self, name: str) -> Any:
-        if name in self._sizes:
-            return self._sizes[name]
-        for scalar in self._spec.scalars:
-            if scalar.name == name:
-                value = scalar.given(self._sizes, check=self._check)
-                return np.asarray(value) if isinstance(value, tuple) else value
-        dtype = DTYPES[self._spec.buffer(name).element_type(self._dtype, self._sizes)]
-        return dtype.decode(self.stored(name))
 
 
 def _encoded(name: str, values: Array, dtype: Dtype) -> Array:
@@ -134,7 +127,8 @@ def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, 
     """
     dtype = DTYPES[dtype_name].component
     if dtype.is_complex and buffer.init in ("normal", "uniform"):
-        return _random_complex(buffer, shape, dtype, seed)
+        parts = make_input(buffer, (*shape, 2), "float32", seed)  # real and imaginary parts as a last axis
+        return np.ascontiguousarray(dtype.encode(parts.view(np.complex64)[..., 0]))
     random = partial(draw_chunks, buffer.name, shape, seed)
     match buffer.init:
         case "zeros":
@@ -153,12 +147,6 @@ def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, 
         case unknown:
             raise InputError(f"unknown content {unknown!r} of {buffer.name}")
     return np.ascontiguousarray(dtype.encode(values))
-
-
-def _random_complex(buffer: BufferArgument, shape: tuple[int, ...], dtype: Dtype, seed: int) -> Array:
-    """Return random values whose real and imaginary parts are drawn as a last axis."""
-    parts = make_input(buffer, (*shape, 2), "float32", seed)
-    return np.ascontiguousarray(dtype.encode(parts.view(np.complex64)[..., 0]))
 
 
 def missing_input(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> str:
@@ -270,16 +258,16 @@ def with_captured_call(spec: KernelSpec, folder: Path) -> KernelSpec:
     if call.kernel != spec.name or unknown:
         what = f"has no argument {unknown[0]!r}" if call.kernel == spec.name else f"is not {call.kernel!r}"
         raise InputError(f"{folder} holds a call of another kernel or version: {spec.name} {what}")
-    return replace(spec, arguments=tuple(_with_content(a, call, folder) for a in spec.arguments))
 
+    def filled(argument: Argument) -> Argument:
+        if isinstance(argument, BufferArgument) and argument.name in call.arrays:
+            content = InputFile(str((folder / call.arrays[argument.name]).absolute()), is_whole=True)
+            return replace(argument, init="file", content=content)
+        if isinstance(argument, ScalarArgument) and argument.name in call.scalars and argument.binding is None:
+            return replace(argument, value=call.scalars[argument.name], check_value=None)
+        return argument
 
-def _with_content(argument: Argument, call: CapturedCall, folder: Path) -> Argument:
-    if isinstance(argument, BufferArgument) and argument.name in call.arrays:
-        content = InputFile(str((folder / call.arrays[argument.name]).absolute()), is_whole=True)
-        return replace(argument, init="file", content=content)
-    if isinstance(argument, ScalarArgument) and argument.name in call.scalars and argument.binding is None:
-        return replace(argument, value=call.scalars[argument.name], check_value=None)
-    return argument
+    return replace(spec, arguments=tuple(map(filled, spec.arguments)))
 
 
 def document_of(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, scalars: Mapping[str, object]) -> CapturedCall:

@@ -128,30 +128,8 @@ KernelName: TypeAlias = Annotated[
 """A kernel: its name, the path of its search-space file, or an object that holds it."""
 
 
-class KernelReader:
-    """Reads kernels; while the files of one are unchanged, it returns the same object."""
-
-    def __init__(self) -> None:
-        self._last: dict[Path, Kernel] = {}
-
-    def read(self, path: Path) -> Kernel:
-        """Read a search-space file and its template; see `load_kernel`."""
-        text, shown = read_text(path, "search-space file"), str(path)
-        path = path.absolute()  # the template is compiled later, maybe from another working directory
-        last = self._last.get(path)
-        if last is not None and last.spec.text == text:
-            spec = last.spec
-        else:
-            spec = parse_spec(text, shown, folder=str(path.parent))
-        kernel = make_kernel(spec, _template_path(path, spec), folder=path.parent)
-        check_source(spec, kernel.source)
-        if last is not None and last.spec is spec and last == kernel:
-            return last
-        self._last[path] = kernel
-        return kernel
-
-
-_reader = KernelReader()
+_read: dict[Path, Kernel] = {}
+"""Last kernel of each search-space file; while the files of one are unchanged, it is the same object."""
 
 
 def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kernel:
@@ -173,7 +151,24 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
     """
     if held := held_kernel(name):
         return held
-    return _reader.read(_find(str(name), folders if folders is not None else read_settings().kernel_folders))
+    path = _find(str(name), folders if folders is not None else read_settings().kernel_folders)
+    text, shown = read_text(path, "search-space file"), str(path)
+    path = path.absolute()  # the template is compiled later, maybe from another working directory
+    last = _read.get(path)
+    is_same = last is not None and last.spec.text == text
+    spec = last.spec if last is not None and is_same else parse_spec(text, shown, folder=str(path.parent))
+    shared = Path(os.path.normpath(path.parent / os.pardir / "templates"))  # the parent of "." is "..", not itself
+    candidates = (path.parent / spec.template, shared / spec.template)
+    template = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if template is None:
+        paths = " nor ".join(map(str, candidates))
+        raise SpecError(f"there is no template {paths}", source=spec.source, key="kernel.template")
+    kernel = make_kernel(spec, template, folder=path.parent)
+    check_source(spec, kernel.source)
+    if last is not None and is_same and last == kernel:
+        return last
+    _read[path] = kernel
+    return kernel
 
 
 def held_kernel(name: KernelName) -> Kernel | None:
@@ -204,7 +199,15 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     """
     if source is None:
         source = read_text(template, "template")
-    folders = _include_folders(spec, template.parent if folder is None else folder)
+    folders = []
+    for name in spec.include:
+        path = Path(os.path.normpath(absolute_path(name, "a folder of headers", folder or template.parent)))
+        if not path.is_dir():
+            raise Location(spec.source, "kernel.include").error(
+                f"there is no folder {path} of headers; correct the path, or remove it and set AUTOTILE_INCLUDE"
+            )
+        folders.append(path)
+    folders += read_settings().include_folders
     named = frozenset().union(*map(names_in, spec.entries))
     texts = _macro_texts(spec)
     own = own_sources(template, source, folders, named, texts)
@@ -217,7 +220,7 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
         source,
         template,
         digest,
-        include_folders=folders,
+        include_folders=tuple(folders),
         template_names=own.template_names | (named - own.used_names),
     )
 
@@ -245,19 +248,6 @@ def _macro_texts(spec: KernelSpec) -> list[str]:
     """Return the texts of macros that the search-space file defines, which may name a file that is included."""
     values = [value for parameter in spec.parameters for value in parameter.values if isinstance(value, str)]
     return [*values, *(text if isinstance(text, str) else text.text for text in spec.build.defines.values())]
-
-
-def _include_folders(spec: KernelSpec, folder: Path) -> tuple[Path, ...]:
-    """Return the folders of headers that a file names, followed by those of the settings."""
-    found = []
-    for name in spec.include:
-        path = Path(os.path.normpath(absolute_path(name, "a folder of headers", folder)))
-        if not path.is_dir():
-            raise Location(spec.source, "kernel.include").error(
-                f"there is no folder {path} of headers; correct the path, or remove it and set AUTOTILE_INCLUDE"
-            )
-        found.append(path)
-    return (*found, *read_settings().include_folders)
 
 
 def _reference_template(spec: KernelSpec, template: Path) -> Path | None:
@@ -308,14 +298,3 @@ def _find(name: str, folders: Sequence[Path]) -> Path:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known kernels: {', '.join(names)}."
     raise UnknownKernelError(f"no kernel named {name!r}; {hint} To use a kernel of your own, give path/to/mine.toml")
-
-
-def _template_path(spec_path: Path, spec: KernelSpec) -> Path:
-    beside = spec_path.parent
-    shared = Path(os.path.normpath(beside / os.pardir / "templates"))  # the parent of "." is "..", not itself
-    candidates = (beside / spec.template, shared / spec.template)
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    paths = " nor ".join(str(candidate) for candidate in candidates)
-    raise SpecError(f"there is no template {paths}", source=spec.source, key="kernel.template")

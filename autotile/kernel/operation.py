@@ -12,9 +12,9 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.dtypes import dtype_name
@@ -32,7 +32,6 @@ from autotile.settings import read_settings
 LIBRARIES = ("cublas",)
 """Libraries that an operation file may name. Others are Python callables, which no file names."""
 _KEYS = ("name", "summary", "sizes", "flags", "conditions", "dtypes", "libraries")
-_KERNEL_KEYS = ("kernel", "when", "sizes", "dtypes", "measured_only")
 _MAX_KERNELS = 64
 
 
@@ -101,21 +100,16 @@ class Member:
         given = problem.sizes
         if problem.dtype not in self.dtypes or any(given[name] != value for name, value in self.required.items()):
             return None
-        if self.when is not None and not self._holds(self.when, given, device):
-            return None
+        if self.when is not None:
+            used = [name for name in self.when.names if name.startswith("device.")]
+            if device is not None or not used:
+                properties = {name: getattr(device, name.removeprefix("device.")) for name in used}
+                if not self.when.value({**given, **properties} if properties else given):
+                    return None
         return {
             name: given[value] if isinstance(value, str) else int(value.value(given))
             for name, value in self.sizes.items()
         }
-
-    def _holds(self, when: Expression, given: Mapping[str, int], device: DeviceProperties | None) -> bool:
-        if device is None:
-            if any(name.startswith("device.") for name in when.names):
-                return True
-            return bool(when.value(given))
-        used = (name for name in when.names if name.startswith("device."))
-        properties = {name: getattr(device, name.removeprefix("device.")) for name in used}
-        return bool(when.value({**given, **properties} if properties else given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,16 +224,6 @@ class Operation:
                 yield member, sizes
 
 
-class _Place(NamedTuple):
-    """The declarations that a kernel's table refers to."""
-
-    kinds: Mapping[str, Kind]
-    sizes: Mapping[str, int]
-    conditions: Sequence[str]
-    dtypes: Sequence[str]
-    folder: Path
-
-
 def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operation:
     """Parse an operation file.
 
@@ -277,84 +261,65 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
     name = table.text("name")
     if re.fullmatch(KERNEL_NAME, name) is None:
         raise table.error("name", f"expected {NAME_RULE}; got {describe(name)}")
-    place = _Place(kinds, every, tuple(conditions), dtypes, folder)
     content = [name, *(f"{size}={value}" for size, value in {**sizes, **flags}.items()), *dtypes]
-    return Operation(
+    operation = Operation(
         name=name,
         summary=table.text("summary", ""),
         sizes=every,
         flags=tuple(flags),
         conditions=tuple(conditions),
         dtypes=dtypes,
-        members=_members(document.table("kernels"), place),
+        members=(),
         libraries=libraries,
         source=source,
         digest=hashlib.sha256("\n".join(content).encode()).hexdigest(),
     )
+    kernels = document.table("kernels")
+    if not 1 <= len(kernels.data) <= _MAX_KERNELS:
+        raise kernels.error("", f"expected 1 to {_MAX_KERNELS} kernels, got {len(kernels.data)}")
+    members = [_member(kernels.table(kernel), kernel, operation, kinds, folder) for kernel in kernels.data]
+    return replace(operation, members=tuple(members))
 
 
-def _members(table: Table, place: _Place) -> tuple[Member, ...]:
-    if not 1 <= len(table.data) <= _MAX_KERNELS:
-        raise table.error("", f"expected 1 to {_MAX_KERNELS} kernels, got {len(table.data)}")
-    return tuple(_member(table.table(name), name, place) for name in table.data)
-
-
-def _member(table: Table, name: str, place: _Place) -> Member:
-    table.allow(_KERNEL_KEYS)
+def _member(table: Table, name: str, operation: Operation, kinds: Mapping[str, Kind], folder: Path) -> Member:
+    """Parse a kernel's table, whose expressions use names of the given kinds."""
+    table.allow(("kernel", "when", "sizes", "dtypes", "measured_only"))
     given = table.text("kernel", name)
     path = os.path.expanduser(given)  # noqa: PTH111 - Path.expanduser raises where there is no such user
-    kernel = str(place.folder / path) if is_path(given) else given
+    kernel = str(folder / path) if is_path(given) else given
     spec = load_kernel(kernel).spec
     declared = table.table("sizes", optional=True)
     declared.allow(spec.sizes)
-    sizes: dict[str, Expression | str] = {
-        size: declared.expression(size, place.kinds, "number") for size in declared.data
-    }
+    sizes: dict[str, Expression | str] = {size: declared.expression(size, kinds, "number") for size in declared.data}
     for size in spec.sizes:
-        if size in place.sizes:
+        if size in operation.sizes:
             sizes.setdefault(size, size)
         elif size not in sizes and not spec.is_optional(size):
-            raise table.error(
-                "sizes", f"{spec.name} has the size {size}, the operation has not; add sizes = {{ {size} = ... }}"
-            )
-    used = {value for value in sizes.values() if isinstance(value, str)}
-    used |= {part for value in sizes.values() if isinstance(value, Expression) for part in value.names}
-    lacking = [size for size in place.sizes if size not in used and size not in place.conditions]
+            hint = f"add sizes = {{ {size} = ... }}"
+            raise table.error("sizes", f"{spec.name} has the size {size}, the operation has not; {hint}")
+    used = {part for value in sizes.values() for part in ([value] if isinstance(value, str) else value.names)}
+    lacking = [size for size in operation.sizes if size not in used and size not in operation.conditions]
     for size in lacking:
-        if place.kinds[size] == "number" and place.sizes[size] != 1:
+        if kinds[size] == "number" and operation.sizes[size] != 1:
             raise table.error("sizes", f"{spec.name} lacks the size {size} of the operation, whose default is not 1")
-    kinds: dict[str, Kind] = {**place.kinds, **{f"device.{each}": "number" for each in EXPRESSION_NAMES}}
-    known = place.dtypes
-    dtypes = parse_dtypes(table) if "dtypes" in table.data else tuple(d for d in known if d in spec.dtypes)
+    device_kinds: dict[str, Kind] = {f"device.{each}": "number" for each in EXPRESSION_NAMES}
+    common = tuple(dtype for dtype in operation.dtypes if dtype in spec.dtypes)
+    dtypes = parse_dtypes(table) if "dtypes" in table.data else common
     if not dtypes or set(dtypes) - set(spec.dtypes):
         raise table.error("dtypes", f"{spec.name} supports {', '.join(spec.dtypes)}, none of which is meant here")
     return Member(
         name=spec.name,
         kernel=kernel,
-        when=table.expression("when", kinds, "boolean") if "when" in table.data else None,
+        when=table.expression("when", {**kinds, **device_kinds}, "boolean") if "when" in table.data else None,
         sizes=sizes,
-        required={size: 0 if place.kinds[size] == "boolean" else 1 for size in lacking},
+        required={size: 0 if kinds[size] == "boolean" else 1 for size in lacking},
         dtypes=dtypes,
         measured_only=table.boolean("measured_only", default=False),
     )
 
 
-class OperationReader:
-    """Reads operations; while a file is unchanged, it returns the same object."""
-
-    def __init__(self) -> None:
-        self._last: dict[Path, tuple[str, Operation]] = {}
-
-    def read(self, path: Path) -> Operation:
-        """Read an operation file; see `load_operation`."""
-        text, path = read_text(path, "operation file"), path.absolute()
-        last = self._last.get(path)
-        if last is None or last[0] != text:
-            last = self._last[path] = text, parse_operation(text, str(path), folder=path.parent)
-        return last[1]
-
-
-_reader = OperationReader()
+_read: dict[Path, tuple[str, Operation]] = {}
+"""Text and content of each file that was read: while a file is unchanged, it gives the same object."""
 
 
 def load_operation(name: str, folders: Sequence[Path] | None = None) -> Operation:
@@ -373,7 +338,10 @@ def load_operation(name: str, folders: Sequence[Path] | None = None) -> Operatio
     if path is None:
         names = operation_names(folders)
         raise UnknownKernelError(f"no operation named {name!r}{nearest(name, names)} (known: {', '.join(names)})")
-    return _reader.read(path)
+    text, path = read_text(path, "operation file"), path.absolute()
+    if path not in _read or _read[path][0] != text:
+        _read[path] = text, parse_operation(text, str(path), folder=path.parent)
+    return _read[path][1]
 
 
 def find_operation(name: str, folders: Sequence[Path] | None = None) -> Path | None:
@@ -387,11 +355,15 @@ def find_operation(name: str, folders: Sequence[Path] | None = None) -> Path | N
 
 
 def _find(name: str, folders: Sequence[Path] | None) -> Path | None:
-    if is_path(name):
-        path = Path(os.path.expanduser(name))  # noqa: PTH111
-        return path if is_file(path) and _is_operation(path) else None
-    found = (folder / f"{name}.toml" for folder in _folders(folders))
-    return next((path for path in found if is_file(path)), None)
+    if not is_path(name):
+        found = (folder / f"{name}.toml" for folder in _folders(folders))
+        return next((path for path in found if is_file(path)), None)
+    path = Path(os.path.expanduser(name))  # noqa: PTH111
+    if is_file(path):
+        with suppress(SpecError):  # the parser of kernels reports what is wrong with it
+            if "operation" in read_document(read_text(path, "file"), str(path)).data:
+                return path
+    return None
 
 
 def operation_names(folders: Sequence[Path] | None = None) -> list[str]:
@@ -401,10 +373,3 @@ def operation_names(folders: Sequence[Path] | None = None) -> list[str]:
 
 def _folders(given: Sequence[Path] | None) -> Sequence[Path]:
     return read_settings().operation_folders if given is None else given
-
-
-def _is_operation(path: Path) -> bool:
-    try:
-        return "operation" in read_document(read_text(path, "file"), str(path)).data
-    except SpecError:
-        return False  # the parser of kernels reports what is wrong with it
