@@ -73,7 +73,13 @@ def header_folders() -> HeaderFolders:
 
     Of equal versions, the wheels' come before an installed toolkit's.
     """
-    found = {os.path.realpath(folder): folder for folder in reversed([*_wheel_folders(), *_installed_folders()])}
+    installed = [
+        folder.resolve()
+        for toolkit in toolkit_folders()
+        for folder in (toolkit / "include", toolkit / "include" / "cccl")
+        if os.path.isdir(folder)  # noqa: PTH112 - never raises
+    ]
+    found = {os.path.realpath(folder): folder for folder in reversed([*_wheel_folders(), *installed])}
     toolkit = tuple(map(str, _ranked(reversed(found.values()))))
     return HeaderFolders((str(_DEVICE_HEADERS), *toolkit, str(_STANDARD_HEADERS)), toolkit)
 
@@ -109,15 +115,6 @@ def _wheel_folders() -> list[Path]:
     names = [f"cu{major}/include", f"cu{major}/include/cccl", *(f"{name}/include" for name in _OF_WHEELS)]
     places = (Path(place, "nvidia", name) for place in sys.path if place for name in names)
     return [*found, *(folder for folder in places if os.path.isdir(folder))]  # noqa: PTH112 - never raises
-
-
-def _installed_folders() -> list[Path]:
-    found = []
-    for toolkit in toolkit_folders():
-        for folder in (toolkit / "include", toolkit / "include" / "cccl"):
-            if os.path.isdir(folder):  # noqa: PTH112 - never raises
-                found.append(folder.resolve())
-    return found
 
 
 def _ranked(folders: Iterable[Path]) -> list[Path]:
@@ -184,23 +181,12 @@ def cccl_folders() -> list[tuple[str, str]]:
 _MAX_HEADERS = 1000
 
 
-class OwnHeaders(NamedTuple):
-    """Headers that are given to NVRTC as texts.
+def own_headers(source: str, template: Path, include_folders: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the author's headers that a source includes, directly or indirectly, without their host functions.
 
-    Attributes
-    ----------
-    texts
-        Text of each header by its name in the ``#include``.
-    folders
-        Folders of the headers: NVRTC does not search that of a header that is a text.
+    They are texts by the name in the ``#include``, for NVRTC, which does not search the folder of a header that is a
+    text; therefore the folders are returned, too.
     """
-
-    texts: dict[str, str]
-    folders: tuple[str, ...]
-
-
-def own_headers(source: str, template: Path, include_folders: Sequence[str]) -> OwnHeaders:
-    """Return the author's headers that a source includes, directly or indirectly, without their host functions."""
     own = [template.parent, *map(Path, include_folders)]
     permitted = permitted_folders(template, own[1:])
     texts: dict[str, str] = {}
@@ -219,7 +205,7 @@ def own_headers(source: str, template: Path, include_folders: Sequence[str]) -> 
                 continue
             folders[str(path.parent)] = None
             waiting.append((path.parent, texts[name]))
-    return OwnHeaders(texts, tuple(folders))
+    return texts, tuple(folders)
 
 
 _PLACE = re.compile(r"(/[^\n]*?)\(\d+\)")
@@ -274,38 +260,43 @@ _RESOURCES = {
 }
 
 
-def _limit_error(log: str, job: CompileJob) -> str:
-    """Return which resource a source needs more of than there is; "" if the assembler reports none."""
-    match = _USES_TOO_MUCH.search(log) or _OVERFLOWED.search(log)
-    if match is None:
-        other = _OTHER_LIMIT.search(log)
-        return other[1] if other else ""
-    groups = match.groupdict()
-    used, allowed = int(groups["used"], 0) + int(groups.get("system") or "0", 0), int(groups["allowed"], 0)
-    what = _RESOURCES.get(groups["what"], groups["what"])
-    cure = "; an array that is extern __shared__ may be larger, see dynamic_smem_bytes" if "shared" in what else ""
-    entry = next((name for name in job.entries if _is_symbol_of(groups["entry"] or "", name)), groups["entry"])
-    return f"{entry or 'the source'} uses {used} bytes of {what}, over the limit of {allowed} bytes{cure}"
-
-
-def _is_symbol_of(symbol: str, entry: str) -> bool:
-    """Return whether a mangled name is that of an entry."""
-    name = re.split(r"[<(]", entry)[0].rpartition("::")[2].strip()
-    return symbol.startswith("_Z") and bool(name) and f"{len(name)}{name}" in symbol
-
-
 def compile_error(log: str, job: CompileJob) -> CompileError:
     """Return the error for a compiler's log, with the remedy where it is known."""
-    if limit := _limit_error(log, job):
+    if match := _USES_TOO_MUCH.search(log) or _OVERFLOWED.search(log):
+        groups = match.groupdict()
+        used, allowed = int(groups["used"], 0) + int(groups.get("system") or "0", 0), int(groups["allowed"], 0)
+        what = _RESOURCES.get(groups["what"], groups["what"])
+        cure = "; an array that is extern __shared__ may be larger, see dynamic_smem_bytes" if "shared" in what else ""
+        entry = groups["entry"] or ""
+        for name in job.entries:
+            own = re.split(r"[<(]", name)[0].rpartition("::")[2].strip()
+            if entry.startswith("_Z") and own and f"{len(own)}{own}" in entry:  # the mangled name is that of an entry
+                entry = name
+                break
+        limit = f"{entry or 'the source'} uses {used} bytes of {what}, over the limit of {allowed} bytes{cure}"
         return CompileError(limit, log, exceeds_limit=True)
-    error = first_error(log, Path(job.template_path), job.include_folders)
-    if match := _NAME_MAP.match(error):
-        return CompileError(_entry_error(job, match[1]), log)
+    if match := _OTHER_LIMIT.search(log):
+        return CompileError(match[1], log, exceeds_limit=True)
+    error = _first_error(log, Path(job.template_path), job.include_folders)
+    if match := _NAME_MAP.match(error):  # an entry does not name one function
+        found = global_functions(job.source)
+        names = ", ".join(dict.fromkeys(function.display for function in found)) or "none in the template itself"
+        entries = " and ".join(repr(job.expression(entry)) for entry in job.entries)
+        if "which instance of function template" in match[1]:
+            cure = 'it is a template, so give its arguments, as in entry = "name<BLOCK, float>"'
+        elif "which instance of overloaded" in match[1]:
+            cure = 'it is overloaded, so give its type, as in entry = "(void (*)(float*, int))name"'
+        else:
+            cure = (
+                'give the C++ name of a __global__ function, with its namespace, as in entry = "name" or '
+                '"space::name<4>"'
+            )
+        return CompileError(f"entry {entries}: {match[1]}; {cure} (__global__ functions found: {names})", log)
     cure = _cure(error, {option[2:].partition("=")[0] for option in job.options if option.startswith("-D")})
     return CompileError(f"{error}\n{cure}" if cure else error, log)
 
 
-def first_error(log: str, template: Path, own: Sequence[str] = ()) -> str:
+def _first_error(log: str, template: Path, own: Sequence[str]) -> str:
     """Return the compiler's first error, with the lines that show the source.
 
     Of a file that the template must not include, which a macro may have named, nothing is shown.
@@ -314,39 +305,18 @@ def first_error(log: str, template: Path, own: Sequence[str] = ()) -> str:
     for index, line in enumerate(lines):
         if "error" in line.lower():
             place = _PLACE.match(line)
-            if place is not None and _is_foreign(Path(place[1]), template, own):
-                return f"{place[0]}: error in a file that the template must not include, as it is outside of its folder"
+            if place is not None:
+                permitted = permitted_folders(template, [Path(folder) for folder in (*own, *include_folders())])
+                if not is_permitted(Path(place[1]), permitted):
+                    outside = "error in a file that the template must not include, as it is outside of its folder"
+                    return f"{place[0]}: {outside}"
             context = [following for following in lines[index + 1 : index + 3] if following.strip()]
             return "\n".join([line, *(following for following in context if not following.startswith("ptxas info"))])
     return log.strip()
 
 
-def _entry_error(job: CompileJob, error: str) -> str:
-    """Return why an entry does not name one function, with those that there are."""
-    found = global_functions(job.source)
-    names = ", ".join(dict.fromkeys(function.display for function in found)) or "none in the template itself"
-    entries = " and ".join(repr(job.expression(entry)) for entry in job.entries)
-    if "which instance of function template" in error:
-        cure = 'it is a template, so give its arguments, as in entry = "name<BLOCK, float>"'
-    elif "which instance of overloaded" in error:
-        cure = 'it is overloaded, so give its type, as in entry = "(void (*)(float*, int))name"'
-    else:
-        cure = (
-            'give the C++ name of a __global__ function, with its namespace, as in entry = "name" or "space::name<4>"'
-        )
-    return f"entry {entries}: {error}; {cure} (__global__ functions found: {names})"
-
-
 def _cure(error: str, macros: Collection[str]) -> str:
-    """Return the remedy of an error; "" if none is known.
-
-    Parameters
-    ----------
-    error
-        The error, with the lines that show the source.
-    macros
-        Names of the macros that the compiler gets.
-    """
+    """Return the remedy of an error, given the names of the macros that the compiler gets; "" if none is known."""
     if match := _MISSING_HEADER.search(error):
         return header_cure(match[1] or match[2])
     if match := _UNDEFINED.search(error):
@@ -358,14 +328,11 @@ def _cure(error: str, macros: Collection[str]) -> str:
     if "expected an identifier" in error and (declared := _DECLARED.search(error)) and declared[1] in macros:
         return f"{declared[1]} is a parameter here, and so a macro: remove its declaration from the source"
     if "texture is not a template" in error:
-        return _TEXTURE_CURE
+        return (
+            "texture references were removed in CUDA 12: take a parameter cudaTextureObject_t instead, and declare it "
+            'as in tex = { texture = "image" }'
+        )
     return HOST_CURE if _HOST.search(error) else ""
-
-
-_TEXTURE_CURE = (
-    "texture references were removed in CUDA 12: take a parameter cudaTextureObject_t instead, and declare it as in "
-    'tex = { texture = "image" }'
-)
 
 
 def header_cure(name: str) -> str:
@@ -381,8 +348,3 @@ def header_cure(name: str) -> str:
         f'if {name} is in a folder of yours, name the folder: [kernel] include = ["path/to/folder"], or set '
         "AUTOTILE_INCLUDE"
     )
-
-
-def _is_foreign(path: Path, template: Path, own: Sequence[str]) -> bool:
-    folders = permitted_folders(template, [Path(folder) for folder in (*own, *include_folders())])
-    return not is_permitted(path, folders)

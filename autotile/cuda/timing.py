@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,19 +39,6 @@ _CHUNK_US = 5000.0
 _QUEUED_CHUNKS = 2
 
 
-class LaunchTimer(Protocol):
-    """Takes a sample of the time of a launch."""
-
-    resolution_us: float
-    """Resolution of a sample, in microseconds."""
-
-    def start(self) -> None:
-        """Queue the work of one sample on the current stream."""
-
-    def time_us(self) -> float:
-        """Wait for the work, and return the time of one launch in microseconds."""
-
-
 class EventTimer:
     """Times one launch between two events, after a flush of the L2 cache.
 
@@ -61,6 +48,11 @@ class EventTimer:
         Function that queues the launch.
     flush
         Function that queues a flush of the L2 cache, or does nothing for a hot cache.
+
+    Attributes
+    ----------
+    resolution_us
+        Resolution of a sample, in microseconds.
     """
 
     def __init__(self, launch: Launch, flush: Launch) -> None:
@@ -161,6 +153,10 @@ class BackToBack:
         last = self._ends[-1]
         last.synchronize()
         return _elapsed_us(self._start, last) / self._runs
+
+
+LaunchTimer = EventTimer | BatchTimer
+"""Takes a sample of the time of a launch: `start` queues its work on the current stream, `time_us` waits for it."""
 
 
 def _batched(probe_us: float) -> int:
@@ -466,37 +462,21 @@ _SPIN_ITERATIONS = 12_000
 _DRIFT_SAMPLES = 3
 
 
-class DriftProbe:
-    """Times a kernel of dependent multiply-adds, one block per SM, which takes a fixed number of clock cycles.
+def drift_us(support: SupportKernels, timer: Timer, sm_count: int) -> float:
+    """Return the current time of a kernel of dependent multiply-adds, one block per SM, in microseconds.
 
-    Its time varies with the clock and with other load on the GPU, but not with the candidates.
-
-    Parameters
-    ----------
-    support
-        Support kernels of the worker.
-    timer
-        Timer of the candidates.
-    sm_count
-        Number of SMs of the device.
+    It takes a fixed number of clock cycles, so that its time varies with the clock and with other load on the GPU, but
+    not with the candidates.
     """
-
-    def __init__(self, support: SupportKernels, timer: Timer, sm_count: int) -> None:
-        self._support = support
-        self._timer = timer
-        self._sm_count = sm_count
-
-    def read_us(self) -> float:
-        """Return the current time of the kernel, in microseconds."""
-        samples = self._timer.samples(lambda: self._support.spin(self._sm_count, _SPIN_ITERATIONS), _DRIFT_SAMPLES)
-        return round(float(np.median(samples)), 3)
+    samples = timer.samples(lambda: support.spin(sm_count, _SPIN_ITERATIONS), _DRIFT_SAMPLES)
+    return round(float(np.median(samples)), 3)
 
 
 _IDLE_PERCENT = 5
 """Share of the last second, in percent, in which an idle GPU may run a kernel, such as that of a display."""
 
 
-class Telemetry:
+class Nvml:
     """Readings of NVML for a CUDA device; empty if NVML is missing or fails.
 
     Parameters
@@ -567,8 +547,6 @@ class Telemetry:
             return None
 
 
-Source = Literal["counter", "power"]
-
 _COUNTER_RUN_IN_S = 0.15
 """Time before the first reading of the energy counter, whose value may be 100 ms old."""
 _POWER_RUN_IN_S = 1.0
@@ -606,10 +584,21 @@ class EnergyMeter:
         NVML reports neither energy nor power.
     """
 
-    def __init__(self, timer: Timer, telemetry: Telemetry) -> None:
+    def __init__(self, timer: Timer, telemetry: Nvml) -> None:
         self._timer = timer
         self._telemetry = telemetry
-        self._source = _source(telemetry)
+        # Even an idle GPU uses some millijoules in a tenth of a second; a counter that stands still is none.
+        first_mj, begin_s, is_counted = telemetry.energy_mj(), time.perf_counter(), False
+        while first_mj is not None and not is_counted and time.perf_counter() - begin_s < 1.0:
+            is_counted = telemetry.energy_mj() != first_mj
+            if not is_counted:
+                time.sleep(_POLL_S)
+        if not is_counted and telemetry.power_w() is None:
+            raise InputError(
+                "NVML reports neither the energy nor the power of this GPU; leave the objective energy out, "
+                "and see `autotile doctor`"
+            )
+        self._source: Literal["counter", "power"] = "counter" if is_counted else "power"
         self._flush: tuple[float, float] | None = (0.0, 0.0) if timer.l2 == "hot" else None
         """Time of a flush in microseconds and its energy in millijoules; None if not measured yet."""
 
@@ -637,7 +626,18 @@ class EnergyMeter:
 
     def _steady_power_w(self, running: BackToBack) -> float:
         """Return the mean power between two updates of the readings."""
-        read_mj = self._telemetry.energy_mj if self._source == "counter" else _PowerSum(self._telemetry.power_w)
+        last_s, sum_mj = time.perf_counter(), 0.0
+
+        def integrated_mj() -> float | None:
+            nonlocal last_s, sum_mj
+            now_s, power_w = time.perf_counter(), self._telemetry.power_w()
+            if power_w is None:
+                return None
+            sum_mj += 1e3 * power_w * (now_s - last_s)
+            last_s = now_s
+            return sum_mj
+
+        read_mj = self._telemetry.energy_mj if self._source == "counter" else integrated_mj
         run_in_s = _COUNTER_RUN_IN_S if self._source == "counter" else _POWER_RUN_IN_S
         begin_s = time.perf_counter()
         first: tuple[float, float] | None = None
@@ -655,41 +655,3 @@ class EnergyMeter:
             before_mj = now_mj
             time.sleep(_POLL_S)
         raise ToolchainError("NVML has stopped updating the energy of the GPU; leave the objective energy out")
-
-
-class _PowerSum:
-    """Energy in millijoules, integrated from readings of the power."""
-
-    def __init__(self, power_w: Callable[[], float | None]) -> None:
-        self._power_w = power_w
-        self._last_s = time.perf_counter()
-        self._sum_mj = 0.0
-
-    def __call__(self) -> float | None:
-        now_s, power_w = time.perf_counter(), self._power_w()
-        if power_w is None:
-            return None
-        self._sum_mj += 1e3 * power_w * (now_s - self._last_s)
-        self._last_s = now_s
-        return self._sum_mj
-
-
-def _source(telemetry: Telemetry) -> Source:
-    if _moves(telemetry.energy_mj):
-        return "counter"
-    if telemetry.power_w() is not None:
-        return "power"
-    raise InputError(
-        "NVML reports neither the energy nor the power of this GPU; leave the objective energy out, "
-        "and see `autotile doctor`"
-    )
-
-
-def _moves(energy_mj: Callable[[], float | None]) -> bool:
-    """Return whether a counter exists and is updated; even an idle GPU uses some millijoules in a tenth of a second."""
-    first, begin_s = energy_mj(), time.perf_counter()
-    while first is not None and time.perf_counter() - begin_s < 1.0:
-        if energy_mj() != first:
-            return True
-        time.sleep(_POLL_S)
-    return False

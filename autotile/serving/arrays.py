@@ -269,9 +269,9 @@ def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
         if stream is not None:
             pointer = _pointer(stream)
             if tensor is not None and torch is not None:  # given the handle 0, ExternalStream would make a new stream
-                device = tensor.device
-                external = torch.cuda.ExternalStream(pointer, device=device) if pointer else None
-                entered.enter_context(torch.cuda.stream(external or torch.cuda.default_stream(device)))
+                external, default = torch.cuda.ExternalStream, torch.cuda.default_stream
+                own = external(pointer, device=tensor.device) if pointer else default(tensor.device)
+                entered.enter_context(torch.cuda.stream(own))
             entered.enter_context(_as_cupy_stream(stream, pointer))
         elif tensor is not None and torch is not None:
             pointer = torch.cuda.current_stream(tensor.device).cuda_stream

@@ -30,7 +30,7 @@ from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
 from autotile.cuda.support import SupportKernels
-from autotile.cuda.timing import DriftProbe, EnergyMeter, Launch, Telemetry, Timer
+from autotile.cuda.timing import EnergyMeter, Launch, Nvml, Timer, drift_us
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.inputs import ragged_problem, with_captured_call
@@ -379,9 +379,8 @@ class _LoadedKernel:
             folder=Path(workload.reference_folder) if workload.reference_folder else None,
         )
         self.timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
-        self.telemetry = Telemetry(workload.device_index)
+        self.telemetry = Nvml(workload.device_index)
         self.energy = EnergyMeter(self.timer, self.telemetry) if workload.energy else None
-        self.drift = DriftProbe(self.support, self.timer, self.device.sm_count)
         self.event_floor_us: float | None = None
         self.checked: dict[str, Verdict] = {}
         """Verdict at the ragged sizes on each cubin of a grid."""
@@ -507,7 +506,8 @@ class LaidOut:
             kernel = self._kernel
             telemetry |= kernel.telemetry.read()
             # times by which drift is seen
-            telemetry |= {"reference_us": kernel.drift.read_us(), "event_floor_us": kernel.event_floor_us or 0.0}
+            reference_us = drift_us(kernel.support, kernel.timer, kernel.device.sm_count)
+            telemetry |= {"reference_us": reference_us, "event_floor_us": kernel.event_floor_us or 0.0}
             again = instance.digest()
             telemetry[OUTPUT_DIGEST] = digest if digest == again else VARYING_OUTPUTS
             if kernel.energy is not None and reading.outcome is Outcome.OK and reading.measurement is not None:

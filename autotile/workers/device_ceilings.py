@@ -77,11 +77,11 @@ def measure_ceilings(request: CeilingRequest, stage: Stage) -> DeviceCeilings:
     from autotile.cuda.ceiling_kernels import CeilingKernels
     from autotile.cuda.compiler import CubinCache
     from autotile.cuda.driver import device_uuid, live_device
-    from autotile.cuda.timing import Telemetry, Timer
+    from autotile.cuda.timing import Nvml, Timer
     from autotile.cuda.toolchain import load_cupy
 
     stage("look for other processes")
-    others = Telemetry(request.device_index).other_users()
+    others = Nvml(request.device_index).other_users()
     stage("compile")
     load_cupy().cuda.Device(request.device_index).use()
     device = live_device(request.device_index)

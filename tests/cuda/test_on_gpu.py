@@ -10,7 +10,7 @@ from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ReferenceSolution
 from autotile.cuda.support import GuardedBuffer, SupportKernels
-from autotile.cuda.timing import DriftProbe, Telemetry, Timer
+from autotile.cuda.timing import Nvml, Timer, drift_us
 from autotile.errors import InputError
 from autotile.kernel.expressions import parse_array_expression
 from autotile.kernel.spec import Tolerance
@@ -131,9 +131,8 @@ def test_a_race_gives_every_candidate_every_round(support: SupportKernels) -> No
 def test_the_reference_kernel_takes_the_same_time_again(support: SupportKernels) -> None:
     device = live_device()
     timer = Timer(device.l2_bytes, "cold", 0.1)
-    probe = DriftProbe(support, timer, device.sm_count)
     timer.warm_up(lambda: support.spin(device.sm_count, 100_000))
-    first, second = probe.read_us(), probe.read_us()
+    first, second = (drift_us(support, timer, device.sm_count) for _ in range(2))
     assert 10 < first < 1000
     assert second == pytest.approx(first, rel=0.2)
 
@@ -168,7 +167,7 @@ def test_an_answer_that_is_none_is_told(support: SupportKernels, text: str, word
 
 
 def test_telemetry_reads_or_is_empty() -> None:
-    readings = Telemetry().read()
+    readings = Nvml().read()
     assert readings == {} or readings["sm_clock_mhz"] > 0
 
 

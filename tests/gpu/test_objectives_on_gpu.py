@@ -16,7 +16,7 @@ from autotile.core.model import OBJECTIVES, Outcome
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import SupportKernels
-from autotile.cuda.timing import EnergyMeter, Telemetry, Timer
+from autotile.cuda.timing import EnergyMeter, Nvml, Timer
 from autotile.kernel.library import load_kernel
 from autotile.kernel.spec import Tolerance
 from autotile.tuning.options import TuneOptions
@@ -42,7 +42,7 @@ def energy_mj(request: pytest.FixtureRequest, support: SupportKernels) -> Measur
     """Return a function that measures the energy (mJ) and the time (us) of a kernel of ``turns`` turns."""
     device = live_device()
     timer = Timer(device.l2_bytes, request.param, 0.1)
-    meter = EnergyMeter(timer, Telemetry())
+    meter = EnergyMeter(timer, Nvml())
 
     def measured(turns: int) -> tuple[float, float]:
         def launch() -> None:
