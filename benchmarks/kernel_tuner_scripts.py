@@ -50,7 +50,7 @@ def _once(described, device_index):
     _compile(described.build())
     return list(described.arguments)
 
-_interface._Call.tune = _tune
+_interface._TuneCall.tune = _tune
 _interface.run_once = _once
 """
 

@@ -155,7 +155,7 @@ def tune_kernel(
     size = list(problem_size) if isinstance(problem_size, tuple | list) else problem_size
     size = "callable" if callable(problem_size) else size
     header = {"kernel_name": kernel_name, "problem_size": size, "objective": names[0]}
-    call = _Call(
+    call = _TuneCall(
         CacheFile(cache, header, codec) if cache is not None else None,
         choose_strategy(strategy, strategy_options, len(codec), names),
         Observation(observers),
@@ -387,7 +387,7 @@ def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) 
 
 
 @dataclass(frozen=True)
-class _Call:
+class _TuneCall:
     """What the sessions of a call of `tune_kernel` share.
 
     Attributes

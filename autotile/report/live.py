@@ -499,20 +499,11 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-def _theme() -> str:
-    """Return the colours of the charts as variables, in both themes."""
-    light, dark = ("".join(f"--{role}:{colour};" for role, colour in theme.items()) for theme in (LIGHT, DARK))
-    return f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
-
-
 _FILES: Mapping[str, tuple[str, Callable[[], str]]] = {
-    "theme.css": ("text/css", _theme),
-    "watch.css": ("text/css", lambda: asset("watch.css")),
-    "parallel.css": ("text/css", lambda: asset("parallel.css")),
-    "parallel.js": ("text/javascript", lambda: asset("parallel.js")),
-    "watch.js": ("text/javascript", lambda: asset("watch.js")),
+    "page.css": ("text/css", lambda: asset("page.css")),
+    "page.js": ("text/javascript", lambda: asset("page.js")),
     "plotly.js": ("text/javascript", plotly_script),
-    "palette": ("application/json", lambda: encode_json([dict(LIGHT), dict(DARK)])),
+    "palette": ("application/json", lambda: encode_json({"light": LIGHT, "dark": DARK})),
 }
 """Files that the page loads: media type, and a function that returns the text."""
 

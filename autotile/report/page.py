@@ -188,11 +188,11 @@ class Page:
         ToolchainError
             The page has charts, and Plotly is not installed.
         """
-        style = asset("report.css") + asset("parallel.css")
+        style = asset("page.css")
         plotly = plotly_script() if self._figures else ""
         if "</script" in plotly.lower():
             raise InputError("this version of Plotly cannot be embedded; install another with `pip install -U plotly`")
-        scripts = [text for text in (plotly, asset("parallel.js") + asset("report.js")) if text]
+        scripts = [text for text in (plotly, asset("page.js")) if text]
         # Plotly adds style elements with these ids unless they are there; the policy would refuse them.
         styles = sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly)))
         head = tag(

@@ -117,11 +117,11 @@ class TestGuard:
         assert client.http.get(f"/{TOKEN}/state", headers={"host": host}).status_code == 200
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-    @pytest.mark.parametrize("target", ["", "state", "session/d0-1", "watch.js"])
+    @pytest.mark.parametrize("target", ["", "state", "session/d0-1", "page.js"])
     def test_nothing_but_reading(self, client: Client, method: str, target: str) -> None:
         assert client.http.request(method, f"/{TOKEN}/{target}").status_code == 405
 
-    @pytest.mark.parametrize("target", ["", "state", "watch.js", "none"])
+    @pytest.mark.parametrize("target", ["", "state", "page.js", "none"])
     def test_headers_of_every_answer(self, client: Client, target: str) -> None:
         headers = client.http.get(f"/{TOKEN}/{target}").headers
         policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
@@ -132,7 +132,7 @@ class TestGuard:
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cross-origin-resource-policy"] == "same-origin"
 
-    @pytest.mark.parametrize("target", ["live.py", "%2e%2e%2flive.py", "assets/watch.js", "session", "session/"])
+    @pytest.mark.parametrize("target", ["live.py", "%2e%2e%2flive.py", "assets/page.js", "session", "session/"])
     def test_other_paths(self, client: Client, target: str) -> None:
         assert client.http.get(f"/{TOKEN}/{target}").status_code == 404
 
