@@ -558,8 +558,8 @@ class BoundKernel:
             Addresses of all buffers in order: of arrays with the shapes, dtypes, layout, alignment and device of an
             earlier call.
         """
-        launcher = self._launcher
-        if launcher is None or not launcher.launch_at(stream, pointers):
+        launcher = self._launcher or self._load()
+        if not launcher.launch_at(stream, pointers):
             return False
         self.calls = calls = self.calls + 1
         if calls >= self._report_at:

@@ -147,10 +147,8 @@ class LibraryLauncher:
     def __init__(self, code: LibraryCode, device_index: int) -> None:
         from autotile.serving.launching import LaunchGraphs  # a look-up does without it
 
-        spec = code.definition.spec
         self._code, self._index = code, device_index
         self._new_graphs = LaunchGraphs
-        self._arrays = CallArrays(spec, code.problem, spec.default, device_index)
         self._call = code.library.call
         layout = GemmLayout.of(code.asked.sizes, code.asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
@@ -164,6 +162,12 @@ class LibraryLauncher:
         self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
 
+    @cached_property
+    def _arrays(self) -> CallArrays:
+        """Requirements on arrays, for calls whose arrays are not known to meet them."""
+        spec = self._code.definition.spec
+        return CallArrays(spec, self._code.problem, spec.default, self._index)
+
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on arrays like those of an earlier call; None if nothing was launched."""
         if self._specs and len(arrays) != len(self._arrays.shapes):
@@ -171,10 +175,14 @@ class LibraryLauncher:
         return arrays if self._launch_fast(arrays, {}) else None
 
     def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
-        """Compute on arrays at these addresses, which are like those of an earlier call; False if nothing was done."""
+        """Compute on arrays at these addresses, which meet the requirements; False if nothing was done."""
         gemm, graphs = self._gemm, self._graphs.get(stream)
-        if gemm is None or graphs is None or not (self._one_device or self._current_device() == self._index):
+        if gemm is None or not (self._one_device or self._current_device() == self._index):
             return False
+        if graphs is None:
+            if stream == PER_THREAD_STREAM:  # which is another stream in each thread
+                return False
+            graphs = self._graphs.setdefault(stream, self._new_graphs())
         is_captured = stream != 0 and self._is_capturing(stream)
         graph = graphs.get(pointers)
         if graph is not None and not is_captured:
@@ -193,10 +201,7 @@ class LibraryLauncher:
         with load_cupy().cuda.Device(self._index), on_stream(arrays, stream):
             checked = self._arrays.check(arrays)
             pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._code.definition.spec.buffers]
-            used = load_cupy().cuda.get_current_stream().ptr
-            self._launch(checked.arrays, pointers, used, scalars)
-            if used != PER_THREAD_STREAM:  # which is another stream in each thread
-                self._graphs.setdefault(used, self._new_graphs())
+            self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
             library = library_of(checked.arrays[0])
             if library is not None:
                 self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
@@ -784,9 +789,16 @@ def multiply(
             wait=options.wait,
         )
         kernel = server.matmul_kernels.keep(key, found)
-    kernel(*stored, **scalars)
+    made, is_plain = library_of(out), is_new and not scalars and _device_index(right) == device
+    if not (
+        is_plain
+        and made is not None
+        and type(left) is type(right) is type(out)
+        and kernel.launch_at(made.stream(device), tuple(map(made.address, stored)))  # nothing is left to be checked
+    ):
+        kernel(*stored, **scalars)
     is_direct = left is a and right is b and left_order and right_order
-    if is_new and is_direct and not scalars and options.database is None:
+    if is_plain and is_direct and options.database is None:
         server.products.learn(a, b, options[:-1], kernel, shape)
     return out
 
