@@ -101,13 +101,7 @@ class ElementType:
 
 
 def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location) -> ElementType:
-    """Parse an element type, whose condition may use flags.
-
-    Raises
-    ------
-    SpecError
-        The text is not a type, or its condition is not a condition over flags.
-    """
+    """Parse an element type, whose condition may use flags."""
     if " " not in text.strip():
         return ElementType(_known_type(text, location))
     source = ExpressionText(one_line(text))
@@ -164,13 +158,7 @@ class ArgumentKind:
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
-        """Parse the argument's table.
-
-        Raises
-        ------
-        SpecError
-            The table is malformed.
-        """
+        """Parse the argument's table."""
         raise NotImplementedError
 
     def meaning(self) -> dict[str, Any]:
@@ -228,11 +216,6 @@ class ArgumentKind:
             Element types of the problem.
         table
             The argument's table.
-
-        Raises
-        ------
-        SpecError
-            The ragged sizes do not suit the argument.
         """
 
 
@@ -1160,11 +1143,6 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
         Names that the arguments may refer to, without the buffers.
     taken
         Names of sizes, flags and parameters. A scalar may have the name of the size that it passes.
-
-    Raises
-    ------
-    SpecError
-        An argument is malformed, or no buffer is written.
     """
     problem = scope.problem
     sizes = problem.own_names - {*problem.flags}  # a flag is a macro, which would replace the name of a parameter

@@ -72,13 +72,7 @@ class Generator(NamedTuple):
     extents: tuple[ArrayExpression, ...]
 
     def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of its array, in the buffer of a shape.
-
-        Raises
-        ------
-        ValueError
-            An extent is negative, or the function makes arrays of one axis only and the buffer has several.
-        """
+        """Return the shape of its array, in the buffer of a shape."""
         if not self.extents:
             if self.function == "permutation" and len(shape) != 1:
                 raise ValueError("permutation() without a length is for buffers of one axis")
@@ -134,13 +128,7 @@ class InputExpression:
         return self.text in ("0", "0.0")
 
     def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs.
-
-        Raises
-        ------
-        SpecError
-            Shapes are not compatible.
-        """
+        """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs."""
         try:
             arrays = {name: ShapeOnly(one.shape(names, shape)) for name, one in self.generators.items()}
             return np.shape(self.expression.evaluate({**names, **arrays}))
@@ -148,13 +136,7 @@ class InputExpression:
             raise self.expression.location.error(str(error), expression=self.text) from None
 
     def values(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
-        """Return its value, of the buffer's shape.
-
-        Raises
-        ------
-        InputError
-            It has no value, or not the shape of the buffer.
-        """
+        """Return its value, of the buffer's shape."""
         try:
             drawn = {
                 name: generator.draw(names, shape, f"{key}.{number}", seed)
@@ -193,13 +175,7 @@ class InputFile:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of the file: the declared one, or that of its content.
-
-        Raises
-        ------
-        InputError
-            The file cannot be read.
-        """
+        """SHA-256 of the file: the declared one, or that of its content."""
         return self.sha256 or self._hash()
 
     def read(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
@@ -358,22 +334,7 @@ def _generator(
 
 
 def check_contents(buffers: Iterable[BufferArgument], operands: Mapping[str, Any], location: Location) -> None:
-    """Check the shape of every computed content, and that none depends on itself.
-
-    Parameters
-    ----------
-    buffers
-        The buffers of a kernel.
-    operands
-        Sizes, and the shape or value of each argument that an expression may use.
-    location
-        Location of the arguments, for messages.
-
-    Raises
-    ------
-    SpecError
-        A content has not the shape of its buffer, or depends on itself.
-    """
+    """Check the shape of every computed content, and that none depends on itself."""
     computed = {b.name: (b, b.content) for b in buffers if isinstance(b.content, InputExpression)}
     for name, (buffer, content) in computed.items():
         reached, pending = {name}, [*content.inputs]

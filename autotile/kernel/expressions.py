@@ -166,13 +166,7 @@ class ExpressionText:
         return ExpressionError(problem, self.column(node))
 
     def parse(self) -> ast.expr:
-        """Parse the text as one Python expression.
-
-        Raises
-        ------
-        ExpressionError
-            The text is empty, too long, too deeply nested, or not an expression.
-        """
+        """Parse the text as one Python expression."""
         (statement,) = self._parsed(MAX_CHARACTERS, "eval", "an expression", "split it into several named rules")
         return self._checked(statement)
 
@@ -183,11 +177,6 @@ class ExpressionText:
         -------
         tuple
             Names with the expressions that are assigned to them, in order, and the last expression.
-
-        Raises
-        ------
-        ExpressionError
-            As for `parse`.
         """
         if ";" not in self.text:
             return [], self.parse()
@@ -302,13 +291,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {sign: function for sign, fu
 
 
 def evaluate(node: Node, env: Environment, where: Rows) -> Operand:
-    """Return the value of a node in the rows of ``where``, which selects at least one.
-
-    Raises
-    ------
-    EvaluationError
-        There is no value in some row; the error has the column.
-    """
+    """Return the value of a node in the rows of ``where``, which selects at least one."""
     return _EVALUATE.get(node.operation, _computed)(node, env, where)
 
 
@@ -766,13 +749,7 @@ class Expression:
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
 
     def value(self, env: Mapping[str, Any]) -> Any:
-        """Evaluate over Python scalars, as `evaluate` does but several times faster.
-
-        Raises
-        ------
-        SpecError
-            As for `evaluate`.
-        """
+        """Evaluate over Python scalars, as `evaluate` does but several times faster."""
         try:
             return self._compiled(env)
         except (EvaluationError, ArithmeticError):
@@ -819,11 +796,6 @@ def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = 
         Kind of each name that it may use, including ``device.*``.
     location
         Location of the text, for messages.
-
-    Raises
-    ------
-    SpecError
-        The text is not in the language, uses an unknown name, or mixes kinds.
     """
     line_of_text = one_line(text)
     parser = ExpressionParser(ExpressionText(line_of_text), kinds)
@@ -1316,13 +1288,7 @@ class ArrayExpression:
         return canonical_text(self.text)
 
     def shape(self, env: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the shape of the value, where ``env`` has `ShapeOnly` in place of arrays.
-
-        Raises
-        ------
-        SpecError
-            As for `evaluate`.
-        """
+        """Return the shape of the value, where ``env`` has `ShapeOnly` in place of arrays."""
         found: tuple[int, ...] = self.evaluate(env).shape
         return found
 
@@ -1378,11 +1344,6 @@ def parse_array_expression(
         Kind of each name that scalar expressions may use: the condition of ``x if c else y``, bounds, shapes.
     location
         Location of the text, for messages.
-
-    Raises
-    ------
-    SpecError
-        The text is not in the language or uses an unknown name.
     """
     line_of_text = one_line(text)
     parser = ArrayParser(ExpressionText(line_of_text), tuple(names), kinds or {})

@@ -210,13 +210,7 @@ class CapturedCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_captured_call(folder: Path) -> CapturedCall:
-    """Read the document of a captured call.
-
-    Raises
-    ------
-    InputError
-        The folder holds no captured call, or several.
-    """
+    """Read the document of a captured call."""
     path = folder / DOCUMENT
     if not path.is_file() and folder.is_dir():
         found = sorted(one.parent.name for one in folder.glob(f"*/{DOCUMENT}"))
@@ -244,13 +238,7 @@ def call_folder(folder: Path) -> Path:
 
 
 def with_captured_call(spec: KernelSpec, folder: Path) -> KernelSpec:
-    """Return a kernel whose inputs are those of a captured call, as a whole, and its scalars too.
-
-    Raises
-    ------
-    InputError
-        The call is of another kernel, or names an argument that the kernel does not have.
-    """
+    """Return a kernel whose inputs are those of a captured call, as a whole, and its scalars too."""
     folder = call_folder(folder)
     call = read_captured_call(folder)
     known = {argument.name for argument in spec.arguments}

@@ -250,20 +250,7 @@ class LaunchData:
 
 
 def launch_kinds(document: Table, kinds: Mapping[str, Kind]) -> dict[str, Kind]:
-    """Return the kind of each name that the expressions of a launch may use, and the values of scalars.
-
-    Parameters
-    ----------
-    document
-        The file.
-    kinds
-        Kind of each size, flag, parameter and ``device.*``.
-
-    Raises
-    ------
-    SpecError
-        The file has steps, and a size, flag or parameter named ``step``.
-    """
+    """Return the kind of each name that the expressions of a launch may use, and the values of scalars."""
     if "steps" not in document.data:
         return dict(kinds)
     if STEP in kinds:
@@ -272,22 +259,7 @@ def launch_kinds(document: Table, kinds: Mapping[str, Kind]) -> dict[str, Kind]:
 
 
 def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> tuple[Step, ...]:
-    """Parse ``[[steps]]``; without it, ``[launch]`` and ``entry`` of ``[kernel]`` are the only step.
-
-    Parameters
-    ----------
-    document
-        The file.
-    arguments
-        Its arguments.
-    kinds
-        Kind of each size, flag, parameter and ``device.*``.
-
-    Raises
-    ------
-    SpecError
-        A section is missing, malformed or superfluous, or an argument is passed to no step.
-    """
+    """Parse ``[[steps]]``; without it, ``[launch]`` and ``entry`` of ``[kernel]`` are the only step."""
     passed = {argument.name: argument for argument in arguments if argument.is_passed}
     kernel = document.table("kernel")
     if "steps" not in document.data:

@@ -53,13 +53,7 @@ class Inspection(NamedTuple):
     folder: str
 
     def inspect(self, config: Config, folder: Path) -> tuple[str, Mapping[str, float | str]]:
-        """Check the contents in a folder, which is then removed.
-
-        Raises
-        ------
-        InputError
-            A content cannot be read.
-        """
+        """Check the contents in a folder, which is then removed."""
         try:
             from autotile.core.dtypes import load_npy
 
@@ -226,13 +220,7 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
 
 
 def reference_source(kernel: Kernel) -> Kernel | None:
-    """Return a kernel with the source of its reference kernel in place of its own; None if it has no such reference.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read.
-    """
+    """Return a kernel with the source of its reference kernel in place of its own; None if it has no such reference."""
     if kernel.spec.reference.kernel is None:
         return None
     path = _reference_template(kernel.spec, kernel.template_path)
@@ -263,15 +251,7 @@ def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
 
 
 def load_named_kernel(name: str) -> Kernel:
-    """Read a kernel by a name from a database, which leads to no file outside the kernel folders.
-
-    Raises
-    ------
-    UnknownKernelError
-        The name is a path, or no kernel has it.
-    SpecError, InputError
-        As for `load_kernel`.
-    """
+    """Read a kernel by a name from a database, which leads to no file outside the kernel folders."""
     if is_path(name):
         raise UnknownKernelError(f"{name!r:.200} is a path, expected the name of a kernel")
     return load_kernel(name)

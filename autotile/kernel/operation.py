@@ -166,11 +166,6 @@ class Operation:
         """Check sizes and dtype, and complete them with the defaults of what is optional; parameters as for a kernel.
 
         See `autotile.kernel.problem.resolve_problem`.
-
-        Raises
-        ------
-        ProblemError
-            A size is missing, unknown or out of bounds, or the operation does not support the dtype.
         """
         expected = " ".join(f"{name}={value}" for name, value in self.sizes.items() if name not in self.conditions)
         if unknown := [name for name in sizes if name not in self.sizes]:
@@ -225,22 +220,7 @@ class Operation:
 
 
 def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operation:
-    """Parse an operation file.
-
-    Parameters
-    ----------
-    text, source
-        Text of the file, and its name for messages.
-    folder
-        Folder that relative paths of kernels are below.
-
-    Raises
-    ------
-    SpecError
-        The file is malformed, or a kernel's sizes do not follow from the operation's.
-    InputError
-        The file of a kernel cannot be read.
-    """
+    """Parse an operation file."""
     document = read_document(text, source)
     document.allow(("operation", "kernels"))
     table = document.table("operation")
@@ -323,17 +303,7 @@ _read: dict[Path, tuple[str, Operation]] = {}
 
 
 def load_operation(name: str, folders: Sequence[Path] | None = None) -> Operation:
-    """Read an operation: a name is looked up in the folders of operations; with a slash or ``.toml`` it is a path.
-
-    Raises
-    ------
-    UnknownKernelError
-        There is no such operation; the message suggests similar names.
-    SpecError
-        The file is malformed.
-    InputError
-        A file cannot be read.
-    """
+    """Read an operation: a name is looked up in the folders of operations; with a slash or ``.toml`` it is a path."""
     path = _find(name, folders)
     if path is None:
         names = operation_names(folders)

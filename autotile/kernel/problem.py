@@ -89,13 +89,7 @@ def target_conflict(spec: KernelSpec) -> str:
 
 
 def check_device(spec: KernelSpec, device: DeviceProperties) -> None:
-    """Raise if a device cannot run the kernel.
-
-    Raises
-    ------
-    DeviceError
-        The kernel does not support the device's compute capability.
-    """
+    """Raise if a device cannot run the kernel."""
     reason = unsupported_reason(spec, device)
     if reason:
         raise DeviceError(reason)
@@ -174,13 +168,7 @@ def resolve_problem(
 
 
 def checked_size(name: str, given: object, *, default: int, is_flag: bool) -> int:
-    """Return a size or flag as an int; NumPy integers are accepted, and booleans for flags.
-
-    Raises
-    ------
-    ProblemError
-        It is no whole number, or out of bounds.
-    """
+    """Return a size or flag as an int; NumPy integers are accepted, and booleans for flags."""
     try:
         if isinstance(given, bool) and not is_flag:
             raise TypeError
@@ -210,11 +198,6 @@ def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -
 
     Tuning holds each buffer once, a second copy of each input (to check that it is unchanged), and each output in
     float64.
-
-    Raises
-    ------
-    ProblemError
-        The device's memory is too small.
     """
     needed_bytes = device.l2_bytes
     shaped = spec.shaped_sizes(problem.sizes, spec.default)

@@ -259,13 +259,7 @@ class Computed(NamedTuple):
     location: Location
 
     def of(self, config: Mapping[str, Value]) -> Value:
-        """Return the value for a configuration.
-
-        Raises
-        ------
-        SpecError
-            The function is not known, failed, or returned a value of another kind.
-        """
+        """Return the value for a configuration."""
         if self.function is None:
             raise self.location.error(f"{self.name} is computed by a function, which is not known here")
         try:

@@ -835,14 +835,7 @@ def _too_large(folder: Path, limit: str) -> InputError:
 
 
 def check_source(spec: KernelSpec, source: str) -> None:
-    """Raise if a template defines a parameter itself, or lacks a ``__constant__`` variable.
-
-    Raises
-    ------
-    InputError
-        The template defines a macro of the search space, so that its values would have no effect, or it includes no
-        files of the author and lacks a variable.
-    """
+    """Raise if a template defines a parameter itself, or lacks a ``__constant__`` variable."""
     only = {parameter.name: str(parameter.values[0]) for parameter in spec.parameters if len(parameter.values) == 1}
     names = [*(parameter.name for parameter in spec.parameters), *spec.flags, *spec.build.defines]
     defined = {name for name in names if re.search(rf"#\s*define\s+{name}\b", source)}
@@ -863,13 +856,7 @@ def check_source(spec: KernelSpec, source: str) -> None:
 def check_signature(
     spec: KernelSpec, step: Step, problem_dtype: str, parameter_bytes: Sequence[int] | None, source: str
 ) -> None:
-    """Raise if a launch would not pass what the function takes; parameters as for `signature_fault`.
-
-    Raises
-    ------
-    SpecError
-        The number or the size of the parameters differs.
-    """
+    """Raise if a launch would not pass what the function takes; parameters as for `signature_fault`."""
     if fault := signature_fault(spec, step, problem_dtype, parameter_bytes, source):
         raise SpecError(fault, source=spec.source, key="arguments")
 

@@ -172,22 +172,7 @@ def macro_text(value: Value) -> str:
 
 
 def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str]) -> Build:
-    """Parse ``options``, ``defines`` and ``compiler`` of the section ``[kernel]``.
-
-    Parameters
-    ----------
-    kernel
-        The section.
-    kinds
-        Kind of each parameter, size and flag, which expressions may use.
-    macros
-        Names that are macros already: those of the parameters and flags.
-
-    Raises
-    ------
-    SpecError
-        An option or macro is malformed or not accepted.
-    """
+    """Parse ``options``, ``defines`` and ``compiler`` of the section ``[kernel]``."""
     compiler = kernel.text("compiler", "nvrtc")
     if compiler not in COMPILERS:
         raise kernel.error("compiler", f"expected one of {', '.join(COMPILERS)}; got {describe(compiler)}")
@@ -407,15 +392,7 @@ def _reference_type(table: Table, arguments: Sequence[Argument]) -> Wide | None:
 
 
 def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> KernelSpec:
-    """Return the reference kernel as a kernel of its own, without parameters that are tuned.
-
-    Parameters
-    ----------
-    spec
-        The tuned kernel; its reference is a kernel.
-    dtype, sizes
-        Element type of the problem, and its sizes and flags.
-    """
+    """Return the reference kernel as a kernel of its own, without parameters that are tuned."""
     kernel = spec.reference.kernel
     assert kernel is not None
     known = {argument.name: argument for argument in spec.arguments}
@@ -573,23 +550,7 @@ class Reference(NamedTuple):
 def parse_reference(
     table: Table, arguments: tuple[Argument, ...], problem: ProblemSection, kinds: Mapping[str, Kind]
 ) -> Reference:
-    """Parse ``[reference]``, which has one of five forms: ``outputs``, a kernel, a function, files, or agreement.
-
-    Parameters
-    ----------
-    table
-        The section.
-    arguments, problem
-        Arguments of the kernel, and its sizes and flags.
-    kinds
-        Kind of each size, flag, parameter and ``device.*``.
-
-    Raises
-    ------
-    SpecError
-        An output is missing or unknown, or its expression is malformed, uses a buffer that is not initialized, or has
-        no value or the wrong shape.
-    """
+    """Parse ``[reference]``, which has one of five forms: ``outputs``, a kernel, a function, files, or agreement."""
     forms = ("outputs", "kernel", "function", "verify")
     table.allow((*forms, "unchecked", "comparison", "reduction", "tolerance", *KERNEL_KEYS))
     given = [form for form in forms if form in table.data]
@@ -981,22 +942,7 @@ class Objective(NamedTuple):
 
 
 def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> tuple[Metric, ...]:
-    """Parse ``[metrics]``; a metric may use those before it.
-
-    Parameters
-    ----------
-    table
-        The section.
-    kinds
-        Kind of each size, flag and parameter that is a number or a boolean.
-    taken
-        Names of sizes, flags and parameters, with their nouns.
-
-    Raises
-    ------
-    SpecError
-        A name is taken, or an expression is malformed or uses an unknown name.
-    """
+    """Parse ``[metrics]``; a metric may use those before it."""
     check_names(table, what="a metric", taken={**taken, **dict.fromkeys(MEASURED, "a measured value")})
     names = list(table.data)
     return tuple(
@@ -1016,13 +962,7 @@ def parse_objective(table: Table, metrics: Sequence[Metric], kinds: Mapping[str,
 
 
 def parse_score(text: str, metrics: Sequence[str], kinds: Mapping[str, Kind], location: Location) -> ArrayExpression:
-    """Parse an expression over measured values, metrics, and the names in ``kinds``.
-
-    Raises
-    ------
-    SpecError
-        The expression is malformed or uses an unknown name.
-    """
+    """Parse an expression over measured values, metrics, and the names in ``kinds``."""
     return parse_array_expression(text, (*MEASURED, *metrics, *kinds), kinds, location)
 
 

@@ -251,13 +251,7 @@ _TO_WHOLE = "; divide with // (rounds down) or ceil_div (rounds up), or round wi
 
 
 def read_document(text: str, source: str) -> Table:
-    """Parse TOML.
-
-    Raises
-    ------
-    SpecError
-        The text is too long, nested too deeply, or not TOML.
-    """
+    """Parse TOML."""
     size_bytes = len(text.encode(errors="replace"))
     if size_bytes > MAX_BYTES:
         raise SpecError(f"the file has {size_bytes} bytes, at most {MAX_BYTES} are accepted; shorten it", source=source)
@@ -337,11 +331,6 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
         Noun for each of them, such as ``"a parameter"``.
     taken
         Names that are already defined, with their nouns.
-
-    Raises
-    ------
-    SpecError
-        A name is not a C identifier, is a keyword or reserved, or is already defined.
     """
     note = "; it need not be the name in the source" if what == "an argument" else ""
     for name in table.data:

@@ -78,12 +78,6 @@ def join(
         One column of codes per parameter, of equal length; the order of rows is that of the joins.
     list of SpaceStage
         Counts after each rule, in the order applied.
-
-    Raises
-    ------
-    SpecError
-        A rule leaves nothing or has no answer somewhere on its grid, or a table would grow beyond `MAX_ROWS`,
-        `MAX_TABLE_BYTES` or `MAX_EXAMINED`.
     """
     domains = {parameter.name: np.array(parameter.values) for parameter in parameters}
     conditions = [_Condition.of(rule, domains, fixed) for rule in rules]

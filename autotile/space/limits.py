@@ -347,15 +347,7 @@ def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
 def limit_violation(
     demand: Demand, device: DeviceProperties, spec: KernelSpec, limits: Sequence[Limit] | None = None
 ) -> str:
-    """Return an explanation of the first limit that a single configuration violates; "" if it violates none.
-
-    Parameters
-    ----------
-    demand, device, spec
-        The demand of the configuration, the device, and the kernel.
-    limits
-        Limits to check; None for all that apply.
-    """
+    """Return an explanation of the first limit that a single configuration violates; "" if it violates none."""
     for limit in limits_of(spec) if limits is None else limits:
         if not is_met(limit.fits(demand, device, spec)):
             return f"{limit.name}: {limit.explain(demand, device, spec)}"
@@ -613,13 +605,6 @@ def check_config(
         See `autotile.space.search_space.feasible_space`.
     config
         Value of each parameter.
-
-    Raises
-    ------
-    SpecError
-        An expression has no value for this configuration.
-    ProblemError
-        A size is missing.
     """
     reason = unsupported_reason(spec, device) or _domain_violation(spec, config)
     if reason:
@@ -633,13 +618,7 @@ def check_config(
 
 
 def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
-    """Return whether a configuration meets the heuristics, so that a search tries it if it is feasible.
-
-    Raises
-    ------
-    SpecError, ProblemError
-        As in `check_config`.
-    """
+    """Return whether a configuration meets the heuristics, so that a search tries it if it is feasible."""
     names = known_names(spec, config, sizes, device)
     return all(rule.expression.value(names) for rule in spec.heuristics)
 
@@ -699,17 +678,7 @@ def compiled_steps(
 def resource_violation(
     limits: Limits, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
 ) -> str:
-    """Return why a compiled candidate must not be launched, as one line; "" if it may.
-
-    Parameters
-    ----------
-    limits
-        Limits that the author sets.
-    geometry, resources, found
-        Geometry, resources and `compiled_occupancy` of the candidate.
-    device
-        Device that would run it.
-    """
+    """Return why a compiled candidate must not be launched, as one line; "" if it may."""
     if found.blocks_per_sm == 0:
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
         needs = f"{geometry.threads} threads, {resources.registers} registers per thread"

@@ -71,13 +71,7 @@ class SearchSpace:
         return len(self.codes)
 
     def config(self, row: int) -> dict[str, Value]:
-        """Return the configuration of a row, with parameters in declared order.
-
-        Raises
-        ------
-        IndexError
-            There is no such row.
-        """
+        """Return the configuration of a row, with parameters in declared order."""
         codes = self.codes[row].tolist()
         return {parameter.name: parameter.values[code] for parameter, code in zip(self.parameters, codes, strict=True)}
 
@@ -95,13 +89,7 @@ class SearchSpace:
         return row if row < len(self) and self._ranks[row] == config_rank else None
 
     def column(self, name: str) -> NDArray[np.generic]:
-        """Return the values of one parameter: int64, bool or string, shape (rows,).
-
-        Raises
-        ------
-        KeyError
-            There is no such parameter.
-        """
+        """Return the values of one parameter: int64, bool or string, shape (rows,)."""
         index = self._index[name]
         return np.array(self.parameters[index].values)[self.codes[:, index]]
 
@@ -111,13 +99,7 @@ class SearchSpace:
         return replace(self, codes=kept, limits=self.limits + limits)
 
     def including(self, configs: Iterable[Config]) -> SearchSpace:
-        """Return the table with additional rows for configurations that are not in it, whether they are valid or not.
-
-        Raises
-        ------
-        KeyError
-            A parameter is missing, or its value is not declared.
-        """
+        """Return the table with additional rows for configurations that are not in it, valid or not."""
         added = {
             tuple(codes[config[each.name]] for each, codes in zip(self.parameters, self._positions, strict=True)): None
             for config in configs
@@ -144,11 +126,6 @@ class SearchSpace:
             Expression over parameters and the names in ``fixed``.
         fixed
             Values of sizes and device properties.
-
-        Raises
-        ------
-        SpecError
-            The expression has no value in some row.
         """
         if computed := [each for each in self.computed if each.name in expression.names]:
             columns = {each.name: self.column(each.name) for each in self.parameters}
@@ -215,15 +192,6 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
         Value of every size.
     device
         Device whose properties are ``device.*`` in rules.
-
-    Raises
-    ------
-    SpecError
-        A rule leaves no configuration or cannot be evaluated, or the space is too large.
-    ProblemError
-        A size is missing.
-    DeviceError
-        The kernel does not support the compute capability of the device.
     """
     started = time.perf_counter()
     check_device(spec, device)
@@ -261,13 +229,6 @@ def feasible_space(
         See `enumerate_space`.
     dtype
         Element type of the problem, which its memory and tensor maps depend on; None for the kernel's first.
-
-    Raises
-    ------
-    SpecError
-        As in `enumerate_space`, or a limit of the device leaves no configuration.
-    ProblemError, DeviceError
-        As in `enumerate_space`.
     """
     try:
         return _feasible(spec, sizes, device, dtype)
