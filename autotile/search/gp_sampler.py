@@ -621,12 +621,12 @@ class FeasibleGPSampler(RowSampler):
         """Take note of the resources of a compiled row, see `autotile.search.gaussian_process.features_of`."""
         self._features[row] = features
 
-    def begin(self, study: Study, row: int) -> None:
+    def begin(self, row: int) -> None:
         """Take note that a nominated row is being measured."""
         with self._lock:
             self._measured[row] = self._record_begin(row)
 
-    def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
+    def tell(self, row: int, result: Result, error: float) -> None:
         """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
         with self._lock:
             measured = self._measured.pop(row, None)
@@ -731,8 +731,12 @@ class FeasibleGPSampler(RowSampler):
         if _is_starting(self._trials(guided)):
             if guided:
                 return self._first(rng())
-            estimated = self._estimated(turn)
-            return estimated if estimated is not None else self._farthest(rng())
+            if self._estimate is not None:  # unless more than half of the rows before this one are the best by it
+                best = self._estimate.best
+                untaken = self.candidates.free[best]
+                if 2 * sum(row in self._offered for row in best[:turn].tolist()) <= turn and untaken.any():
+                    return int(best[np.argmax(untaken)])
+            return self._farthest(rng())
         history = self._trials(guided)
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
@@ -779,16 +783,6 @@ class FeasibleGPSampler(RowSampler):
         flip = len(self._offered) % 2 == 1
         return int(free[min(flipped)]) if flipped and flip else int(free[0])
 
-    def _estimated(self, turn: int) -> int | None:
-        """Return the best free row by the estimate, unless more than half of the rows before it are such."""
-        if self._estimate is None:
-            return None
-        best = self._estimate.best
-        free = self.candidates.free[best]
-        if 2 * sum(row in self._offered for row in best[:turn].tolist()) > turn or not free.any():
-            return None
-        return int(best[np.argmax(free)])
-
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
         untaken = self._free(guided=False)
@@ -799,9 +793,8 @@ class FeasibleGPSampler(RowSampler):
         drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
         drawn = drawn[untaken[drawn]]
         codes = self.candidates.space.codes
-        distances = (
-            self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[offered])[None, :, :]
-        )
+        of_each = self._embedding.of_each
+        distances = of_each(codes[drawn])[:, None, :] - of_each(codes[offered])[None, :, :]
         return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
     def _best(self, ranking: Ranking, free: NDArray[np.bool_], turn: int) -> int:

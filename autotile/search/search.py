@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import optuna
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -75,26 +75,19 @@ def attributes_of(trial: Trial) -> dict[str, str | int | float]:
     shown: dict[str, str | int | float] = {"outcome": str(trial.outcome), "source": trial.source}
     if trial.reason:
         shown |= {"reason": trial.reason, "stage": trial.stage}
-    if trial.geometry is not None:
-        shown |= {"threads": trial.geometry.threads, "dynamic_smem_bytes": trial.geometry.dynamic_smem_bytes}
-    if trial.resources is not None:
-        shown |= {
-            "registers": trial.resources.registers,
-            "spill_bytes": trial.resources.spill_bytes,
-            "static_smem_bytes": trial.resources.static_smem_bytes,
-        }
+    parts: tuple[tuple[object, tuple[str, ...]], ...] = (
+        (trial.geometry, ("threads", "dynamic_smem_bytes")),
+        (trial.resources, ("registers", "spill_bytes", "static_smem_bytes")),
+        (trial.occupancy, ("occupancy", "blocks_per_sm")),
+        (trial.measurement, ("low_us", "high_us")),
+    )
+    for part, names in parts:
+        if part is not None:
+            shown |= {name: getattr(part, name) for name in names}
     if trial.occupancy is not None:
-        shown |= {
-            "occupancy": trial.occupancy.occupancy,
-            "blocks_per_sm": trial.occupancy.blocks_per_sm,
-            "limited_by": ", ".join(trial.occupancy.limited_by),
-        }
+        shown["limited_by"] = ", ".join(trial.occupancy.limited_by)
     if trial.measurement is not None:
-        shown |= {
-            "low_us": trial.measurement.low_us,
-            "high_us": trial.measurement.high_us,
-            RELATIVE_ERROR: relative_error(trial),
-        }
+        shown[RELATIVE_ERROR] = relative_error(trial)
     return shown
 
 
@@ -204,7 +197,7 @@ def study_to_storage(study: optuna.Study, path: Path) -> None:
 
 
 _SETTLED_PROPOSALS = 256
-"""Number of proposals of `Search.settled_gain`: some 128 trials where candidates are ranked."""
+"""Number of proposals of `Shortlist.settled_gain`: some 128 trials where candidates are ranked."""
 
 
 class Search:
@@ -352,7 +345,7 @@ class Search:
 
         This is for samplers that rank, see `select`. `tell` records the result if the row is measured.
         """
-        sampler = self._ranking
+        sampler = self.ranking
         if not sampler.remaining(self._study):
             self._gains.clear()
             return None
@@ -362,22 +355,14 @@ class Search:
         self._nominated.add(row)
         return row, self.space.config(row)
 
-    def describe(self, row: int, features: NDArray[np.float64]) -> None:
-        """Record the resources of a compiled row, see `features_of`."""
-        self._ranking.describe(row, features)
-
     def select(self, rows: Sequence[int]) -> int:
-        """Return which of these nominated rows to measure."""
-        return self._ranking.select(self._study, rows)
-
-    def begin(self, row: int) -> None:
-        """Take note that a nominated row is being measured; later choices avoid its surroundings until it is told."""
-        self._ranking.begin(self._study, row)
+        """Return which of these nominated rows, the oldest first, to measure."""
+        return self.ranking.select(self._study, rows)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
         self._nominated.remove(row)
-        self._ranking.candidates.release(row)
+        self.ranking.candidates.release(row)
 
     def close(self) -> None:
         """Release the resources of the sampler."""
@@ -397,23 +382,14 @@ class Search:
         """Return whether a row was proposed and its trial was not told."""
         return row in self._pending
 
-    @property
-    def expected_gain(self) -> float | None:
-        """Relative gain of the best speed that is expected of the last ``ahead`` proposals together, 0.01 for 1 %.
+    def gain_of(self, count: int = _SETTLED_PROPOSALS) -> float | None:
+        """Return the relative gain of the best speed, 0.01 for 1 %, that is expected of the last ``count`` proposals.
 
         It is the sum of the gains that each was expected to add to the earlier ones, and slightly overestimates their
-        joint gain. A rebuilt search has the same, since it makes the same proposals. None until ``ahead`` proposals
-        were made with a model, and if no row is left.
+        joint gain. A rebuilt search has the same, since it makes the same proposals. None until as many proposals were
+        made with a model, and if no row is left. Of the default number it is small if the search has expected little
+        for many trials.
         """
-        return self.gain_of(self._ahead)
-
-    @property
-    def settled_gain(self) -> float | None:
-        """The same of the last 256 proposals: small if the search has expected little for many trials."""
-        return self.gain_of(_SETTLED_PROPOSALS)
-
-    def gain_of(self, count: int) -> float | None:
-        """Return the same of the last ``count`` proposals, at most 256."""
         last = list(self._gains)[-count:]
         known = [gain for gain in last if gain is not None]
         return sum(known) if len(known) == count else None
@@ -444,7 +420,7 @@ class Search:
             if state is not TrialState.FAIL:
                 failed = max(constraints_of(trial).values()) > 0
                 result = None if failed or values is None else tuple(values)
-                self._ranking.tell(self._study, row, result, relative_error(trial))
+                self.ranking.tell(row, result, relative_error(trial))
             self._unlisted.append((trial, state, values))
             return
         asked = self._pending.pop(row, None)
@@ -465,7 +441,14 @@ class Search:
             self.study.tell(number, values, state)
 
     @property
-    def _ranking(self) -> FeasibleGPSampler:
+    def ranking(self) -> FeasibleGPSampler:
+        """The sampler, which takes note of compiled rows and of those that are being measured.
+
+        Raises
+        ------
+        ConfigError
+            It cannot rank what was compiled.
+        """
         if not isinstance(self._rows, FeasibleGPSampler):
             raise ConfigError(f"the sampler {self.sampler!r} cannot rank what was compiled; propose and tell instead")
         return self._rows
@@ -524,7 +507,7 @@ class Shortlist:
 
     @property
     def expected_gain(self) -> float | None:
-        """Relative gain of the best speed that is expected of the last proposals together, see `Search`.
+        """Gain that is expected of the last proposals together, see `Search.gain_of`.
 
         Where candidates are ranked, these are 64, of which about 32 trials come.
         """
@@ -532,8 +515,8 @@ class Shortlist:
 
     @property
     def settled_gain(self) -> float | None:
-        """As for `Search`."""
-        return self._search.settled_gain
+        """The same of the last 256 proposals."""
+        return self._search.gain_of()
 
     def trials_until(self, gain: float, *, settled: bool) -> float | None:
         """Return the number of trials after which a gain is below ``gain``; None if that is not foreseen.
@@ -669,7 +652,7 @@ class Shortlist:
         self._running[row] = None
         self._begun += 1
         if self._lookahead.ranks:
-            self._search.begin(row)
+            self._search.ranking.begin(row)
 
     def _replay(self) -> None:
         """Repeat the nominations, choices and results of earlier sessions, up to the first choice that they lack.
@@ -701,7 +684,7 @@ class Shortlist:
         self._described.add(row)
         features = features_of(trial, self._sm_count) if self._lookahead.ranks else None
         if features is not None:
-            self._search.describe(row, features)
+            self._search.ranking.describe(row, features)
 
 
 def _rejected(trial: Trial) -> bool:

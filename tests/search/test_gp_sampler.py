@@ -78,12 +78,12 @@ def test_many_compiled_rows_are_chosen_between_two_results() -> None:
     search = Search(space, "feasible", seed=0)
     rows = [row for row, _ in (search.nominate() or pytest.fail("too few rows") for _ in range(400))]
     for row in rows[:12]:
-        search.begin(row)
+        search.ranking.begin(row)
         search.tell(row, ok(space.config(row), time_us(space.config(row))))
     waiting, chosen = rows[12:], []
     for _ in range(40):
         chosen.append(search.select(waiting))
-        search.begin(chosen[-1])
+        search.ranking.begin(chosen[-1])
         waiting.remove(chosen[-1])
     assert len(set(chosen)) == 40
     predicted, others = ([time_us(space.config(row)) for row in part] for part in (chosen, waiting))

@@ -143,12 +143,12 @@ def test_the_gain_of_many_proposals_is_known_when_all_had_a_model() -> None:
     search = Search(tile_space(), "feasible", 0, ahead=4)
     for told in range(40):
         row, config = search.propose() or pytest.fail("too few rows")
-        assert search.settled_gain is None
+        assert search.gain_of() is None
         search.tell(row, ok(config, 100.0 + told % 7))
     gains = list(search._gains)
-    assert search.expected_gain == pytest.approx(sum(gains[-4:]))
+    assert search.gain_of(4) == pytest.approx(sum(gains[-4:]))
     search._gains.extend([0.25] * 256)
-    assert search.settled_gain == pytest.approx(64)
+    assert search.gain_of() == pytest.approx(64)
 
 
 @pytest.mark.parametrize("compiles_first", [False, True])
