@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from autotile.core.model import Config, Measurement, Outcome, Trial, Value
 from autotile.kernel.spec import Parameter
-from autotile.search.search import Search
+from autotile.search.samplers import Lookahead
+from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
 
 TILES = {
@@ -81,7 +82,7 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
     return whole.select(kept)
 
 
-def advance_ahead(search: Search, trials: int, trial_of: Callable[[Config], Trial], ahead: int) -> list[Trial]:
+def advance(search: Search, trials: int, trial_of: Callable[[Config], Trial], ahead: int = 1) -> list[Trial]:
     """Tell a number of trials, with up to ``ahead`` proposals pending."""
     done: list[Trial] = []
     pending: list[tuple[int, Config]] = []
@@ -92,3 +93,61 @@ def advance_ahead(search: Search, trials: int, trial_of: Callable[[Config], Tria
         done.append(trial_of(config))
         search.tell(row, done[-1])
     return done
+
+
+def check_resuming(
+    make: Callable[[], Search], trial_of: Callable[[Config], Trial], ahead: int, killed: set[int]
+) -> None:
+    """Assert that a search that is rebuilt after some trials proposes what the original did."""
+    whole = advance(make(), 60, trial_of, ahead)
+    for done in killed:
+        resumed = make()
+        assert resumed.replay(whole[:done]) == done
+        assert [t.config for t in advance(resumed, 60 - done, trial_of, ahead)] == [t.config for t in whole[done:]]
+
+
+def check_ranked_resuming(make: Callable[[], Search], time_us: Callable[[Config], float]) -> None:
+    """Assert that a session that is killed after some trials goes on as if it had not been killed."""
+
+    def session(earlier: list[Trial], count: int) -> list[Config]:
+        shortlist = Shortlist(search := make(), Lookahead(6, per_measured=2), earlier=earlier)
+        found: list[Config] = []
+        while len(found) < count:
+            while shortlist.propose() is not None:
+                pass
+            row = shortlist.choose({r: Trial(search.space.config(r), Outcome.OK, "", "") for r in shortlist.ready()})
+            found.append(search.space.config(row))
+            shortlist.tell(row, ok(found[-1], time_us(found[-1])))
+        return found
+
+    whole = session([], 40)
+    for done in (1, 9, 30):
+        assert session([ok(config, time_us(config)) for config in whole[:done]], 40 - done) == whole[done:]
+
+
+def wide_space() -> SearchSpace:
+    """Build a space of 1,296 of 13,824 combinations: one in ten, a typical share of valid ones."""
+    powers, few = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
+    return make_space(
+        {"BM": powers, "BN": powers, "TM": few, "TN": few, "LAYOUT": ("a", "b", "c"), "VEC": (1, 2)},
+        lambda c: c["BM"] % c["TM"] == 0 and c["BN"] % c["TN"] == 0 and c["BM"] * c["BN"] >= 64,
+    )
+
+
+def wide_time_us(config: Config) -> float:
+    """Return a time with interactions: of the area and the shape of the tile, and of both thread tiles."""
+    bm, bn, tm, tn = (np.log2(int(config[name])) for name in ("BM", "BN", "TM", "TN"))
+    distance = abs(bm + bn - 8) + 0.5 * abs(bm - bn) + 0.7 * abs(tm + tn - 4) + 0.3 * abs(tm - tn)
+    return float(
+        10 * (1 + distance) * {"a": 1.3, "b": 1.0, "c": 1.6}[str(config["LAYOUT"])] / (1 + 0.1 * int(config["VEC"]))
+    )
+
+
+def tile_ok(config: Config) -> Trial:
+    """Return the successful trial of a tile."""
+    return ok(config, tile_time_us(config))
+
+
+def wide_ok(config: Config) -> Trial:
+    """Return the successful trial of a configuration of the wide space."""
+    return ok(config, wide_time_us(config))

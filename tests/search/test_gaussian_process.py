@@ -1,19 +1,29 @@
-"""The process against textbook formulas."""
+"""The process against textbook formulas, its likelihood and fits, and the coordinates of configurations."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.optimize import minimize
 from scipy.stats import norm
 from threadpoolctl import threadpool_info
 
+from autotile.core.model import Value
+from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import (
+    _LENGTH_BOUNDS,
+    _NOISE_BOUNDS,
+    Embedding,
     GaussianProcess,
     Hyperparameters,
+    compiled_points,
+    density_of,
+    fit,
     log_expected_improvement,
     matern,
     one_blas_thread,
+    positions,
 )
 
 PARAMETERS = Hyperparameters(np.array([1.0, 2.0, 0.5]), 1e-3)
@@ -65,8 +75,7 @@ def test_an_observation_without_a_target_lowers_the_doubt_and_leaves_the_mean(dr
 def test_a_chosen_point_explains_what_its_observation_would(drawn) -> None:
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points, observed[:20])
-    known = np.ones(21, np.bool_)
-    known[20] = False
+    known = np.arange(21) < 20
     _, before = process.predict(targets[None, :20], known[:20])
     some = np.array([3, 7, 30, 41])
     explained = process.among(some)(1)
@@ -81,21 +90,23 @@ def test_points_may_be_replaced(drawn) -> None:
     process.observe(observed[20:25])
     process.replace_points(np.array([4, 9]), points[30:])
     process.observe(observed[25:90])
-    mean, deviation = process.predict(targets[None], np.ones(90, np.bool_))
     order = [*range(4), 30, *range(5, 9), 31, *range(10, 30), *range(32, 50)]
     fresh = GaussianProcess(PARAMETERS, points[order], observed)
-    expected, doubt = fresh.predict(targets[None], np.ones(90, np.bool_))
-    assert mean == pytest.approx(expected, abs=2e-2)
-    assert deviation == pytest.approx(doubt, abs=2e-2)
+    known = np.ones(90, np.bool_)
+    for found, expected in zip(process.predict(targets[None], known), fresh.predict(targets[None], known), strict=True):
+        assert found == pytest.approx(expected, abs=2e-2)
 
 
 def test_one_blas_thread_may_be_entered_within_itself() -> None:
-    before = [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+    def threads() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    before = threads()
     with one_blas_thread():
         with one_blas_thread():
             pass
-        assert {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"} == {1}
-    assert [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"] == before
+        assert set(threads()) == {1}
+    assert threads() == before
 
 
 @pytest.mark.parametrize("standard", [-100.0, -6.0, -4.9, 0.0, 2.0])
@@ -111,5 +122,120 @@ def test_expected_improvement_is_the_integral(standard: float) -> None:
 
 def test_expected_improvement_falls_into_its_tail_without_a_step() -> None:
     means = np.linspace(19.9, 20.1, 201)
-    steps = np.diff(log_expected_improvement(means, np.ones(201), 0.0))
-    assert (steps < 0).all()
+    assert (np.diff(log_expected_improvement(means, np.ones(201), 0.0)) < 0).all()
+
+
+def test_the_gradient_is_that_of_the_likelihood() -> None:
+    rng = np.random.default_rng(1)
+    points, targets = rng.random((25, 4)), rng.normal(size=25)
+    density, center, _ = density_of(points, targets, np.array([0, 1, 1, 2]))
+    at = center + 0.3 * rng.normal(size=4)
+    for index, slope in enumerate(density(at)[1]):
+        step = 1e-5 * np.eye(4)[index]
+        difference = (density(at + step)[0] - density(at - step)[0]) / 2e-5
+        assert slope == pytest.approx(difference, rel=1e-4, abs=1e-6)
+
+
+def test_what_does_not_matter_gets_a_long_scale() -> None:
+    points = np.random.default_rng(2).random((60, 2))
+    targets = np.sin(6 * points[:, 0])
+    found = fit(points, (targets - targets.mean()) / targets.std(), np.array([0, 1]))
+    assert found.scale[0] > 4 * found.scale[1]
+    assert found.noise < 0.01
+
+
+def landscape(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points, targets and groups of a function of three of six coordinates."""
+    rng = np.random.default_rng(3)
+    points = np.round(4 * rng.random((count, 6))) / 4
+    targets = np.sin(5 * points[:, 0]) + points[:, 1] * points[:, 4] + 0.05 * rng.normal(size=count)
+    return points, (targets - targets.mean()) / targets.std(), np.array([0, 1, 1, 2, 3, 4])
+
+
+def logarithms(found: Hyperparameters) -> np.ndarray:
+    return np.append(-np.log(found.scale[[0, 1, 3, 4, 5]]), np.log(found.noise))
+
+
+@pytest.mark.parametrize("count", [6, 20, 80])
+def test_a_fit_is_the_optimum_that_scipy_finds(count: int) -> None:
+    points, targets, groups = landscape(count)
+    density, center, _ = density_of(points, targets, groups)
+    bounds = [_LENGTH_BOUNDS] * 5 + [tuple(np.log(_NOISE_BOUNDS))]
+    best = minimize(density, center, jac=True, method="L-BFGS-B", bounds=bounds)
+    assert density(logarithms(fit(points, targets, groups)))[0] == pytest.approx(best.fun, abs=5e-3)
+
+
+def test_a_fit_that_begins_at_the_previous_one_takes_few_steps() -> None:
+    points, targets, groups = landscape(80)
+    first = fit(points[:70], targets[:70], groups)
+    density, *_ = density_of(points, targets, groups)
+    later, whole = fit(points, targets, groups, start=first, max_steps=4), fit(points, targets, groups)
+    assert density(logarithms(later))[0] == pytest.approx(density(logarithms(whole))[0], abs=2e-2)
+
+
+def test_a_fit_stays_within_its_bounds() -> None:
+    points, _, groups = landscape(40)
+    found = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
+    assert found.noise <= 1.001 * _NOISE_BOUNDS[1]
+    assert (np.abs(-np.log(found.scale)) <= max(map(abs, _LENGTH_BOUNDS)) + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "column", "expected", "groups"),
+    [
+        ((8, 16, 32, 64), 0, [0, 1 / 3, 2 / 3, 1], [0]),  # a doubling is the same step anywhere
+        ((64, 8, 32, 16), 0, [1, 0, 2 / 3, 1 / 3], [0]),
+        ((16, 48, 64, 80, 96), 1, [0, 0, 1, 0, 0.5], [0, 1]),  # 16 divides all; 32 divides 96, 64 divides 64
+        ((1, 3, 5), 0, [0, np.log2(3) / np.log2(5), 1], [0]),  # odd numbers alone have no alignment
+        ((-1, 0, 4, 100), 0, [0, 1 / 3, 2 / 3, 1], [0]),  # not all positive: by their order
+        ((False, True), 0, [0, 1], [0]),
+        (("a", "b"), 0, [0, 1], [0]),
+        ((7, 300), 0, [0, 1], [0]),
+    ],
+)
+def test_values_have_coordinates(
+    values: tuple[Value, ...], column: int, expected: list[float], groups: list[int]
+) -> None:
+    embedding = Embedding([Parameter("A", values)])
+    assert embedding.of(np.arange(len(values))[:, None])[:, column] == pytest.approx(expected)
+    assert embedding.groups.tolist() == groups
+
+
+@pytest.mark.parametrize("values", [("row", "column", "tiled"), (0, 1, 2), (2, 0, 1), (True, False, "auto")])
+def test_choices_are_equally_far_apart(values: tuple[Value, ...]) -> None:
+    embedding = Embedding([Parameter("A", values)])
+    points = embedding.of(np.arange(3)[:, None])
+    assert np.square(points[:, None] - points[None]).sum(axis=2) == pytest.approx(1 - np.eye(3))
+    assert embedding.groups.tolist() == [0, 0, 0]
+
+
+def test_a_single_value_tells_nothing() -> None:
+    embedding = Embedding([Parameter("A", (5,)), Parameter("B", (1, 2, 4))])
+    assert embedding.of(np.array([[0, 2], [0, 0]])).tolist() == [[1.0], [0.0]]
+    assert Embedding([Parameter("A", (5,))]).of(np.zeros((3, 1), np.int64)).shape == (3, 0)
+
+
+def test_products_of_two_share_one_scale() -> None:
+    """The last group's distance is that of the products of any two sizes, whatever their number."""
+    sizes = [(1, 2, 4, 8), (16, 32, 64), (2, 4, 8, 16, 32)]
+    embedding = Embedding([*(Parameter(f"P{i}", each) for i, each in enumerate(sizes)), Parameter("B", (False, True))])
+    assert embedding.groups.tolist() == [0, 1, 2, 3, 4, 4, 4, 4]
+    codes = np.array([[0, 2, 4, 1], [3, 0, 1, 0]])
+    away = np.diff(np.stack([np.log2(each)[codes[:, i]] for i, each in enumerate(sizes)], axis=1), axis=0)[0]
+    products = sum((away[i] + away[k]) ** 2 for i in range(3) for k in range(i))
+    found = np.diff(embedding.of(codes)[:, 4:], axis=0)[0]
+    assert np.square(found).sum() == pytest.approx(products / 6**2)  # a sum of two spans 6 octaves on average
+    assert embedding.of_each(codes).shape == (2, 4)
+
+
+def test_what_does_not_differ_is_no_coordinate() -> None:
+    features = {0: np.array([0.1, 0.5]), 1: np.array([0.3, 0.5]), 2: np.array([0.9, 0.6])}
+    points, groups = compiled_points(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
+    assert groups.tolist() == [0, 1]
+    assert points(np.array([2, 5])).tolist() == [[2.0, 0.9], [5.0, pytest.approx(0.2)]]
+
+
+def test_values_have_places_only_where_they_are_numbers() -> None:
+    assert positions((64, 16, 32)).tolist() == [2, 0, 1]
+    assert positions((False, True)) is None
+    assert positions(("1", "2")) is None

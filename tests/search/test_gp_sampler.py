@@ -1,73 +1,207 @@
-"""The default sampler: results, robustness and repeatability."""
+"""The default sampler: losses, fits as trials end, results, robustness and repeatability."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import optuna
 import pytest
-from rows import broken, make_space, ok, tile_space, tile_time_us
-from test_sampler_quality import best_us, time_us, wide_space
+from optuna.study import StudyDirection
+from optuna.trial import TrialState, create_trial
+from rows import advance, broken, make_space, ok, tile_ok, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
 
-from autotile.search.gp_sampler import FeasibleGPSampler, due_fit
+from autotile.core.model import Config
+from autotile.search.gaussian_process import Floats, Rows
+from autotile.search.gp_sampler import STARTUP, FeasibleGPSampler, History, Surrogate, due_fit, losses, result_of
 from autotile.search.row_sampler import Candidates, distributions_of, rows_to_evaluate
-from autotile.search.search import Search, new_study
+from autotile.search.search import Search
+
+DOWN, UP = StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE
+ONE = np.ones(1)
+
+
+def test_slow_trials_are_crowded_and_fast_ones_spread() -> None:
+    loss = losses(np.array([[1.0], [2.0], [10.0], [20.0]]), [DOWN], ONE)
+    assert (np.diff(loss) > 0).all()
+    assert loss[1] - loss[0] > 5 * (loss[3] - loss[2])
+
+
+@pytest.mark.parametrize("values", [(1.0, 5.0, 3.0), (-1.0, 4.0, 0.0)])
+def test_the_direction_turns_the_order(values: tuple[float, ...]) -> None:
+    results = np.array(values)[:, None]
+    assert np.argsort(losses(results, [DOWN], ONE)).tolist() == [0, 2, 1]
+    assert np.argsort(losses(results, [UP], ONE)).tolist() == [1, 2, 0]
+
+
+def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread() -> None:
+    loss = losses(np.array([[1.0], [np.nan], [2.0], [4.0], [np.nan]]), [DOWN], ONE)
+    worked = loss[[0, 2, 3]]
+    assert worked.mean() == pytest.approx(0, abs=1e-12)
+    assert worked.std() == pytest.approx(1)
+    assert loss[1] == loss[4]
+    assert np.median(worked) < loss[1] < worked.max()
+
+
+@pytest.mark.parametrize("value", [3.0, 0.0])
+def test_equal_results_are_no_difficulty(value: float) -> None:
+    assert losses(np.full((4, 1), value), [DOWN], ONE).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("directions", "weights", "best"),
+    [([DOWN, DOWN], (0.99, 0.01), 0), ([DOWN, DOWN], (0.01, 0.99), 2), ([UP, DOWN], (0.5, 0.5), 2)],
+)
+def test_weights_choose_between_objectives(
+    directions: list[StudyDirection], weights: tuple[float, float], best: int
+) -> None:
+    results = np.array([(1.0, 9.0), (5.0, 5.0), (9.0, 1.0)])
+    assert losses(results, directions, np.array(weights)).argmin() == best
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_trial_that_violates_a_constraint_or_was_pruned_failed() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    assert result_of(create_trial(value=2.0)) == (2.0,)
+    assert result_of(create_trial(value=2.0, constraints={"failed": 0.0})) == (2.0,)
+    assert result_of(create_trial(value=2.0, constraints={"failed": 1.0})) is None
+    assert result_of(create_trial(value=float("inf"))) is None
+    assert result_of(create_trial(state=TrialState.PRUNED)) is None
+
+
+def test_a_history_holds_trials_in_the_order_in_which_they_ended() -> None:
+    history = History()
+    assert [history.begin(row) for row in range(100, 200)] == list(range(100))
+    history.end(3, None)
+    history.end(1, None)
+    assert (history.begun, history.ended, history.first_success) == (100, 2, 2)
+    history.end(70, (2.0, 5.0), 0.1)
+    history.end(0, (1.0, 6.0))
+    assert history.first_success == 2
+    assert history.first_ended(3).tolist() == [3, 1, 70]
+    assert history.rows(history.first_ended(10)).tolist() == [103, 101, 170, 100]
+    expected = [[np.nan, np.nan], [np.nan, np.nan], [2.0, 5.0], [1.0, 6.0]]
+    assert np.array_equal(history.values(9), expected, equal_nan=True)
+
+
+def test_the_noise_of_a_loss_follows_from_the_error_of_its_time() -> None:
+    history = History()
+    for index, (time_us, error) in enumerate([(1.0, 0.0), (2.0, 0.1), (4.0, 0.1)]):
+        history.end(history.begin(index), (time_us,), error)
+    noise = history.noise(3, [DOWN])
+    assert noise[0] == 0
+    assert noise[1] == pytest.approx(4 * noise[2])
+    assert noise[1] == pytest.approx((0.1 / 2 / np.std([1, 1 / 2, 1 / 4])) ** 2)
+
+
+def points(rows: Rows) -> Floats:
+    return np.stack([rows % 10 / 10, rows // 10 / 10], axis=1)
+
+
+def history_of(ended: int, *, failures: int = 0) -> History:
+    rng = np.random.default_rng(1)
+    history = History()
+    for number, row in enumerate(rng.permutation(100)[:ended].tolist()):
+        time_us = 1 + (row % 10 - 4) ** 2 + rng.uniform(0, 0.1)
+        history.end(history.begin(row), None if number < failures else (time_us,))
+    return history
+
+
+def surrogate_of(history: History) -> Surrogate:
+    return Surrogate(points, np.array([0, 1]), history, directions=[DOWN], max_first=30)
+
+
+@pytest.mark.parametrize(
+    ("ended", "failures", "fitted"), [(n, 0, due_fit(n)) for n in (6, 7, 20, 37, 80)] + [(11, 10, 11)]
+)
+def test_the_newest_fit_is_of_the_trials_that_were_due(ended: int, failures: int, fitted: int) -> None:
+    """The first one has a success."""
+    surrogate = surrogate_of(history_of(ended, failures=failures))
+    assert surrogate.update()
+    assert surrogate.fitted == fitted
+    assert not surrogate.update()
+
+
+def test_fits_become_rarer() -> None:
+    assert [due_fit(count) for count in (6, 7, 20, 100, 109, 110)] == [6, 6, 20, 94, 103, 103]
+
+
+def test_a_fit_does_not_depend_on_the_calls() -> None:
+    """A search that is rebuilt fits at once what the original fitted trial by trial."""
+    whole, history = history_of(40), History()
+    late, early = surrogate_of(whole), surrogate_of(history)
+    late.update()
+    for index in range(40):
+        history.end(history.begin(int(whole.rows(np.array([index]))[0])), tuple(whole.values(40)[index].tolist()))
+        if history.ended >= STARTUP:
+            early.update()
+    assert early.fitted == late.fitted
+    assert np.array_equal(early.parameters.scale, late.parameters.scale)
+    assert early.parameters.noise == late.parameters.noise
+
+
+def test_the_coordinate_that_decides_has_the_shorter_length() -> None:
+    surrogate = surrogate_of(history_of(60))
+    surrogate.update()
+    assert surrogate.parameters.scale[0] > 3 * surrogate.parameters.scale[1]
+
+
+def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces() -> None:
+    history = history_of(30)
+    used = surrogate_of(history)
+    used.update()
+    for first, count in ((0, 30), (40, 30), (20, 10), (60, 20), (70, 30), (10, 30), (0, 20), (50, 50)):
+        rows, fresh = np.arange(first, first + count), surrogate_of(history)
+        fresh.update()
+        for each in (used, fresh):
+            each.set_rows(rows)
+        found, expected = used.predict(ONE), fresh.predict(ONE)
+        assert found.rows.tolist() == rows.tolist()
+        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.deviation, expected.deviation, rtol=1e-3, atol=1e-4)
+    assert len(used._process._points) == 50
 
 
 def large_space():
     """Build a space of 12,288 rows, of which a sample is evaluated."""
-    powers = (1, 2, 4, 8)
-    return make_space(dict.fromkeys("ABCDEF", powers) | {"G": (1, 2, 3)})
+    return make_space(dict.fromkeys("ABCDEF", (1, 2, 4, 8)) | {"G": (1, 2, 3)})
 
 
 def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed() -> None:
     """A random search finds it in 60 of 1,248 once in twenty."""
     space = wide_space()
-    least = min(time_us(space.config(row)) for row in range(len(space)))
-    assert [best_us("feasible", seed, 70) for seed in range(3)] == [least] * 3
+    least = min(wide_time_us(space.config(row)) for row in range(len(space)))
+    for seed in range(3):
+        assert min(trial.time_us for trial in advance(Search(space, "feasible", seed), 70, wide_ok)) == least
 
 
-def test_the_minimum_of_a_smooth_landscape_is_found_at_once() -> None:
-    for seed in range(4):
-        search = Search(tile_space(), "feasible", seed)
-        found = []
-        for _ in range(25):
-            row, config = search.propose() or pytest.fail("too few rows")
-            found.append(tile_time_us(config))
-            search.tell(row, ok(config, found[-1]))
-        assert min(found) == 100.0
+@pytest.mark.parametrize("seed", range(4))
+def test_the_minimum_of_a_smooth_landscape_is_found_at_once(seed: int) -> None:
+    assert min(trial.time_us for trial in advance(Search(tile_space(), "feasible", seed), 25, tile_ok)) == 100.0
 
 
 def test_it_turns_away_from_what_fails() -> None:
-    space = wide_space()
-    search = Search(space, "feasible", seed=0)
-    failed = []
-    for _ in range(60):
-        row, config = search.propose() or pytest.fail("too few rows")
-        failed.append(config["LAYOUT"] == "b")
-        search.tell(row, broken(config) if failed[-1] else ok(config, time_us(config)))
+    done = advance(Search(wide_space(), "feasible", 0), 60, lambda c: broken(c) if c["LAYOUT"] == "b" else wide_ok(c))
+    failed = [trial.config["LAYOUT"] == "b" for trial in done]
     assert any(failed[:15])
     assert np.mean(failed[20:]) < 0.15  # a third of the rows
 
 
 def test_it_bears_that_nothing_works_for_long() -> None:
     space = wide_space()
-    search = Search(space, "feasible", seed=3)
-    worked = []
-    for _ in range(70):
-        row, config = search.propose() or pytest.fail("too few rows")
-        worked.append(config["BM"] == 32 and config["LAYOUT"] == "b")
-        search.tell(row, ok(config, 10.0) if worked[-1] else broken(config))
-    share = ((space.column("BM") == 32) & (space.column("LAYOUT") == "b")).mean()
-    first = worked.index(True)
-    assert np.mean(worked[first + 1 :]) > 2 * share
+
+    def works(config: Config) -> bool:
+        return config["BM"] == 32 and config["LAYOUT"] == "b"
+
+    done = advance(Search(space, "feasible", 3), 70, lambda c: ok(c, 10.0) if works(c) else broken(c))
+    worked = [works(trial.config) for trial in done]
+    share = np.mean([works(space.config(row)) for row in range(len(space))])
+    assert np.mean(worked[worked.index(True) + 1 :]) > 2 * share
 
 
 def test_proposals_made_at_the_same_time_differ_and_are_spread() -> None:
-    space = wide_space()
-    search = Search(space, "feasible", seed=0)
-    for _ in range(20):
-        row, config = search.propose() or pytest.fail("too few rows")
-        search.tell(row, ok(config, time_us(config)))
+    search = Search(wide_space(), "feasible", seed=0)
+    advance(search, 20, wide_ok)
     batch = [search.propose() or pytest.fail("too few rows") for _ in range(16)]
     assert len({row for row, _ in batch}) == 16
     assert len({(config["BM"], config["BN"]) for _, config in batch}) >= 4
@@ -79,24 +213,22 @@ def test_many_compiled_rows_are_chosen_between_two_results() -> None:
     rows = [row for row, _ in (search.nominate() or pytest.fail("too few rows") for _ in range(400))]
     for row in rows[:12]:
         search.ranking.begin(row)
-        search.tell(row, ok(space.config(row), time_us(space.config(row))))
+        search.tell(row, wide_ok(space.config(row)))
     waiting, chosen = rows[12:], []
     for _ in range(40):
         chosen.append(search.select(waiting))
         search.ranking.begin(chosen[-1])
         waiting.remove(chosen[-1])
     assert len(set(chosen)) == 40
-    predicted, others = ([time_us(space.config(row)) for row in part] for part in (chosen, waiting))
+    predicted, others = ([wide_time_us(space.config(row)) for row in part] for part in (chosen, waiting))
     assert np.median(predicted) < np.median(others)
-    again = search.select(waiting[-3:])  # none of which need be ranked yet
-    assert again in waiting[-3:]
+    assert search.select(waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet
 
 
 def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     space = large_space()
-    candidates = Candidates(space)
     best = np.array([7000, 20])
-    rows = rows_to_evaluate(candidates, best, np.array([7000, 20]), np.random.default_rng(0))
+    rows = rows_to_evaluate(Candidates(space), best, best, np.random.default_rng(0))
     assert len(np.unique(rows)) == len(rows) < len(space)
     assert rows.min() >= 0
     apart = (space.codes != space.codes[7000]).sum(axis=1)
@@ -104,40 +236,40 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     assert np.bincount(rows // 1024, minlength=12).min() > 100
 
 
-def test_the_best_of_a_large_space_is_found() -> None:
-    space = large_space()
-    places = {"A": 2, "B": 1, "C": 8, "D": 4, "E": 1, "F": 8}
-    study = new_study(sampler=FeasibleGPSampler(space, 0))
-    for _ in range(60):
-        trial = study.ask(dict(distributions_of(space.parameters)))
-        away = sum(abs(np.log2(trial.params[name] / place)) for name, place in places.items())
-        study.tell(trial, float(np.exp(0.3 * away)) * trial.params["G"])
-    assert study.best_value < 1.4
-
-
-@pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_any_objective_of_either_direction(direction: str) -> None:
-    space = tile_space()
+def study_of(
+    sampler: FeasibleGPSampler, trials: int, values: Callable[[Config], object], *directions: str
+) -> optuna.Study:
+    """Return a study of a sampler after some trials."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction=direction, sampler=FeasibleGPSampler(space, 0))
-    sign = 1 if direction == "minimize" else -1
-    for _ in range(30):
-        trial = study.ask(dict(distributions_of(space.parameters)))
-        study.tell(trial, sign * (tile_time_us(trial.params) - 200))
+    study = optuna.create_study(directions=directions or ["minimize"], sampler=sampler)
+    for _ in range(trials):
+        trial = study.ask(dict(distributions_of(sampler.candidates.space.parameters)))
+        study.tell(trial, values(trial.params))
+    return study
+
+
+def test_the_best_of_a_large_space_is_found() -> None:
+    places = {"A": 2, "B": 1, "C": 8, "D": 4, "E": 1, "F": 8}
+
+    def value(config: Config) -> float:
+        away = sum(abs(np.log2(config[name] / place)) for name, place in places.items())
+        return float(np.exp(0.3 * away)) * config["G"]
+
+    assert study_of(FeasibleGPSampler(large_space(), 0), 60, value).best_value < 1.4
+
+
+@pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
+def test_any_objective_of_either_direction(direction: str, sign: int) -> None:
+    sampler = FeasibleGPSampler(tile_space(), 0)
+    study = study_of(sampler, 30, lambda config: sign * (tile_time_us(config) - 200), direction)
     assert study.best_value == sign * -100
 
 
 def test_several_objectives_find_both_ends_of_the_front() -> None:
     space = tile_space()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=FeasibleGPSampler(space, 0))
-    for _ in range(50):
-        trial = study.ask(dict(distributions_of(space.parameters)))
-        study.tell(trial, [tile_time_us(trial.params), float(trial.params["BM"] * trial.params["BN"])])
-    values = np.array([trial.values for trial in study.best_trials])
+    both = study_of(
+        FeasibleGPSampler(space, 0), 50, lambda c: [tile_time_us(c), float(c["BM"] * c["BN"])], "minimize", "minimize"
+    )
+    values = np.array([trial.values for trial in both.best_trials])
     assert values[:, 0].min() == 100.0
     assert values[:, 1].min() == min(space.column("BM") * space.column("BN"))
-
-
-def test_fits_become_rarer() -> None:
-    assert [due_fit(count) for count in (6, 7, 20, 100, 109, 110)] == [6, 6, 20, 94, 103, 103]

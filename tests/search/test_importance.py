@@ -1,15 +1,16 @@
-"""Importance of parameters in spaces where it is known."""
+"""Effects of the parameters in spaces where they are known: which matter, values of the best trials, thresholds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from rows import make_space, ok
+from rows import advance, make_space, ok
 
-from autotile.core.model import Config
-from autotile.search.importance import Effect, importance_of
+from autotile.core.model import Config, LaunchGeometry, Outcome, Trial
+from autotile.search.importance import Effect, find_parameter_effects, importance_of
 from autotile.search.search import Search
 from autotile.space.search_space import SearchSpace
 
@@ -68,13 +69,8 @@ def test_what_two_do_together_is_halved_between_them() -> None:
 @pytest.mark.parametrize("sampler", ["feasible", "tpe"])
 def test_a_search_that_draws_where_it_is_fast_does_not_mislead(sampler: str) -> None:
     space = six()
-    search = Search(space, sampler, seed=1)
-    rows, times = [], []
-    for _ in range(120):
-        row, config = search.propose() or pytest.fail("too few rows")
-        search.tell(row, ok(config, additive(config)))
-        rows.append(row)
-        times.append(additive(config))
+    done = advance(Search(space, sampler, seed=1), 120, lambda config: ok(config, additive(config)))
+    rows, times = [space.row_of(trial.config) for trial in done], [trial.time_us for trial in done]
     assert np.median(times) < np.median([additive(space.config(row)) for row in range(0, len(space), 50)]) / 1.5
     effects, _ = importance_of(space, rows, times)
     assert [effect.parameter for effect in effects[:2]] == ["A", "B"]
@@ -127,3 +123,123 @@ def test_what_was_not_varied_is_not_judged() -> None:
 
 def test_the_same_trials_give_the_same_answer() -> None:
     assert drawn(six(), additive, 100) == drawn(six(), additive, 100)
+
+
+BLOCKS = make_space({"BM": (32, 64, 128, 256), "TM": (1, 2, 4, 8), "ASYNC": (False, True), "PAD": (0, 1, 2, 3, 4)})
+
+
+def trials(time_us: Callable[[Config], float], count: int = 160) -> list[Trial]:
+    """Return trials of random rows, each with a block of BM * TM threads."""
+    found = []
+    for row in np.random.default_rng(0).permutation(len(BLOCKS))[:count]:
+        config = BLOCKS.config(int(row))
+        geometry = LaunchGeometry((64, 1, 1), (int(config["BM"]), int(config["TM"]), 1), 0)
+        found.append(replace(ok(config, time_us(config)), geometry=geometry))
+    return found
+
+
+def by_block(config: Config) -> float:
+    """Return a time that is 55.5 % longer with more than 256 threads, and a third shorter with BM=64."""
+    crowded = int(config["BM"]) * int(config["TM"]) > 256
+    return (155.5 if crowded else 100.0) * (1.0 if config["BM"] == 64 else 1.5) * (1 + 0.001 * int(config["PAD"]))
+
+
+def test_the_sentence() -> None:
+    effects = find_parameter_effects(BLOCKS, trials(by_block))
+    assert effects.sentence.startswith("BM explains ")
+    assert " % of the differences (best at 64), TM " in effects.sentence
+    assert "; no effect is seen of " in effects.sentence
+    assert "ASYNC" in effects.sentence.split("no effect is seen of ")[1]
+    beyond = effects.thresholds[0]
+    assert (beyond.quantity, beyond.side, beyond.value) == ("threads", "above", 256)
+    assert effects.sentence.endswith(
+        f"none of {beyond.trials} trials beyond 256 threads a block came within 55 % of the best"
+    )
+
+
+def test_the_document() -> None:
+    document = find_parameter_effects(BLOCKS, trials(by_block)).to_json()
+    assert set(document) == {"importance", "thresholds", "insight"}
+    first = document["importance"][0]
+    assert (first["parameter"], first["matters"], first["favoured"]) == ("BM", True, [64])
+    assert 0 < first["alone"] <= first["share"] < 1
+    assert {entry["parameter"] for entry in document["importance"]} == {"BM", "TM", "ASYNC", "PAD"}
+    assert document["thresholds"][0]["quantity"] == "threads"
+
+
+def test_every_trial_beyond_a_threshold_is_as_slow_as_is_said() -> None:
+    measured = trials(by_block)
+    best = min(trial.time_us or 0.0 for trial in measured)
+    (threshold,) = (one for one in find_parameter_effects(BLOCKS, measured).thresholds if one.quantity == "threads")
+    beyond = [t for t in measured if t.geometry is not None and t.geometry.threads > threshold.value]
+    assert 0 < len(beyond) < len(measured)
+    assert (threshold.side, threshold.value, threshold.trials) == ("above", 256, len(beyond))
+    assert threshold.loss == pytest.approx(0.555, abs=0.002)
+    assert min(t.time_us or 0.0 for t in beyond) == pytest.approx(best * (1 + threshold.loss))
+    assert all((t.time_us or 0.0) >= best * (1 + threshold.loss) * 0.999 for t in beyond)
+
+
+def test_what_few_trials_show_is_no_threshold() -> None:
+    effects = find_parameter_effects(BLOCKS, trials(by_block, 45))
+    assert effects.thresholds == ()
+    assert effects.effects
+
+
+def test_failures_are_left_aside() -> None:
+    measured = trials(by_block)
+    failed = [Trial(BLOCKS.config(row), Outcome.CRASHED, "dead", "measure") for row in range(20)]
+    assert find_parameter_effects(BLOCKS, [*failed, *measured]) == find_parameter_effects(BLOCKS, measured)
+
+
+def test_where_nothing_can_be_told_that_is_said() -> None:
+    assert find_parameter_effects(BLOCKS, []).sentence == "0 times are too few to tell what matters: 30 are needed"
+    assert find_parameter_effects(BLOCKS, trials(lambda _: 7.0)).sentence == "the times differ by less than 2 %"
+    rng = np.random.default_rng(0)
+    noise = find_parameter_effects(BLOCKS, trials(lambda _: float(np.exp(rng.normal()))))
+    assert noise.sentence == "the parameters explain the differences no better than chance"
+    assert noise.to_json()["importance"] == []
+
+
+WIDE = make_space({"W": range(1, 17), "F": [each / 8 for each in range(1, 9)], "NAME": ("a", "b", "c", "d", "e", "f")})
+
+
+def plain_trials(time_us: Callable[[Config], float], count: int = 400) -> list[Trial]:
+    """Return trials of random rows, without a geometry, so that the parameters alone are known of them."""
+    rows = np.random.default_rng(1).permutation(len(WIDE))[:count]
+    configs = [WIDE.config(int(row)) for row in rows]
+    return [ok(config, time_us(config) * (1 + 0.0001 * n / count)) for n, config in enumerate(configs)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "slow"),
+    [
+        (("W", "above", 8, "W=8"), lambda config: config["W"] > 8),
+        (("W", "below", 9, "W=9"), lambda config: config["W"] < 9),
+        (("F", "above", 0.625, "F=0.625"), lambda config: config["F"] > 0.625),
+    ],
+)
+def test_a_parameter_has_thresholds_of_its_own(
+    expected: tuple[str, str, float, str], slow: Callable[[Config], bool]
+) -> None:
+    measured = plain_trials(lambda config: 155.0 if slow(config) else 100.0)
+    effects = find_parameter_effects(WIDE, measured)
+    (found,) = effects.thresholds
+    assert (found.quantity, found.side, found.value) == expected[:3]
+    assert found.trials == sum(slow(trial.config) for trial in measured)
+    assert found.loss == pytest.approx(0.55, abs=0.001)
+    assert f"{expected[3]} came within" in effects.sentence
+
+
+def test_a_loss_is_that_against_the_very_best() -> None:
+    times = iter([95.0, *[100.0] * len(WIDE)])
+    measured = plain_trials(lambda config: 155.0 if config["W"] < 9 else next(times))
+    (found,) = find_parameter_effects(WIDE, measured).thresholds
+    assert found.loss == pytest.approx(155 / 95 - 1, abs=0.001)
+
+
+def test_a_parameter_of_texts_has_no_threshold() -> None:
+    measured = plain_trials(lambda config: 155.0 if str(config["NAME"]) > "d" else 100.0)
+    effects = find_parameter_effects(WIDE, measured)
+    assert effects.effects[0].parameter == "NAME"
+    assert effects.effects[0].matters
+    assert effects.thresholds == ()

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
+from rows import advance, broken, make_space, ok, tile_space, tile_time_us
 
 from autotile.core.model import TIME, Config, Trial
 from autotile.errors import InputError, WorkerError
@@ -24,7 +24,7 @@ from autotile.search import installed_strategies as strategies
 from autotile.search import samplers
 from autotile.search.installed_strategies import KernelTunerSampler, StrategyProcess
 from autotile.search.row_sampler import distributions_of
-from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, make_sampler, sampler_names
+from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, sampler_names
 from autotile.search.search import Search
 
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
@@ -44,10 +44,6 @@ EXPECTED = {"genetic_algorithm", "pso", "simulated_annealing", "diff_evo", "fire
 
 def trial_of(config: Config) -> Trial:
     return broken(config) if config["BM"] == 256 else ok(config, tile_time_us(config))
-
-
-def advance(search: Search, trials: int, ahead: int = 1) -> list[Trial]:
-    return advance_ahead(search, trials, trial_of, ahead)
 
 
 def child_pids() -> set[int]:
@@ -80,7 +76,7 @@ def go_on(name: str, earlier: list[Trial], seed: int = 7, ahead: int = 5) -> lis
     search = Search(tile_space(), name, seed, first=[DEFAULT], trials=16, ahead=ahead)
     search.replay(earlier)
     try:
-        return advance(search, 16 - len(earlier), ahead)
+        return advance(search, 16 - len(earlier), trial_of, ahead)
     finally:
         search.close()
 
@@ -123,17 +119,26 @@ def test_only_available_rows_are_searched() -> None:
     space = tile_space()
     available = np.arange(len(space)) % 4 == 0
     search = Search(space, f"{STRATEGY_PREFIX}genetic_algorithm", available=available)
-    assert all(available[space.row_of(trial.config)] for trial in advance(search, int(available.sum())))
+    assert all(available[space.row_of(trial.config)] for trial in advance(search, int(available.sum()), trial_of))
 
 
 def test_a_strategy_learns_from_the_times() -> None:
     """Over five seeds, a local search with 40 trials finds faster configurations than uniform draws."""
 
     def best(name: str, seed: int) -> float:
-        return min(trial.time_us or np.inf for trial in advance(Search(tile_space(), name, seed, trials=40), 40))
+        search = Search(tile_space(), name, seed, trials=40)
+        return min(trial.time_us or np.inf for trial in advance(search, 40, trial_of))
 
-    assert np.mean([best(f"{STRATEGY_PREFIX}greedy_ils", seed) for seed in range(5)]) < np.mean(
-        [best("random", seed) for seed in range(5)]
+    local, chance = ([best(each, seed) for seed in range(5)] for each in (f"{STRATEGY_PREFIX}greedy_ils", "random"))
+    assert np.mean(local) < np.mean(chance)
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in another process, which finds the modules of these tests."""
+    paths = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env={**paths, **environment}, capture_output=True, text=True, check=False, timeout=60
     )
 
 
@@ -146,19 +151,8 @@ def test_strings_do_not_make_it_differ_between_processes() -> None:
         "    row, config = search.propose(); rows.append(row); search.tell(row, ok(config, tile_time_us(config)))\n"
         "print(rows)"
     )
-    paths = ":".join(path for path in sys.path if path)
-    courses = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONPATH": paths, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(courses) == 1
+    first, second = (python(code, PYTHONHASHSEED=seed) for seed in ("1", "2"))
+    assert (first.returncode, first.stdout) == (0, second.stdout)
 
 
 def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_its_neighbours() -> None:
@@ -197,14 +191,7 @@ def test_a_process_ends_while_a_strategy_waits() -> None:
         "from rows import tile_space; from autotile.search.search import Search\n"
         "search = Search(tile_space(), 'kernel-tuner:pso'); search.propose()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -213,17 +200,20 @@ def test_listing_the_samplers_does_not_load_kernel_tuner() -> None:
         "import sys, autotile.search.search; from autotile.search.samplers import sampler_names\n"
         "sys.exit('kernel-tuner:pso' not in sampler_names() or 'kernel_tuner' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert python(code).returncode == 0
 
 
-def test_a_strategy_that_cannot_run_over_rows_is_refused() -> None:
-    with pytest.raises(InputError, match="pyatf_strategies' cannot be used: pyATF builds the space anew"):
-        check_sampler(f"{STRATEGY_PREFIX}pyatf_strategies")
-
-
-def test_an_unknown_strategy_names_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"no sampler 'kernel-tuner:genetic'; did you mean 'kernel-tuner:genetic_alg"):
-        make_sampler("kernel-tuner:genetic", tile_space(), 0)
+@pytest.mark.parametrize(
+    ("strategy", "objectives", "expected"),
+    [
+        ("pyatf_strategies", (TIME,), "pyatf_strategies' cannot be used: pyATF builds the space anew"),
+        ("genetic", (TIME,), r"no sampler 'kernel-tuner:genetic'; did you mean 'kernel-tuner:genetic_alg"),
+        ("pso", (TIME, "energy"), "'kernel-tuner:pso' cannot follow several objectives"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(strategy: str, objectives: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        check_sampler(STRATEGY_PREFIX + strategy, objectives)
 
 
 def test_the_strategies_are_those_of_the_installed_kernel_tuner() -> None:
@@ -265,11 +255,6 @@ def test_without_kernel_tuner_the_extra_is_named(strategy: str, monkeypatch: pyt
     assert not [name for name in sampler_names() if name.startswith(STRATEGY_PREFIX)]
 
 
-def test_a_strategy_follows_one_objective() -> None:
-    with pytest.raises(InputError, match="'kernel-tuner:pso' cannot follow several objectives"):
-        check_sampler("kernel-tuner:pso", (TIME, "energy"))
-
-
 def test_a_strategy_that_cannot_search_the_space_says_why() -> None:
     search = Search(make_space({"A": (1, 2, 4)}), f"{STRATEGY_PREFIX}firefly_algorithm")
     with pytest.raises(InputError, match=r"firefly_algorithm cannot search these 3 configurations \(IndexError"):
@@ -299,30 +284,27 @@ DYING_LATER = (
 
 
 class TestProcess:
-    def test_a_strategy_that_proposes_nothing_is_ended(
-        self, child_module: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (SILENT, r"it proposed nothing for 0.3 s"),
+            (DYING, r"the worker died with exit code 3"),
+            ("channel.reply({'mood': 'good'})", r"the worker's reply is malformed: .*'mood'"),
+        ],
+    )
+    def test_a_process_that_fails_at_once_says_why(
+        self, child_module: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, body: str, reason: str
     ) -> None:
-        child_module(SILENT)
-        monkeypatch.setattr(strategies, "_MAX_SILENCE_S", 0.3)
-        search = Search(tile_space(), f"{STRATEGY_PREFIX}pso")
-        with pytest.raises(InputError, match=r"pso cannot search these 116 .* \(it proposed nothing for 0.3 s"):
-            search.propose()
-
-    def test_a_death_is_reported(self, child_module: Callable[[str], None]) -> None:
-        child_module(DYING)
-        with pytest.raises(InputError, match=r"pso cannot search .* \(the worker died with exit code 3"):
-            Search(tile_space(), f"{STRATEGY_PREFIX}pso").propose()
-
-    def test_a_malformed_reply_is_reported(self, child_module: Callable[[str], None]) -> None:
-        child_module("channel.reply({'mood': 'good'})")
-        with pytest.raises(InputError, match=r"pso cannot search .* \(the worker's reply is malformed: .*'mood'"):
+        child_module(body)
+        monkeypatch.setattr(strategies, "_MAX_SILENCE_S", 0.3 if body == SILENT else 60.0)
+        with pytest.raises(InputError, match=rf"pso cannot search these 116 .* \({reason}"):
             Search(tile_space(), f"{STRATEGY_PREFIX}pso").propose()
 
     def test_a_strategy_that_dies_after_it_proposed_is_started_again(self, child_module: Callable[[str], None]) -> None:
         child_module(DYING_LATER)
         space = tile_space()
         search = Search(space, f"{STRATEGY_PREFIX}pso", seed=1)
-        rows = [space.row_of(trial.config) for trial in advance(search, 6)]
+        rows = [space.row_of(trial.config) for trial in advance(search, 6, trial_of)]
         assert rows[0] == 7
         assert len(set(rows)) == 6  # drawn uniformly once the strategy is given up
 

@@ -1,21 +1,54 @@
-"""Properties of every sampler: it proposes only rows, each once, all in the end, and repeatably."""
+"""Samplers by name, and properties of each: it proposes only rows, each once, all in the end, and repeatably."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from types import ModuleType
 
 import numpy as np
 import optuna
 import pytest
 from hypothesis import given, settings
-from rows import TILES, make_space, spaces, tile_space, tile_time_us
+from hypothesis import strategies as st
+from rows import (
+    TILES,
+    advance,
+    broken,
+    make_space,
+    ok,
+    spaces,
+    tile_space,
+    tile_time_us,
+    wide_ok,
+    wide_space,
+    wide_time_us,
+)
 
+from autotile.core.model import TIME, Config
 from autotile.errors import InputError
-from autotile.search import gp_sampler, optuna_samplers
-from autotile.search.optuna_samplers import FeasibleSampler
-from autotile.search.row_sampler import RowSampler, distributions_of
-from autotile.search.samplers import SAMPLERS, make_sampler
+from autotile.search import gp_sampler, optuna_samplers, samplers
+from autotile.search.gp_sampler import FeasibleGPSampler
+from autotile.search.optuna_samplers import FeasibleSampler, FeasibleTPESampler
+from autotile.search.row_sampler import Candidates, RowSampler, distributions_of
+from autotile.search.samplers import (
+    AUTO,
+    BRUTE_FORCE,
+    SAMPLERS,
+    Lookahead,
+    check_sampler,
+    gain_predicting_samplers,
+    is_exhaustive,
+    lookahead_of,
+    make_sampler,
+    resolve_sampler,
+    sampler_entry,
+    sampler_names,
+)
+from autotile.search.search import Search, new_study
 from autotile.space.search_space import SearchSpace
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
@@ -53,8 +86,7 @@ def test_all_rows_are_proposed_once_and_nothing_else(name: str, space: SearchSpa
     sampler = make_sampler(name, space, seed=3)
     study = optuna.create_study(sampler=sampler)
     trials = min(len(space), 60)
-    rows = run(sampler, trials, study)
-    assert len(set(rows)) == trials
+    assert len(set(run(sampler, trials, study))) == trials
     assert sampler.remaining(study) == len(space) - trials
     if trials == len(space) and any(len(each.values) > 1 for each in space.parameters):
         with pytest.raises(InputError, match="every configuration of the space was tried"):
@@ -63,8 +95,7 @@ def test_all_rows_are_proposed_once_and_nothing_else(name: str, space: SearchSpa
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_proposals_depend_on_the_seed_alone(name: str) -> None:
-    space = tile_space()
-    first, again, other = (run(make_sampler(name, space, seed), 35) for seed in (1, 1, 2))
+    first, again, other = (run(make_sampler(name, tile_space(), seed), 35) for seed in (1, 1, 2))
     assert first == again
     assert first != other or name == "brute-force"
 
@@ -72,8 +103,7 @@ def test_proposals_depend_on_the_seed_alone(name: str) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_only_available_rows_are_proposed(name: str) -> None:
     space = tile_space()
-    available = np.zeros(len(space), np.bool_)
-    available[::5] = True
+    available = np.arange(len(space)) % 5 == 0
     rows = run(make_sampler(name, space, 0, available), int(available.sum()))
     assert sorted(rows) == np.flatnonzero(available).tolist()
 
@@ -142,11 +172,7 @@ def test_trials_of_others_and_failed_ones_are_not_proposed_again() -> None:
         study.tell(ask(study, space), state=state)
     study.enqueue_trial({"A": 5})
     waiting = ask(study, space)
-    proposed = []
-    for _ in range(9):
-        trial = ask(study, space)
-        proposed.append(trial.params["A"])
-        study.tell(trial, float(trial.params["A"]))
+    proposed = [space.config(row)["A"] for row in run(sampler, 9, study)]
     study.tell(waiting, 0.0)
     assert sorted([*proposed, 3, 4, 5]) == list(range(12))
     assert sampler.remaining(study) == 0
@@ -154,9 +180,8 @@ def test_trials_of_others_and_failed_ones_are_not_proposed_again() -> None:
 
 def test_several_objectives_are_passed_on() -> None:
     space = tile_space()
-    study = optuna.create_study(
-        directions=["minimize", "maximize"], sampler=FeasibleSampler(space, optuna.samplers.NSGAIISampler, 0)
-    )
+    sampler = FeasibleSampler(space, optuna.samplers.NSGAIISampler, 0)
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     for _ in range(30):
         trial = ask(study, space)
         study.tell(trial, [tile_time_us(trial.params), float(trial.params["BM"])])
@@ -189,3 +214,198 @@ def test_the_docstring_example_holds(module: ModuleType) -> None:
     results = doctest.testmod(module)
     assert results.failed == 0
     assert results.attempted
+
+
+@settings(deadline=None, max_examples=50)
+@given(spaces(), st.randoms(use_true_random=False))
+def test_codes_lead_to_their_row_exactly_when_it_is_free(space: SearchSpace, random) -> None:
+    candidates = Candidates(space)
+    for row in random.sample(range(len(space)), len(space) // 2):
+        candidates.take(row)
+    grid = np.array(list(product(*(range(len(each.values)) for each in space.parameters))))
+    for codes, row in zip(grid, candidates.free_rows_of(grid), strict=True):
+        config = {each.name: each.values[code] for each, code in zip(space.parameters, codes, strict=True)}
+        expected = space.row_of(config)
+        assert row == (-1 if expected is None or not candidates.free[expected] else expected)
+    assert candidates.remaining == np.count_nonzero(candidates.free) == len(space) - len(space) // 2
+
+
+def test_only_available_rows_count() -> None:
+    space = make_space({"A": (1, 2, 3)})
+    candidates = Candidates(space, [False, True, True])
+    for row in (0, 2, 2):
+        candidates.take(row)
+    assert candidates.remaining == 1
+    assert candidates.uniform(np.random.default_rng(0)) == 1
+    with pytest.raises(ValueError, match="broadcast"):
+        Candidates(space, [True, True])
+
+
+def test_a_doubling_is_one_step_and_a_name_differs_or_not() -> None:
+    space = make_space({"A": (8, 16, 32, 64, 128), "B": ("x", "y")})
+    candidates, rng, wanted, order = Candidates(space), np.random.default_rng(0), {"A": 32, "B": "x"}, []
+    while candidates.remaining:
+        row = candidates.nearest(space.codes[space.row_of(wanted)].astype(np.int64), rng)
+        order.append(space.config(row))
+        candidates.take(row)
+    assert (order[0], order[5]) == (wanted, {"A": 32, "B": "y"})
+    assert {config["A"] for config in order[1:3]} == {16, 64}
+    assert {config["A"] for config in order[3:5]} == {8, 128}
+    assert [config["B"] for config in order] == ["x"] * 5 + ["y"] * 5
+
+
+def test_ties_are_broken_by_the_generator_alone() -> None:
+    space = make_space({"A": (1, 2, 4), "B": (1, 2, 4)}, lambda c: c != {"A": 2, "B": 2})
+
+    def nearest(seed: int) -> int:
+        return Candidates(space).nearest(np.array([1, 1]), np.random.default_rng(seed))
+
+    chosen = [nearest(seed) for seed in range(40)]
+    assert chosen == [nearest(seed) for seed in range(40)]
+    assert {tuple(space.config(row).values()) for row in chosen} == {(1, 2), (2, 1), (2, 4), (4, 2)}
+
+
+@pytest.mark.parametrize(("name", "trials"), [("tpe", 60), ("nsga2", 80)])
+def test_better_than_chance_on_average(name: str, trials: int) -> None:
+    def best_us(each: str, seed: int) -> float:
+        return min(trial.time_us or np.inf for trial in advance(Search(wide_space(), each, seed), trials, wide_ok))
+
+    model, chance = (np.log([best_us(each, seed) for seed in range(5)]).mean() for each in (name, "random"))
+    assert model < chance - 0.02
+
+
+def shares(works: Callable[[Config], bool], seed: int, trials: int) -> tuple[list[bool], float]:
+    """Return which proposals of TPE work, and the share of the rows that do."""
+    space = wide_space()
+    search = Search(space, "tpe", seed)
+    done = advance(search, trials, lambda c: ok(c, 10.0 + space.row_of(c) % 7) if works(c) else broken(c))
+    rows = [works(space.config(row)) for row in range(len(space))]
+    return [works(trial.config) for trial in done], float(np.mean(rows))
+
+
+def test_tpe_turns_away_from_what_fails() -> None:
+    worked, share = shares(lambda config: config["LAYOUT"] != "a", 0, 90)
+    assert not all(worked[:10])
+    assert 1 - np.mean(worked[40:]) < 0.5 * (1 - share)
+
+
+def test_tpe_finds_the_few_that_run_among_failures() -> None:
+    worked, share = shares(lambda config: config["BM"] == 32 and config["LAYOUT"] == "b", 1, 80)
+    assert np.mean(worked[40:]) > 2 * share
+
+
+def test_tpe_compares_free_rows_only() -> None:
+    """Guards the hook by which Optuna's estimator is replaced."""
+    space = wide_space()
+    sampler = FeasibleTPESampler(space, seed=0)
+    kept = []
+
+    class Watched(sampler._estimator):  # type: ignore[misc, name-defined]
+        def sample(self, rng, size):
+            drawn = super().sample(rng, size)
+            codes = np.stack([drawn[each.name] for each in space.parameters], axis=1).astype(np.int64)
+            kept.append(float(np.mean(sampler.candidates.free_rows_of(codes) >= 0)))
+            return drawn
+
+    sampler._estimator = Watched
+    study = new_study(sampler=sampler)
+    for _ in range(30):
+        trial = ask(study, space)
+        study.tell(trial, wide_time_us(trial.params))
+    assert len(kept) == 20
+    assert min(kept) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "available", "trials", "expected"),
+    [
+        ("auto", None, 116, "brute-force"),
+        ("auto", None, 115, "feasible"),
+        ("auto", None, None, "feasible"),
+        ("auto", 10, 10, "brute-force"),
+        ("gp", None, 116, "gp"),
+    ],
+)
+def test_auto_is_brute_force_where_the_trials_cover_the_space(
+    name: str, available: int | None, trials: int | None, expected: str
+) -> None:
+    space = tile_space()
+    mask = None if available is None else np.arange(len(space)) < available
+    assert resolve_sampler(name, space, mask, trials) == expected
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, feasible, tpe, gp"):
+        make_sampler("tpee", tile_space(), 0)
+    assert {AUTO, *SAMPLERS} <= set(sampler_names())
+
+
+@pytest.mark.parametrize("name", [name for name, entry in SAMPLERS.items() if entry.packages])
+def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "find_spec", lambda package: None)
+    _, package, install = SAMPLERS[name].packages[0]
+    with pytest.raises(InputError, match=f"needs {package}: pip install {install}, or choose tpe"):
+        make_sampler(name, tile_space(), 0)
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_sampler_can_what_its_lookahead_asks_for(name: str) -> None:
+    assert isinstance(make_sampler(name, tile_space(), 0), FeasibleGPSampler) == SAMPLERS[name].lookahead.ranks
+
+
+def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers() -> None:
+    assert lookahead_of("feasible", 64) == lookahead_of("feasible", 1) == Lookahead(32, per_measured=2, queued=1)
+    assert lookahead_of("tpe", 64) == Lookahead(16)
+    assert lookahead_of("kernel-tuner:pso", 64) == Lookahead(1)
+    for name in ("random", BRUTE_FORCE):
+        assert (lookahead_of(name, 1), lookahead_of(name, 64)) == (Lookahead(16, queued=1), Lookahead(256, queued=1))
+
+
+def delay_of(nominated: list[int], compiled: int, begun: int) -> int:
+    """Return after how many trials the newest of the compiled candidates may be chosen."""
+    return next(count for count in range(begun) if nominated[begun - count] <= compiled)
+
+
+def test_several_gpus_look_as_many_times_further_ahead() -> None:
+    one, four = lookahead_of("feasible", 64), lookahead_of("feasible", 64, gpu_count=4)
+    assert (four.compiling, four.queued) == (4 * one.compiling, 7)
+    assert lookahead_of("kernel-tuner:pso", 64, gpu_count=4) == Lookahead(1)
+    nominated = [four.nominated(begun) for begun in range(400)]
+    for begun in range(14, 400):
+        compiled = four.compiled(begun)
+        assert begun < compiled <= nominated[begun]
+        assert delay_of(nominated, compiled, begun) <= min(max(8, begun // 2), 64)
+    for begun in range(30, 400):
+        assert nominated[begun] - four.compiled(begun) >= 2 * (one.nominated(begun) - one.compiled(begun))
+
+
+def test_a_choice_among_ranked_candidates_lacks_a_bounded_share_of_the_results() -> None:
+    lookahead = lookahead_of("feasible", 16)
+    nominated = [lookahead.nominated(begun) for begun in range(700)]
+    compiled = [lookahead.compiled(begun) for begun in range(700)]
+    assert compiled[:7] == list(range(1, 8))  # the first ones in the order of the proposals
+    assert nominated == sorted(nominated)
+    assert compiled == sorted(compiled)
+    for begun in range(7, 700):
+        assert begun < compiled[begun] <= nominated[begun]
+        assert delay_of(nominated, compiled[begun], begun) <= min(max(2, begun // 6), 16)
+        assert nominated[begun] - compiled[begun] <= lookahead.compiling
+    assert nominated[699] - nominated[695] == 8
+
+
+def test_the_traits_that_sessions_ask_for() -> None:
+    assert gain_predicting_samplers() == ["auto", "feasible"]
+    assert [name for name in [*sampler_names(), "nonsense"] if is_exhaustive(name)] == [BRUTE_FORCE]
+    assert [name for name in SAMPLERS if sampler_entry(name).transfers] == ["feasible"]
+
+
+@pytest.mark.parametrize("name", ["cmaes", "kernel-tuner:pso"])
+def test_several_objectives_are_refused_by_samplers_of_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "_strategy_names", lambda: ["kernel-tuner:pso"])
+    with pytest.raises(InputError, match=f"'{name}' cannot follow several objectives .*; feasible, tpe"):
+        check_sampler(name, (TIME, "energy"))
+
+
+def test_listing_the_samplers_does_not_load_optuna() -> None:
+    code = "import sys, autotile.search.samplers; sys.exit('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,16 +1,35 @@
+"""Searches: proposals, what they resume, gains, one or several objectives, and their trials as a study of Optuna."""
+
 from __future__ import annotations
 
-import numpy as np
-import pytest
-from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
-from autotile.core.model import Config, Outcome, Trial
+import numpy as np
+import optuna
+import pytest
+from rows import advance, broken, check_resuming, make_space, ok, tile_ok, tile_space, tile_time_us
+
+from autotile.core.model import (
+    Config,
+    LaunchGeometry,
+    Measurement,
+    Occupancy,
+    Outcome,
+    Resources,
+    Trial,
+    non_dominated,
+    objective_values,
+)
 from autotile.errors import ConfigError, InputError
-from autotile.search.samplers import SAMPLERS
-from autotile.search.search import FAILED, Search
+from autotile.search.row_sampler import quiet_optuna
+from autotile.search.samplers import SAMPLERS, check_sampler
+from autotile.search.search import FAILED, Search, attributes_of, study_of_trials, study_to_storage
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
+SPACE = tile_space()
 
 
 def trial_of(config: Config) -> Trial:
@@ -21,39 +40,31 @@ def trial_of(config: Config) -> Trial:
     return ok(config, time_us, Outcome.PRUNED if time_us > 300 else Outcome.OK)
 
 
+def by_turns(config: Config, turn: list[int]) -> Trial:
+    """Return a failure first and after every other two."""
+    turn.append(len(turn))
+    return broken(config) if (len(turn) - 1) % 3 == 0 else ok(config, 10.0 + len(turn))
+
+
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_default_comes_first_and_then_every_other_row(name: str) -> None:
     space = make_space({"A": (1, 2, 4), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
-    search = Search(space, name, seed=4, first=[{"A": 4, "B": "y", "C": 5}])
-    done = advance_any(search, len(space))
+    search, turn = Search(space, name, seed=4, first=[{"A": 4, "B": "y", "C": 5}]), list[int]()
+    done = [trial.config for trial in advance(search, len(space), lambda config: by_turns(config, turn))]
     assert done[0] == {"A": 4, "B": "y", "C": 5}
     assert sorted(map(str, done)) == sorted(str(space.config(row)) for row in range(len(space)))
     assert search.propose() is None
-
-
-def advance_any(search: Search, trials: int) -> list[Config]:
-    proposals = []
-    for index in range(trials):
-        row, config = search.propose() or pytest.fail("too few rows")
-        proposals.append(config)
-        search.tell(row, ok(config, 10.0 + index) if index % 3 else broken(config))
-    return proposals
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 @pytest.mark.parametrize("ahead", [1, 16])
 def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str, ahead: int) -> None:
     """Also with pending proposals: each knows the same results as in the first search."""
-    space = tile_space()
 
-    def go_on(earlier: list[Trial]) -> list[Trial]:
-        search = Search(space, name, seed=7, first=[DEFAULT], ahead=ahead)
-        assert search.replay(earlier) == len(earlier)
-        return advance_ahead(search, 60 - len(earlier), trial_of, ahead)
+    def search() -> Search:
+        return Search(SPACE, name, seed=7, first=[DEFAULT], ahead=ahead)
 
-    done = go_on([])
-    for killed in (1, 15, 16, 17, 43, 59):
-        assert [trial.config for trial in go_on(done[:killed])] == [trial.config for trial in done[killed:]]
+    check_resuming(search, trial_of, ahead, {1, 15, 16, 17, 43, 59})
 
 
 def test_replayed_trials_that_left_the_space_are_ignored() -> None:
@@ -67,35 +78,29 @@ def test_replayed_trials_that_left_the_space_are_ignored() -> None:
     ]
     assert search.replay(earlier) == 1
     assert len(search.study.trials) == 2
-    assert {str(config) for config in advance_any(search, 3)} == {
-        "{'A': 1, 'B': 2}",
-        "{'A': 4, 'B': 1}",
-        "{'A': 4, 'B': 2}",
-    }
+    left = [trial.config for trial in advance(search, 3, lambda config: ok(config, 1.0))]
+    assert sorted(left, key=str) == [{"A": 1, "B": 2}, {"A": 4, "B": 1}, {"A": 4, "B": 2}]
     assert search.propose() is None
 
 
 def test_several_rows_can_be_pending() -> None:
-    search = Search(tile_space(), "tpe", first=[DEFAULT])
-    pending = [search.propose() for _ in range(16)]
-    rows = [proposal[0] for proposal in pending if proposal]
-    for row, config in [proposal for proposal in pending if proposal][::-1]:
+    search = Search(SPACE, "tpe", first=[DEFAULT])
+    pending = [search.propose() or pytest.fail("too few rows") for _ in range(16)]
+    for row, config in pending[::-1]:
         search.tell(row, trial_of(config))
-    rows += [proposal[0] for _ in range(30) if (proposal := search.propose())]
+    rows = [row for row, _ in pending] + [proposal[0] for _ in range(30) if (proposal := search.propose())]
     assert len(set(rows)) == 46
 
 
 def test_a_default_that_cannot_be_proposed_is_skipped() -> None:
-    space = tile_space()
-    available = np.ones(len(space), np.bool_)
-    available[space.row_of(DEFAULT)] = False
-    proposal = Search(space, "brute-force", first=[DEFAULT, {"BM": 7}], available=available).propose()
+    available = np.arange(len(SPACE)) != SPACE.row_of(DEFAULT)
+    proposal = Search(SPACE, "brute-force", first=[DEFAULT, {"BM": 7}], available=available).propose()
     assert proposal is not None
     assert proposal[1] != DEFAULT
 
 
 def test_each_proposal_is_told_once() -> None:
-    search = Search(tile_space(), "random")
+    search = Search(SPACE, "random")
     row, config = search.propose() or pytest.fail("nothing proposed")
     search.tell(row, trial_of(config))
     with pytest.raises(ConfigError, match=f"row {row} was not proposed or was told already"):
@@ -103,92 +108,86 @@ def test_each_proposal_is_told_once() -> None:
 
 
 def test_auto_says_what_it_became() -> None:
-    space = tile_space()
-    assert Search(space, trials=10_000).sampler == "brute-force"
-    assert Search(space, trials=50).sampler == "feasible"
+    assert Search(SPACE, trials=10_000).sampler == "brute-force"
+    assert Search(SPACE, trials=50).sampler == "feasible"
     with pytest.raises(InputError, match="no sampler 'best'"):
-        Search(space, "best")
+        Search(SPACE, "best")
     with pytest.raises(InputError, match="the seed is -1, expected 0 or more"):
-        Search(space, "random", seed=-1)
+        Search(SPACE, "random", seed=-1)
+
+
+def tell_in_order(search: Search, *trials: Trial) -> list[optuna.trial.FrozenTrial]:
+    """Tell a brute-force search trials in the order of its rows; return the study's."""
+    for trial in trials:
+        row, config = search.propose() or pytest.fail("nothing proposed")
+        assert config == trial.config
+        search.tell(row, trial)
+    return search.study.trials
 
 
 def test_the_study_shows_times_in_microseconds_and_failures_as_the_worst() -> None:
     search = Search(make_space({"A": (1, 2, 3, 4, 5)}), "brute-force")
-    for trial in (
+    trials = tell_in_order(
+        search,
         broken({"A": 1}),
         ok({"A": 2}, 20.0),
         ok({"A": 3}, 50.0, Outcome.PRUNED),
         broken({"A": 4}, Outcome.CRASHED),
         Trial({"A": 5}, Outcome.NOT_AVAILABLE, "not in the recording"),
-    ):
-        row, config = search.propose() or pytest.fail("nothing proposed")
-        assert config == trial.config
-        search.tell(row, trial)
-    trials = search.study.trials
-    assert [trial.value for trial in trials] == [1e6, 20.0, 50.0, 100.0, None]
-    assert [trial.constraints[FAILED] for trial in trials] == [1.0, 0.0, 0.0, 1.0, 1.0]
-    assert [trial.user_attrs["outcome"] for trial in trials] == [
-        "wrong_result",
-        "ok",
-        "pruned",
-        "crashed",
-        "not_available",
+    )
+    assert [(trial.value, trial.constraints[FAILED], trial.user_attrs["outcome"]) for trial in trials] == [
+        (1e6, 1.0, "wrong_result"),
+        (20.0, 0.0, "ok"),
+        (50.0, 0.0, "pruned"),
+        (100.0, 1.0, "crashed"),
+        (None, 1.0, "not_available"),
     ]
     assert trials[0].user_attrs["reason"] == "element 3 is 7, expected 5"
     assert search.study.best_params == {"A": 2}
     assert search.study.metric_names == ["time_us"]
 
 
+def after_forty() -> Search:
+    """Return a search with a model, which expects gains."""
+    search, told = Search(SPACE, "feasible", 0, ahead=4), iter(range(40))
+    advance(search, 40, lambda config: ok(config, 100.0 + next(told) % 7))
+    return search
+
+
 def test_the_gain_of_many_proposals_is_known_when_all_had_a_model() -> None:
-    search = Search(tile_space(), "feasible", 0, ahead=4)
-    for told in range(40):
-        row, config = search.propose() or pytest.fail("too few rows")
-        assert search.gain_of() is None
-        search.tell(row, ok(config, 100.0 + told % 7))
-    gains = list(search._gains)
-    assert search.gain_of(4) == pytest.approx(sum(gains[-4:]))
+    search = after_forty()
+    assert search.gain_of() is None
+    assert search.gain_of(4) == pytest.approx(sum(list(search._gains)[-4:]))
     search._gains.extend([0.25] * 256)
     assert search.gain_of() == pytest.approx(64)
 
 
-@pytest.mark.parametrize("compiles_first", [False, True])
-def test_nothing_is_known_of_proposals_when_no_row_is_left(compiles_first: bool) -> None:
-    space = tile_space()
-    search = Search(space, "feasible", 0, ahead=4)
-    for told in range(len(space)):
-        if compiles_first and told == 40:
-            break
-        row, config = search.propose() or pytest.fail("too few rows")
-        search.tell(row, ok(config, 100.0 + told % 7))
-    while compiles_first and search.nominate() is not None:
-        pass
-    assert search.gain_of(4) is None if compiles_first else search.gain_of(4) is not None
-    assert compiles_first or search.propose() is None
-    assert search.gain_of(4) is None
-    assert search.gain_of(1) is None
+def test_nothing_is_known_of_proposals_when_no_row_is_left() -> None:
+    search = after_forty()
+    advance(search, len(SPACE) - 40, tile_ok)
+    assert search.gain_of(4) is not None
+    assert search.propose() is None
+    assert (search.gain_of(4), search.gain_of(1)) == (None, None)
 
 
 def test_each_nomination_has_its_gain_and_its_row_once() -> None:
-    space = tile_space()
-    search = Search(space, "feasible", 0, ahead=4)
-    for told in range(40):
-        row, config = search.propose() or pytest.fail("too few rows")
-        search.tell(row, ok(config, 100.0 + told % 7))
+    search = after_forty()
     before, rows = list(search._gains), set()
     while (nominated := search.nominate()) is not None:
         rows.add(nominated[0])
         assert search.gain_of(1) is not None
         assert list(search._gains)[: len(before)] == before, "one more"
         assert len(search._gains) == len(before) + len(rows)
-    assert len(rows) == len(space) - 40
+    assert len(rows) == len(SPACE) - 40
+    assert (search.gain_of(4), search.gain_of(1)) == (None, None)  # no row is left
     row = min(rows)
-    search.tell(row, ok(space.config(row), 90.0))  # as one that was nominated
+    search.tell(row, ok(SPACE.config(row), 90.0))  # as one that was nominated
     with pytest.raises(ConfigError, match="was told already"):
-        search.tell(row, ok(space.config(row), 90.0))
+        search.tell(row, ok(SPACE.config(row), 90.0))
 
 
 def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window() -> None:
-    search = Search(tile_space(), "feasible", 0, ahead=4)
+    search = Search(SPACE, "feasible", 0, ahead=4)
     assert search.proposals_until(0.1, 8) is None  # nothing was proposed
     search._gains.extend([None, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert search.proposals_until(0.5, 8) == 2  # when that without a model and the first gain have left
@@ -196,3 +195,189 @@ def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window() 
     search._gains.extend([0.01] * 8)
     assert search.proposals_until(0.1, 8) == 0
     assert search.proposals_until(0.05, 8) is None  # as much is added as leaves
+
+
+OBJECTIVES = ("time", "registers")
+FOLLOWING = [name for name in INSTALLED if SAMPLERS[name].multi_objective]
+
+
+def judged(config: Config) -> Trial:
+    """Return a trial with registers, which are few for small tiles, where the time is not the lowest."""
+    if config["BM"] == config["BN"] == 32:
+        return broken(config)
+    registers = 16 * int(config["TM"]) + int(config["BM"]) // 8 + (20 if config["ASYNC"] else 0)
+    return replace(tile_ok(config), resources=Resources(registers, 0, 0, 0, 0))
+
+
+def both(sampler: str, seed: int = 0) -> Search:
+    return Search(SPACE, sampler, seed, objectives=OBJECTIVES)
+
+
+def volume(trials: Iterable[Trial]) -> float:
+    """Return the dominated area, up to 600 us and 200 registers."""
+    points = np.array([values for trial in trials if (values := objective_values(trial, OBJECTIVES)) is not None])
+    front = points[non_dominated(points)]
+    front = front[np.argsort(front[:, 0])]
+    lower = np.append(200.0, front[:-1, 1])
+    return float(((600.0 - front[:, 0]) * np.maximum(lower - front[:, 1], 0.0)).sum())
+
+
+@pytest.mark.parametrize("sampler", FOLLOWING)
+def test_every_sampler_but_those_refused_follows_both(sampler: str) -> None:
+    search = both(sampler)
+    ended = advance(search, 40, judged)
+    assert [trial.values for trial in search.study.trials if trial.user_attrs["outcome"] == "ok"] == [
+        list(values) for trial in ended if (values := objective_values(trial, OBJECTIVES)) is not None
+    ]
+    assert search.study.metric_names == ["time_us", "registers"]
+
+
+@pytest.mark.parametrize("sampler", ["feasible", "tpe"])
+def test_a_model_finds_more_of_the_front_than_chance(sampler: str) -> None:
+    model, chance = (
+        np.mean([volume(advance(both(name, seed), 40, judged)) for seed in (1, 2)]) for name in (sampler, "random")
+    )
+    assert model > chance
+
+
+def test_one_that_follows_a_single_objective_is_refused() -> None:
+    expected = r"'cmaes' cannot follow several objectives \(time, registers\); feasible, tpe"
+    for make in (lambda: check_sampler("cmaes", OBJECTIVES), lambda: both("cmaes")):
+        with pytest.raises(InputError, match=expected):
+            make()
+
+
+@pytest.mark.parametrize("sampler", ["feasible", "tpe", "nsga2"])
+def test_a_search_for_both_goes_on_as_the_first(sampler: str) -> None:
+    check_resuming(lambda: both(sampler, 3), judged, 1, {25})
+
+
+def test_a_failure_is_told_worse_than_all_in_everything() -> None:
+    search = Search(make_space({"TM": (2, 4, 8, 1)}), "brute-force", objectives=OBJECTIVES)
+    trials = tell_in_order(
+        search,
+        broken({"TM": 2}, Outcome.CRASHED),
+        replace(ok({"TM": 4}, 20.0), resources=Resources(90, 0, 0, 0, 0)),
+        replace(ok({"TM": 8}, 30.0), resources=Resources(40, 0, 0, 0, 0)),
+        broken({"TM": 1}),
+    )
+    assert [trial.values for trial in trials] == [[1e6, 1e6], [20.0, 90.0], [30.0, 40.0], [60.0, 180.0]]
+    assert [trial.params["TM"] for trial in search.study.best_trials] == [4, 8]
+
+
+TRIALS = [
+    broken(config) if config["BM"] == 256 else tile_ok(config)
+    for config in (SPACE.config(row) for row in range(0, len(SPACE), 3))
+]
+
+
+@pytest.fixture
+def study() -> optuna.Study:
+    return study_of_trials(SPACE.parameters, TRIALS, "sgemm M=64")
+
+
+def test_a_study_of_stored_trials_shows_true_values(study: optuna.Study) -> None:
+    assert study.study_name == "sgemm M=64"
+    assert [trial.params for trial in study.trials] == [dict(trial.config) for trial in TRIALS]
+    fastest = min((trial for trial in TRIALS if trial.time_us), key=lambda trial: trial.time_us or 0)
+    assert (study.best_params, study.best_value) == (fastest.config, fastest.time_us)
+
+
+def test_values_and_parameters_that_the_space_lost_are_kept() -> None:
+    old = [ok({"BM": 512, "OLD": "x"}, 5.0), ok(SPACE.config(0), 6.0)]
+    study = study_of_trials(SPACE.parameters, old)
+    assert [trial.params for trial in study.trials] == [{"BM": 512, "OLD": "x"}, SPACE.config(0)]
+
+
+def test_attributes_say_how_a_trial_ended_and_what_it_used() -> None:
+    trial = Trial(
+        SPACE.config(0),
+        Outcome.OK,
+        geometry=LaunchGeometry((4, 4, 1), (16, 16, 1), 1024),
+        resources=Resources(64, 8, 16, 0, 4096),
+        occupancy=Occupancy(4, 32, 0.5, ("registers",), {"registers": 4}),
+        measurement=Measurement(10.0, 9.9, 10.1),
+    )
+    assert attributes_of(trial) == {
+        "outcome": "ok",
+        "source": "cuda",
+        "threads": 256,
+        "dynamic_smem_bytes": 1024,
+        "registers": 64,
+        "spill_bytes": 24,
+        "static_smem_bytes": 4096,
+        "occupancy": 0.5,
+        "blocks_per_sm": 4,
+        "limited_by": "registers",
+        "relative_error": pytest.approx(0.01 / 1.96, rel=1e-4),
+        "low_us": 9.9,
+        "high_us": 10.1,
+    }
+
+
+def test_optunas_own_tools_accept_the_study(study: optuna.Study) -> None:
+    pytest.importorskip("pandas")
+    frame = study.trials_dataframe()
+    assert len(frame) == len(TRIALS)
+    assert set(frame["params_LAYOUT"]) == {"row", "column"}
+    with quiet_optuna():
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    assert importance.keys() == {"BM", "BN", "TM", "LAYOUT", "ASYNC"}
+
+
+def test_optunas_plots_accept_the_study(study: optuna.Study) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    import matplotlib.pyplot as plt
+    from optuna.visualization import matplotlib as plots
+
+    with quiet_optuna():
+        for plot in (plots.plot_optimization_history, plots.plot_parallel_coordinate, plots.plot_slice):
+            plot(study)
+    plt.close("all")
+
+
+@pytest.mark.parametrize("objectives", [("time",), OBJECTIVES])
+def test_a_study_is_written_as_optuna_reads_it(
+    study: optuna.Study, tmp_path: Path, objectives: tuple[str, ...]
+) -> None:
+    if len(objectives) > 1:
+        search = both("random")
+        advance(search, 10, judged)
+        study = search.study
+    path = tmp_path / "study with a space.db"
+    study_to_storage(study, path)
+    with quiet_optuna():
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        loaded = optuna.load_study(study_name=study.study_name, storage=storage)
+        assert [(t.params, t.values, t.user_attrs, t.constraints) for t in loaded.trials] == [
+            (t.params, t.values, t.user_attrs, t.constraints) for t in study.trials
+        ]
+        assert loaded.trials[-1].constraints.keys() == {FAILED}
+        assert loaded.metric_names == ["time_us", "registers"][: len(objectives)]
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def test_a_file_holds_several_studies_but_no_two_of_one_name(study: optuna.Study, tmp_path: Path) -> None:
+    path = tmp_path / "studies.db"
+    study_to_storage(study, path)
+    study_to_storage(study_of_trials(SPACE.parameters, TRIALS[:3], "another"), path)
+    with pytest.raises(InputError, match=r"studies\.db holds a study named 'sgemm M=64' already"):
+        study_to_storage(study, path)
+
+
+@pytest.mark.parametrize("place", ["missing/folder.db", "text.db"])
+def test_what_is_no_storage_is_refused(study: optuna.Study, tmp_path: Path, place: str) -> None:
+    (tmp_path / "text.db").write_text("this is not a database, but it is long enough to be taken for one" * 20)
+    with pytest.raises(InputError, match="cannot be written as an Optuna storage"):
+        study_to_storage(study, tmp_path / place)
+
+
+def test_silence_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    before = optuna.logging.get_verbosity()
+    with quiet_optuna():
+        optuna.create_study()
+        assert optuna.logging.get_verbosity() == optuna.logging.ERROR
+    assert optuna.logging.get_verbosity() == before
+    assert capsys.readouterr().err == ""

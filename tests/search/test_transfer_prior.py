@@ -1,36 +1,41 @@
-"""Transfer between simulated kernels that are similar, shifted or different."""
+"""Searches that begin with expected speeds: of simulated kernels, similar, shifted or different, or estimated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
-from rows import advance_ahead, ok
+from numpy.typing import NDArray
+from rows import (
+    advance,
+    broken,
+    check_ranked_resuming,
+    check_resuming,
+    make_space,
+    ok,
+    tile_ok,
+    tile_space,
+    tile_time_us,
+)
 
-from autotile.core.model import Config, Outcome, Trial, config_key
-from autotile.kernel.spec import Parameter
+from autotile.core.model import Config, Trial
+from autotile.exchange.recording import read_recording
+from autotile.kernel.library import load_kernel
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.row_sampler import distributions_of
-from autotile.search.samplers import Lookahead
-from autotile.search.search import Search, Shortlist
-from autotile.search.transfer import Source, TransferPrior
+from autotile.search.search import Search
+from autotile.search.transfer import Source, TransferPrior, estimated_speeds
 from autotile.space.search_space import SearchSpace
+from autotile.space.time_estimate import estimate_times
 
 BM, BN, BK, VEC = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (8, 16, 32), (1, 4)
+SPACE = make_space({"BM": BM, "BN": BN, "BK": BK, "VEC": VEC})
 TimeOf = Callable[[Mapping[str, Any]], float]
-
-
-def space_of(*lists: tuple[str, tuple[int, ...]]) -> SearchSpace:
-    grid = np.indices([len(values) for _, values in lists]).reshape(len(lists), -1).T
-    parameters = tuple(Parameter(name, values) for name, values in lists)
-    return SearchSpace(parameters, np.asfortranarray(grid.astype(np.uint8)), len(grid), (), (), 0.0)
-
-
-SPACE = space_of(("BM", BM), ("BN", BN), ("BK", BK), ("VEC", VEC))
 
 
 def time_us(config: Mapping[str, Any], best: tuple[int, int] = (128, 64)) -> float:
@@ -39,21 +44,28 @@ def time_us(config: Mapping[str, Any], best: tuple[int, int] = (128, 64)) -> flo
     return 10.0 * (1 + 0.3 * away + 0.2 * abs(np.log2(config["BK"] / 16)) + 0.1 * (config["VEC"] == 1))
 
 
-def source_of(space: SearchSpace, time_of: TimeOf = time_us, every: int = 3) -> Source:
+def contrary(config: Mapping[str, Any]) -> float:
+    return 1000.0 / time_us(config)
+
+
+def trial_of(config: Config) -> Trial:
+    return ok(config, time_us(config))
+
+
+def source_of(time_of: TimeOf = time_us, every: int = 3, space: SearchSpace = SPACE) -> Source:
     configs = [space.config(row) for row in range(0, len(space), every)]
     return Source("another", configs, [time_of(config) for config in configs])
 
 
 def test_rows_that_no_source_tried_are_answered() -> None:
-    prior = TransferPrior(SPACE, [source_of(SPACE, every=4)])
-    best = SPACE.config(int(prior.best[0]))
-    assert time_us(best) <= 1.1 * 10.0
+    prior = TransferPrior(SPACE, [source_of(every=4)])
+    assert time_us(SPACE.config(int(prior.best[0]))) <= 1.1 * 10.0
     assert len(set(prior.best[:50].tolist())) == 50
 
 
 def test_a_source_of_another_version_is_read_by_what_it_shares() -> None:
-    older = space_of(("BM", (16, 32, 64, 128, 512)), ("BN", BN), ("OLD", (1, 2)))
-    prior = TransferPrior(SPACE, [source_of(older, lambda c: time_us({**c, "BK": 16, "VEC": 4}), every=1)])
+    older = make_space({"BM": (16, 32, 64, 128, 512), "BN": BN, "OLD": (1, 2)})
+    prior = TransferPrior(SPACE, [source_of(lambda c: time_us({**c, "BK": 16, "VEC": 4}), 1, older)])
     best = SPACE.config(int(prior.best[0]))
     assert (best["BM"], best["BN"]) == (128, 64)
 
@@ -64,12 +76,11 @@ def test_a_source_of_another_version_is_read_by_what_it_shares() -> None:
 )
 def test_what_says_nothing_is_left_out(source: Source) -> None:
     assert not TransferPrior(SPACE, [source])
-    assert TransferPrior(SPACE, [source, source_of(SPACE)])
+    assert TransferPrior(SPACE, [source, source_of()])
 
 
 def test_sources_count_by_how_well_they_predict() -> None:
-    good, bad = source_of(SPACE, every=1), source_of(SPACE, lambda c: 1000.0 / time_us(c), every=1)
-    prior = TransferPrior(SPACE, [bad, good])
+    prior = TransferPrior(SPACE, [source_of(contrary, 1), source_of(every=1)])
     tried = np.random.default_rng(0).choice(len(SPACE), 20, replace=False)
     times = np.array([time_us(SPACE.config(int(row))) for row in tried])
     expected = prior.speeds(np.arange(len(SPACE)), tried, times)
@@ -77,7 +88,7 @@ def test_sources_count_by_how_well_they_predict() -> None:
 
 
 def test_expected_losses_follow_what_was_found_here() -> None:
-    prior = TransferPrior(SPACE, [source_of(SPACE, every=1)])
+    prior = TransferPrior(SPACE, [source_of(every=1)])
     tried = np.arange(0, len(SPACE), 7)
     times = np.array([time_us(SPACE.config(int(row))) for row in tried])
     losses = times - times.mean()
@@ -86,112 +97,181 @@ def test_expected_losses_follow_what_was_found_here() -> None:
     assert np.ptp(prior.losses(tried, tried, times, -losses)) == 0.0  # it predicts the contrary, so it is ignored
 
 
-def search(sampler: FeasibleGPSampler, time_of: TimeOf, trials: int) -> list[float]:
-    study = optuna.create_study(sampler=sampler)
-    times = []
+def times_with(source: Source, seed: int, trials: int) -> list[float]:
+    """Return the times that an Optuna study finds with a source."""
+    study = optuna.create_study(sampler=FeasibleGPSampler(SPACE, seed, prior=TransferPrior(SPACE, [source])))
     for _ in range(trials):
         trial = study.ask(dict(distributions_of(SPACE.parameters)))
-        times.append(time_of(trial.params))
-        study.tell(trial, times[-1])
-    return times
+        study.tell(trial, time_us(trial.params))
+    return [trial.value for trial in study.trials]
 
 
 def test_a_second_tuning_takes_a_handful_of_measurements() -> None:
-    elsewhere = source_of(SPACE, lambda c: 3 * time_us(c, best=(128, 128)))
-    taught = [
-        min(search(FeasibleGPSampler(SPACE, s, prior=TransferPrior(SPACE, [elsewhere])), time_us, 12)) for s in (0, 1)
-    ]
-    assert max(taught) == 10.0
+    elsewhere = source_of(lambda c: 3 * time_us(c, best=(128, 128)))
+    assert max(min(times_with(elsewhere, seed, 12)) for seed in (0, 1)) == 10.0
 
 
 def test_a_source_that_misleads_costs_little() -> None:
-    misleading = source_of(SPACE, lambda c: 1000.0 / time_us(c))
-    sampler = FeasibleGPSampler(SPACE, 0, prior=TransferPrior(SPACE, [misleading]))
-    times = search(sampler, time_us, 40)
-    assert min(times) == 10.0
+    assert min(times_with(source_of(contrary), 0, 40)) == 10.0
 
 
-def resistant(config: Mapping[str, Any]) -> float:
-    return 1000.0 / time_us(config)
+def test_proposals_are_repeatable() -> None:
+    assert times_with(source_of(), 5, 20) == times_with(source_of(), 5, 20)
+
+
+def search_with(*sources: Source, seed: int = 0, ahead: int = 1) -> Search:
+    return Search(SPACE, "feasible", seed, ahead=ahead, sources=sources)
+
+
+def rows_of(search: Search, trials: int) -> list[int]:
+    return [int(SPACE.row_of(trial.config) or 0) for trial in advance(search, trials, trial_of)]
 
 
 def test_a_source_that_misleads_is_dropped_and_named() -> None:
-    searching = Search(SPACE, "feasible", 0, sources=[source_of(SPACE, resistant)])
-    assert searching.learnt_from == ("another",)
-    told = advance(searching, 4)
-    assert searching.learnt_from == ()
-    (misleading,) = searching.misleading_sources
+    search = search_with(source_of(contrary))
+    assert search.learnt_from == ("another",)
+    advance(search, 4, trial_of)
+    assert search.learnt_from == ()
+    (misleading,) = search.misleading_sources
     assert misleading.correlation < -0.5
     assert str(misleading).startswith("another (rank correlation -")
-    assert misleading.to_json()["trials"] == len(told) == 4
+    assert misleading.to_json()["trials"] == 4
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_source_that_misleads_costs_the_proposals_that_followed_it_only(seed: int) -> None:
     """The others are those of a search without it, in the same order."""
-    rows = advance(Search(SPACE, "feasible", seed, sources=[source_of(SPACE, resistant)]), 30)
-    alone = advance(Search(SPACE, "feasible", seed), 30)
+    rows, alone = rows_of(search_with(source_of(contrary), seed=seed), 30), rows_of(search_with(seed=seed), 30)
     assert all(row in rows for row in alone[: len(rows) - 2])
 
 
 def test_a_search_with_a_right_source_holds_the_one_without() -> None:
     """A row that both want is measured once, for both."""
-    rows = advance(Search(SPACE, "feasible", 1, sources=[source_of(SPACE, every=1)]), 40)
-    alone = advance(Search(SPACE, "feasible", 1), 20)
+    rows, alone = rows_of(search_with(source_of(every=1), seed=1), 40), rows_of(search_with(seed=1), 20)
     assert all(row in rows for row in alone)
 
 
 def test_a_right_source_is_kept_beside_one_that_misleads() -> None:
-    wrong = source_of(SPACE, resistant)
-    sources = [replace(wrong, name="wrong"), replace(source_of(SPACE), name="right")]
-    searching = Search(SPACE, "feasible", 0, sources=sources)
-    advance(searching, 25)
-    assert searching.learnt_from == ("right",)
-    assert [source.name for source in searching.misleading_sources] == ["wrong"]
+    search = search_with(replace(source_of(contrary), name="wrong"), replace(source_of(), name="right"))
+    advance(search, 25, trial_of)
+    assert search.learnt_from == ("right",)
+    assert [source.name for source in search.misleading_sources] == ["wrong"]
 
 
-@pytest.mark.parametrize("time_of", [time_us, resistant], ids=["right", "misleading"])
+@pytest.mark.parametrize("time_of", [time_us, contrary], ids=["right", "misleading"])
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_a_resumed_search_repeats_the_proposals(time_of: TimeOf, ahead: int) -> None:
-    def searching() -> Search:
-        return Search(SPACE, "feasible", 3, ahead=ahead, sources=[source_of(SPACE, time_of)])
-
-    whole = advance_ahead(searching(), 40, lambda config: ok(config, time_us(config)), ahead)
-    for done in (1, 7, 25):
-        resumed = searching()
-        resumed.replay(whole[:done])
-        rest = advance_ahead(resumed, 40 - done, lambda config: ok(config, time_us(config)), ahead)
-        known = {config_key(trial.config) for trial in whole[:done]}
-        assert [trial.config for trial in rest] == [t.config for t in whole if config_key(t.config) not in known]
+    check_resuming(lambda: search_with(source_of(time_of), seed=3, ahead=ahead), trial_of, ahead, {1, 7, 25})
 
 
-@pytest.mark.parametrize("time_of", [time_us, resistant], ids=["right", "misleading"])
+@pytest.mark.parametrize("time_of", [time_us, contrary], ids=["right", "misleading"])
 def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(time_of: TimeOf) -> None:
-    def session(earlier: list[Trial], count: int) -> list[Config]:
-        searching = Search(SPACE, "feasible", 2, ahead=6, sources=[source_of(SPACE, time_of)])
-        shortlist = Shortlist(searching, Lookahead(6, per_measured=2), earlier=earlier)
-        found = []
-        while len(found) < count:
-            while shortlist.propose() is not None:
-                pass
-            row = shortlist.choose({row: Trial(SPACE.config(row), Outcome.OK, "", "") for row in shortlist.ready()})
-            found.append(SPACE.config(row))
-            shortlist.tell(row, ok(found[-1], time_us(found[-1])))
-        return found
-
-    whole = session([], 40)
-    for done in (1, 9, 30):
-        earlier = [ok(config, time_us(config)) for config in whole[:done]]
-        assert session(earlier, 40 - done) == whole[done:]
+    check_ranked_resuming(lambda: search_with(source_of(time_of), seed=2, ahead=6), time_us)
 
 
-def advance(searching: Search, trials: int) -> list[int]:
-    done = advance_ahead(searching, trials, lambda config: ok(config, time_us(config)), 1)
-    return [int(SPACE.row_of(trial.config) or 0) for trial in done]
+TILES = tile_space()
+RECORDINGS = Path(__file__).parents[2] / "recordings"
 
 
-def test_proposals_are_repeatable_and_distinct() -> None:
-    def rows() -> list[float]:
-        return search(FeasibleGPSampler(SPACE, 5, prior=TransferPrior(SPACE, [source_of(SPACE)])), time_us, 20)
+def exact(space: SearchSpace) -> NDArray[np.float64]:
+    return np.array([tile_time_us(space.config(row)) for row in range(len(space))])
 
-    assert rows() == rows()
+
+def reverse(space: SearchSpace) -> NDArray[np.float64]:
+    return 1e3 / exact(space)
+
+
+def estimating(estimate: Any, seed: int, **options: Any) -> Search:
+    return Search(TILES, "feasible", seed, estimate=estimate, **options)
+
+
+def times_by(estimate: Any, seed: int, trials: int) -> list[float]:
+    return [trial.time_us or 0.0 for trial in advance(estimating(estimate, seed), trials, tile_ok)]
+
+
+def test_the_first_rows_are_the_best_estimates_and_others_in_turn() -> None:
+    found, least = times_by(exact, 0, 6), np.sort(exact(TILES))
+    assert found[0] == least[0]
+    assert found[2] in least[:2]
+    assert found[4] in least[:3]
+    assert min(found[1], found[3], found[5]) > least[5]
+
+
+def test_a_right_estimate_saves_trials() -> None:
+    right, none = ([min(times_by(of, seed, n)) for seed in range(3)] for of, n in ((exact, 3), (None, 10)))
+    assert np.mean(right) < np.mean(none)
+
+
+def test_a_wrong_estimate_costs_little() -> None:
+    least = float(exact(TILES).min())
+    wrong, none = ([least / min(times_by(of, seed, 30)) for seed in range(4)] for of in (reverse, None))
+    assert np.mean(wrong) > np.mean(none) - 0.02
+
+
+def test_an_estimate_that_says_nothing_changes_nothing() -> None:
+    assert times_by(lambda space: None, 3, 15) == times_by(None, 3, 15)
+
+
+def test_other_studies_take_its_place() -> None:
+    sources = [source_of(tile_time_us, space=TILES)]
+    plain, both = (advance(estimating(of, 1, sources=sources), 15, tile_ok) for of in (None, reverse))
+    assert plain == both
+
+
+@pytest.mark.parametrize("estimate", [exact, reverse])
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_resumed_search_repeats_the_proposals_by_estimates(estimate: object, ahead: int) -> None:
+    check_resuming(lambda: estimating(estimate, 3, ahead=ahead), tile_ok, ahead, {1, 7, 20})
+
+
+def test_a_killed_session_with_estimates_goes_on_as_if_it_had_not_been_killed() -> None:
+    check_ranked_resuming(lambda: estimating(exact, 2, ahead=6), tile_time_us)
+
+
+def test_configurations_that_go_first_do_not_take_the_place_of_estimates() -> None:
+    first = [TILES.config(row) for row in np.argsort(-exact(TILES))[:2].tolist()]
+    done = advance(estimating(exact, 0, first=first), 5, tile_ok)
+    assert [trial.config for trial in done[:2]] == first
+    assert [trial.time_us for trial in done[2:4]] == np.sort(exact(TILES))[:2].tolist()
+
+
+@pytest.mark.parametrize("sizes", ["1024x1024x1024", "128x4096x4096", "4096x4096x4096"])
+def test_ten_trials_reach_nine_tenths_of_a_recorded_optimum(sizes: str) -> None:
+    recording = read_recording(RECORDINGS / f"sgemm_2d-nvidia-h200-{sizes}-float32.npz")
+    key, device, order = recording.header.key, recording.header.device, np.lexsort(recording.codes.T[::-1])
+    assert device is not None
+    codes = np.asfortranarray(recording.codes[order])
+    space = SearchSpace(recording.header.parameters, codes, len(codes), (), (), 0.0)
+    times_us = np.where(recording.ok, recording.columns["time_us"], np.nan)[order]
+
+    def estimate(part: SearchSpace) -> NDArray[np.float64] | None:
+        found = estimate_times(load_kernel("sgemm_2d").spec, key.sizes, device, part)
+        return found.time_us if found is not None else None
+
+    def recorded(config: Config) -> Trial:
+        time_us = float(times_us[space.row_of(config)])
+        return ok(config, time_us) if time_us > 0 else broken(config)
+
+    reached = []
+    for seed in range(2):
+        done = advance(Search(space, "feasible", seed, estimate=estimate), 10, recorded)
+        reached.append(np.nanmin(times_us) / min(trial.time_us or np.inf for trial in done))
+    assert np.mean(reached) > 0.9
+
+
+def test_of_a_very_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotile.search.transfer._MAX_ROWS", 20)
+    counts = []
+
+    def counted(space: SearchSpace) -> NDArray[np.float64]:
+        counts.append(len(space))
+        return exact(space)
+
+    found = estimated_speeds(TILES, counted)
+    assert found is not None
+    assert counts[0] <= 20 < len(TILES)
+    best = TILES.config(int(found.best[0]))
+    assert tile_time_us(best) == min(tile_time_us(TILES.config(int(row))) for row in found.rows)
+    assert len(found.speeds(np.arange(len(TILES)), np.zeros(0, np.int64), np.zeros(0))) == len(TILES)
+    assert FeasibleGPSampler(TILES, 0, estimate=found).candidates.remaining == len(TILES)
+    assert replace(TILES, codes=TILES.codes[found.rows]).config(0) == TILES.config(int(found.rows[0]))
