@@ -36,25 +36,25 @@ if TYPE_CHECKING:
     from autotile.api.inspection import explain as explain
     from autotile.api.inspection import occupancy as occupancy
     from autotile.api.inspection import space as space
-    from autotile.api.judging import check as check
-    from autotile.api.new_kernel import new as new
+    from autotile.api.inspection import survey as survey
     from autotile.api.plans import plan as plan
     from autotile.api.plans import tune_misses as tune_misses
     from autotile.api.plans import tune_plan as tune_plan
-    from autotile.api.reporting import report as report
     from autotile.api.results import best as best
     from autotile.api.results import families as families
     from autotile.api.results import list as list
     from autotile.api.results import misses as misses
     from autotile.api.results import recordings as recordings
+    from autotile.api.results import report as report
     from autotile.api.results import trials as trials
-    from autotile.api.stepping import session as session
-    from autotile.api.surveying import survey as survey
     from autotile.api.tunable import TunableKernel as TunableKernel
     from autotile.api.tunable import kernel as kernel
+    from autotile.api.tunable import new as new
     from autotile.api.tuning import record as record
+    from autotile.api.tuning import session as session
     from autotile.api.tuning import tune as tune
     from autotile.api.tuning import tune_family as tune_family
+    from autotile.api.verification import check as check
     from autotile.api.verification import verify as verify
     from autotile.errors import ArgumentError as ArgumentError
     from autotile.errors import AutotileError as AutotileError
@@ -98,112 +98,17 @@ if TYPE_CHECKING:
     from autotile.tuning.result import TuneResult as TuneResult
 
 
-_NAMES = {
-    "api.databases": (
-        "db_check",
-        "db_clean",
-        "db_diff",
-        "db_merge",
-        "db_path",
-    ),
-    "api.devices": (
-        "devices",
-        "measure_device",
-        "worker",
-    ),
-    "api.doctor": ("doctor",),
-    "api.exchange": (
-        "bundle",
-        "export",
-        "import_",
-    ),
-    "api.inspection": (
-        "explain",
-        "occupancy",
-        "space",
-    ),
-    "api.judging": ("check",),
-    "api.new_kernel": ("new",),
-    "api.plans": (
-        "plan",
-        "tune_misses",
-        "tune_plan",
-    ),
-    "api.reporting": ("report",),
-    "api.results": (
-        "best",
-        "families",
-        "list",
-        "misses",
-        "recordings",
-        "trials",
-    ),
-    "api.stepping": ("session",),
-    "api.surveying": ("survey",),
-    "api.tunable": (
-        "TunableKernel",
-        "kernel",
-    ),
-    "api.tuning": (
-        "record",
-        "tune",
-        "tune_family",
-    ),
-    "api.verification": ("verify",),
-    "errors": (
-        "ArgumentError",
-        "AutotileError",
-        "BundleError",
-        "CompileError",
-        "ConfigError",
-        "DataError",
-        "DataWarning",
-        "DatabaseError",
-        "DeviceError",
-        "EmptySpaceError",
-        "InputError",
-        "NotTunedError",
-        "PinError",
-        "PinWarning",
-        "ProblemError",
-        "RecordingError",
-        "RescuedRunError",
-        "SpecError",
-        "ToolchainError",
-        "UnknownKernelError",
-        "WorkerCrashError",
-        "WorkerError",
-        "WorkerTimeoutError",
-    ),
-    "kernel.python_kernel": (
-        "Buffer",
-        "Scalar",
-        "Scratch",
-    ),
-    "report.comparison": ("compare",),
-    "report.live": ("watch",),
-    "serving.bound": ("BoundKernel", "capture"),
-    "serving.dispatcher": (
-        "Dispatcher",
-        "add_library",
-        "get_best_kernel",
-        "matmul",
-        "pin",
-        "unpin",
-    ),
-    "tuning.options": (
-        "FamilyPlan",
-        "TuneOptions",
-    ),
-    "tuning.progress_state": ("Progress",),
-    "tuning.result": ("TuneResult",),
-}
-"""Public names by the module that defines them."""
-
 _SUBMODULES = ("errors", "kernel_tuner", "torch")
 """Modules of the package that users name, which are imported when they are first used, too."""
 
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+def _imported_names(source: str) -> dict[str, str]:
+    """Return the module of each name that the block above imports, which is for type checkers and does not run."""
+    lines = (line.split() for line in source.splitlines() if line.startswith("    from autotile.") and " as " in line)
+    return {words[3]: words[1].removeprefix("autotile.") for words in lines}
+
+
+_MODULE_OF = _imported_names(__spec__.loader.get_source(__name__))  # type: ignore[union-attr]
 
 __all__ = ["__version__"]
 __all__.extend(sorted(set(_MODULE_OF) - {"list"}))  # a star import must not replace the built-in

@@ -31,7 +31,7 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
-from autotile.api.tuning import open_family, tune_loaded_family
+from autotile.api.tuning import tune_family
 from autotile.core.model import Config, Outcome, Problem, config_key
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
@@ -40,8 +40,8 @@ from autotile.database.database import Database
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.exchange.shipped import write_rules
-from autotile.families.family import Extent, Family
-from autotile.kernel.library import Kernel
+from autotile.families.family import Extent, Family, parse_family
+from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving.choice import Choice
 from autotile.serving.selection import KernelRequest, Shelf, choose
 from autotile.settings import read_settings
@@ -86,7 +86,8 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, worker_pool: WorkerPool) -> None:
         self.arguments = arguments
         self.worker_pool = worker_pool
-        self.kernel, self.family = open_family(arguments.kernel, arguments.family)
+        self.kernel = load_kernel(arguments.kernel)
+        self.family = parse_family(self.kernel.spec, arguments.family)
         self.dtype = arguments.dtype or self.kernel.spec.dtypes[0]
         self.device = live_device()
         arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,8 @@ class Bench:
                 print(f"{place.of} {place.number} of {place.count}: {progress.problem}", flush=True)
 
         options = replace(self.options, database=self.own)
-        result = tune_loaded_family(self.kernel, self.family, self.dtype, options, plan=plan, observe=observe)
+        sizes = dict(word.split("=", 1) for word in self.arguments.family)
+        result: Any = tune_family(self.kernel, sizes, dtype=self.dtype, plan=plan, options=options, observe=observe)
         if result.rule is None:
             raise SystemExit("interrupted")
         print("\n".join(result.rule.lines()), f"after {result.seconds:.0f} s", sep="\n", flush=True)

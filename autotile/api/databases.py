@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from autotile.api.listings import counted_text
+from autotile.api.results import counted_text
 from autotile.core.argument_types import checked
+from autotile.core.documents import to_document
 from autotile.core.model import Measurement, config_key, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, interval_text, plural, time_text
@@ -134,11 +136,22 @@ class DatabaseDiff(Result):
         yield counts
         if shown := [*other, *(pair for pair in same if pair.verdict.endswith("faster"))]:
             headings = (*STUDY_HEADINGS, "A", "B", f"{RIGHT}B / A", "difference")
-            yield ResultTable(headings, [_pair_row(pair) for pair in shown], ("device", "A", "B"))
+            rows = [
+                (
+                    *study_columns(pair.a.key),
+                    f"{config_text(pair.a.config)}, {_measured_text(pair.a.measurement)}",
+                    f"{'the same' if pair.same_config else config_text(pair.b.config)}, "
+                    f"{_measured_text(pair.b.measurement)}",
+                    f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING,
+                    pair.verdict,
+                )
+                for pair in shown
+            ]
+            yield ResultTable(headings, rows, ("device", "A", "B"))
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
                 columns = (f"only in {name}", "problem", "device", "configuration", f"{RIGHT}time", "differs in")
-                rows = [
+                alone = [
                     (
                         *study_columns(one.winner.key),
                         config_text(one.winner.config),
@@ -147,53 +160,37 @@ class DatabaseDiff(Result):
                     )
                     for one in only
                 ]
-                yield ResultTable(columns, rows, ("configuration", "device"))
+                yield ResultTable(columns, alone, ("configuration", "device"))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """Return every problem, including those with the same winner."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "only_a": [_only_document(one) for one in self.only_a],
-            "only_b": [_only_document(one) for one in self.only_b],
-            "both": [
-                {
-                    **versioned_document(pair.a.key),
-                    "same_config": pair.same_config,
-                    "a": _winner_document(pair.a),
-                    "b": _winner_document(pair.b),
-                    "ratio": pair.ratio.to_json("value") if pair.ratio is not None else None,
-                    "verdict": pair.verdict,
-                }
-                for pair in self.both
-            ],
-        }
 
+        def document(winner: Winner) -> dict[str, Any]:
+            measured: dict[str, Any] = winner.measurement.to_json() if winner.measurement else {}
+            return {"config": winner.config, "time_us": None, "interval_us": None, **measured}
 
-def _pair_row(pair: ComparedWinners) -> tuple[str, ...]:
-    time_b = _measured_text(pair.b.measurement)
-    return (
-        *study_columns(pair.a.key),
-        f"{config_text(pair.a.config)}, {_measured_text(pair.a.measurement)}",
-        f"the same, {time_b}" if pair.same_config else f"{config_text(pair.b.config)}, {time_b}",
-        f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING,
-        pair.verdict,
-    )
+        only_a, only_b = (
+            [{**versioned_document(one.winner.key), **document(one.winner), "differs": one.differs} for one in only]
+            for only in (self.only_a, self.only_b)
+        )
+        both = [
+            {
+                **versioned_document(pair.a.key),
+                "same_config": pair.same_config,
+                "a": document(pair.a),
+                "b": document(pair.b),
+                "ratio": pair.ratio.to_json("value") if pair.ratio is not None else None,
+                "verdict": pair.verdict,
+            }
+            for pair in self.both
+        ]
+        return to_document({"a": self.a, "b": self.b, "only_a": only_a, "only_b": only_b, "both": both})
 
 
 def _measured_text(measurement: Measurement | None) -> str:
     if measurement is None:
         return "not measured"
     return f"{time_text(measurement.time_us)} ({interval_text(measurement.low_us, measurement.high_us)})"
-
-
-def _only_document(one: UnmatchedWinner) -> dict[str, Any]:
-    return {**versioned_document(one.winner.key), **_winner_document(one.winner), "differs": list(one.differs)}
-
-
-def _winner_document(winner: Winner) -> dict[str, Any]:
-    measured: dict[str, Any] = winner.measurement.to_json() if winner.measurement else {}
-    return {"config": dict(winner.config), "time_us": None, "interval_us": None, **measured}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -241,7 +238,7 @@ class MergeResult(Result):
             ]
             yield ResultTable(headings, rows, ("device", "served", "other"))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """Return the rows copied, and the decisions."""
         return {
             "output": self.output,
@@ -326,12 +323,17 @@ class CleanResult(Result):
 
 @checked
 def db_diff(a: str | Path, b: str | Path) -> DatabaseDiff:
-    """Compare the winners of two databases.
+    """Compare the best configurations in two databases.
+
+    Shows the problems that only one of them has, those for which their configurations differ, and whether the intervals
+    of the times tell which is faster.
 
     Parameters
     ----------
-    a, b
-        Path or URL of a database, or path of a file of winners (``.json``).
+    a
+        Database: an SQLite file or a postgresql:// URL; or a file of winners (.json).
+    b
+        The other one.
 
     Raises
     ------
@@ -352,15 +354,15 @@ def db_diff(a: str | Path, b: str | Path) -> DatabaseDiff:
 def db_merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
     """Copy everything that some databases hold into one.
 
-    No trial is lost or duplicated. Where databases name different winners for a study, the fastest is served from then
-    on if the intervals of the times tell them apart; otherwise the winner of the newest session is.
+    No trial is lost or duplicated. Where databases name different winners, the faster is served from then on if the
+    intervals of their times tell them apart; otherwise that of the newest session is.
 
     Parameters
     ----------
     sources
-        Paths or URLs of the databases to copy.
+        SQLite files or postgresql:// URLs.
     output
-        Path or URL of the database to merge into. It is created if it does not exist; what it holds is kept.
+        Database to merge into; created if it does not exist, and what it holds is kept.
 
     Raises
     ------
@@ -381,34 +383,34 @@ def db_merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
 def db_clean(
     kernel: KernelName | None = None,
     *,
-    before: datetime | None = None,
+    before: datetime | str | None = None,
     keep_gpus: Sequence[str] = (),
     stale: bool = False,
     winners: bool = False,
     dry_run: bool = False,
     database: str | Path | None = None,
 ) -> CleanResult:
-    """Delete stored trials that are old, of other GPUs or of other versions of their kernels.
+    """Delete trials that are no longer wanted.
 
-    The best configuration of each study and the verdicts on wrong ones are kept unless ``winners``; trials of a session
-    that may still be running are kept in any case. Sessions may go on meanwhile.
+    It does not ask for confirmation. The best configuration of each study, and the verdicts on wrong ones, are kept
+    unless ``winners`` is given; the trials of a session that may still be running are kept in any case.
 
     Parameters
     ----------
     kernel
-        The only kernel to consider, as for `autotile.tune`; None for all kernels.
+        Name of a kernel, or path of a search-space file (path/to/mine.toml). Or a kernel from `autotile.kernel`.
     before
-        Delete trials recorded before this moment.
+        Delete trials older than 90d, or than 2026-01-31. In Python, a `datetime` with a time zone, too. None for no.
     keep_gpus
-        Delete trials of all GPUs but these: names as CUDA reports them, or profiles.
+        Delete trials of all other GPUs. May be given again. None for no.
     stale
-        Delete trials of other versions of the kernels than the current ones. Kernels that are not found are skipped.
+        Delete trials of other versions of a kernel than the current one.
     winners
-        Delete the best configuration of a study and verdicts too if they are selected.
+        Delete the best of each study, too; otherwise it is kept.
     dry_run
-        Delete nothing; return what would be deleted.
+        Delete nothing; show what would be deleted.
     database
-        Path or URL; None for the user's own.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
     Raises
     ------
@@ -417,13 +419,17 @@ def db_clean(
         database cannot be read or written.
     """
     if before is None and not keep_gpus and not stale:
-        raise InputError("nothing selects the trials to delete; pass before, keep_gpus or stale")
+        raise InputError(
+            "nothing selects the trials to delete; give --older-than, --keep-gpu or --stale; in Python, pass before, "
+            "keep_gpus or stale"
+        )
+    moment = read_moment(before) if isinstance(before, str) else before
     opened = open_for_reading(database)
     if opened is None:
         return CleanResult(location_text(database), (), dry_run)
     with opened:
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
-        criteria = Criteria(before, kept, current_versions(kernel) if stale else None, winners)
+        criteria = Criteria(moment, kept, current_versions(kernel) if stale else None, winners)
         name = None
         if kernel is not None:
             studies = rows_of_kernel(opened.studies, kernel)
@@ -434,6 +440,31 @@ def db_clean(
             return CleanResult(opened.location, tuple(clean_database(opened, name, criteria, dry_run=True)), dry_run)
     with Database.open(database_location(database), set_damage_aside=False) as writable:
         return CleanResult(writable.location, tuple(clean_database(writable, name, criteria, dry_run=False)), dry_run)
+
+
+_DAYS = re.compile(r"(\d{1,5})d")
+
+
+def read_moment(text: str) -> datetime:
+    """Return the moment a number of days ago (``30d``), or the beginning of a date (``2026-01-31``) in local time.
+
+    Raises
+    ------
+    InputError
+        The text is neither, or the date is in the future.
+    """
+    days = _DAYS.fullmatch(text.strip().lower())
+    if days is not None:
+        return datetime.now(UTC) - timedelta(days=int(days[1]))
+    try:
+        moment = datetime.fromisoformat(text.strip()).astimezone()
+    except (ValueError, OverflowError):
+        raise InputError(
+            f"an age of {text!r} cannot be read; expected days such as 90d, or a date such as 2026-01-31"
+        ) from None
+    if moment > datetime.now(UTC):
+        raise InputError(f"{text} lies in the future, so everything is older; expected a date that has been")
+    return moment
 
 
 def _place_text(place: str | Path) -> str:
@@ -507,32 +538,35 @@ class CheckResult(Result):
             facts.append(("cure", cure))
         yield facts
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """Return the numbers of rows and the faults."""
         check = self.check
-        bad_rows = check.bad_rows if check is not None else ()
-        return {
-            "database": self.location,
-            "exists": check is not None,
-            "ok": self.whole,
-            "revision": check.revision if check is not None else None,
-            "rows": dict(check.counts) if check is not None else {},
-            "unfinished_runs": check.unfinished_runs if check is not None else 0,
-            "problems": list(check.problems) if check is not None else [],
-            "bad_rows": [
-                {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault} for row in bad_rows
-            ],
-        }
+        faults = [
+            {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault}
+            for row in (check.bad_rows if check is not None else ())
+        ]
+        return to_document(
+            {
+                "database": self.location,
+                "exists": check is not None,
+                "ok": self.whole,
+                "revision": check.revision if check is not None else None,
+                "rows": check.counts if check is not None else {},
+                "unfinished_runs": check.unfinished_runs if check is not None else 0,
+                "problems": check.problems if check is not None else [],
+                "bad_rows": faults,
+            }
+        )
 
 
 @checked
 def db_check(database: str | Path | None = None) -> CheckResult:
-    """Check a database for damage, for rows without their study or run, and for rows that cannot be used.
+    """Check the database for damage, lost rows and rows that cannot be used.
 
     Parameters
     ----------
     database
-        Path or URL; None for the user's own, which need not exist.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
     Raises
     ------
@@ -552,12 +586,14 @@ def db_check(database: str | Path | None = None) -> CheckResult:
 
 @checked
 def db_path(database: str | Path | None = None) -> str:
-    """Return the location of a database as it may be shown: the password of a URL is masked.
+    """Show where the database is.
+
+    The password of a URL is masked.
 
     Parameters
     ----------
     database
-        Path or URL; None for the user's own, which need not exist.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
     Raises
     ------

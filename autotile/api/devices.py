@@ -11,13 +11,14 @@ from autotile.api.targets import local_gpus, resolve_gpu, resolve_gpus, simulate
 from autotile.core.argument_types import checked
 from autotile.core.ceilings import DeviceCeilings
 from autotile.core.device import DeviceProperties, device_profile, profile_names
+from autotile.core.documents import to_document
 from autotile.core.text import RIGHT, Part, Result, ResultTable, bandwidth_text, bytes_text, flops_text, plural
 from autotile.cuda.driver import device_count, has_driver
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location, open_for_reading
 from autotile.database.learned import read_ceilings, save_ceilings
 from autotile.errors import InputError, ToolchainError
-from autotile.settings import available_cores, read_settings
+from autotile.settings import available_cores, forget_passwords, read_settings
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -51,17 +52,15 @@ class DeviceList(Result):
         for measured in self.ceilings:
             yield measured.table._replace(caption=measured._headline())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """Return every property of every device, and every ceiling."""
 
         def properties(device: DeviceProperties) -> dict[str, Any]:
             return {**device.to_json(), "peak_fp32_flops_per_s": device.peak_fp32_flops_per_s}
 
-        return {
-            "live": [{"index": index, **properties(gpu)} for index, gpu in enumerate(self.gpus)],
-            "profiles": [{"profile": name, **properties(device)} for name, device in self.profiles.items()],
-            "ceilings": [measured.to_json() for measured in self.ceilings],
-        }
+        live = [{"index": index, **properties(gpu)} for index, gpu in enumerate(self.gpus)]
+        profiles = [{"profile": name, **properties(device)} for name, device in self.profiles.items()]
+        return to_document({"live": live, "profiles": profiles, "ceilings": self.ceilings})
 
 
 def _device_table(key: str, devices: Mapping[str, DeviceProperties]) -> ResultTable:
@@ -83,19 +82,34 @@ def _device_table(key: str, devices: Mapping[str, DeviceProperties]) -> ResultTa
 
 
 @checked
-def devices(*, database: str | Path | None = None) -> DeviceList:
-    """List the GPUs of this machine, the GPU profiles, and the ceilings that were measured.
+def devices(
+    *, measure: bool = False, device: int | str | None = None, database: str | Path | None = None
+) -> DeviceList | DeviceCeilings:
+    """List the GPUs of this machine, the GPU profiles and measured ceilings.
+
+    With ``measure``: measures the ceilings of a GPU. Reports draw rooflines with the newest measurement instead of the
+    datasheet's figures. Nothing else should run on the GPU meanwhile.
 
     Parameters
     ----------
+    measure
+        Measure what a GPU reaches: bandwidths and arithmetic rates, in 10 s.
+    device
+        GPU to run on: the name or the index of a GPU of this machine. None for the first.
     database
-        Path or URL of the database with the ceilings; None for the user's own.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
     Raises
     ------
+    InputError
+        This machine has no such GPU, or a GPU is named and nothing is to be measured.
     DatabaseError
         The database cannot be read.
     """
+    if measure:
+        return measure_device(device, database=database)
+    if device is not None:
+        raise InputError("--device names the GPU to measure; add --measure")
     profiles = {name: device_profile(name) for name in profile_names()}
     opened = open_for_reading(database)
     if opened is None:
@@ -148,28 +162,30 @@ def worker(
     devices: str | None = None,
     compilers: int | None = None,
     insecure: bool = False,
-    replay: Path | None = None,
+    replay: str | Path | None = None,
     replay_seconds: float = 0.0,
     observe: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Offer GPUs and cores of this machine to the sessions of a scheduler of Dask, until Ctrl-C or SIGTERM.
+    """Offer GPUs and cores to `autotile tune --scheduler`, until Ctrl-C ends it.
+
+    A process for each GPU, and one for all compilers, join the scheduler, which `dask scheduler` starts, and are
+    replaced when they die. They listen on the interface by which this machine reaches the scheduler. A machine without
+    a GPU offers its cores. Whoever may connect to the scheduler can run programs here: use TLS.
 
     Parameters
     ----------
     scheduler
-        Address of the scheduler, such as ``tls://host:8786``.
+        Its address: tls://HOST:PORT.
     devices
-        ``"all"`` or indices such as ``"0,2"``; in replay, numbers of the simulated GPUs. None for all that there are,
-        maybe none.
+        GPUs to offer; of a replay, numbers of simulated ones. None for all that there are, maybe none.
     compilers
-        Number of compilations at the same time; 0 for none. None for one a core that the GPUs leave; for none in
-        replay, or without NVRTC.
+        Compilations at the same time, for sessions on any machine; 0 for none. None for one a core that the GPUs leave.
     insecure
-        Whether the connection may leave the machine without TLS.
+        Allow a scheduler of another machine without TLS.
     replay
-        Recording that simulated GPUs replay, or folder of recordings; None to offer the machine's own.
+        Offer GPUs that replay recordings, to try a cluster without a GPU.
     replay_seconds
-        Time that a simulated GPU takes for a candidate, in seconds.
+        Time that these take for a candidate.
     observe
         Called with one line for the user when a GPU joins or loses the scheduler.
 
@@ -184,10 +200,11 @@ def worker(
     from autotile.tuning.cluster.connection import check_scheduler
     from autotile.tuning.cluster.worker import live_gpus, offer, replayed_gpus
 
+    forget_passwords()  # the processes that are started need none
     check_scheduler(scheduler, insecure=insecure)
     if replay is not None:
         numbers = simulated_gpus("0" if devices in (None, "all") else devices or "")
-        gpus = replayed_gpus(replay, numbers, replay_seconds)
+        gpus = replayed_gpus(Path(replay), numbers, replay_seconds)
     elif replay_seconds:
         raise InputError("--replay-seconds is of simulated GPUs; name their recording with --replay")
     elif devices is None and not (has_driver() and device_count()):
@@ -195,18 +212,15 @@ def worker(
         observe("this machine has no CUDA device: its cores are offered")
     else:
         gpus = live_gpus(resolve_gpus(devices or "all"))
-    if compilers is None:
-        compilers = _free_cores(len(gpus), observe) if replay is None else 0
+    if compilers is None and replay is not None:
+        compilers = 0
+    elif compilers is None:
+        try:
+            nvrtc_version()
+            compilers = max(1, available_cores() - len(gpus))
+        except ToolchainError as error:
+            observe(f"no cores are offered: {error}")
+            compilers = 0
     if not gpus and not compilers:
         raise InputError("this machine has no CUDA device, and offers no cores; leave --compile out, or give a number")
     offer(scheduler, gpus, observe, compilers=compilers, insecure=insecure)
-
-
-def _free_cores(gpus: int, observe: Callable[[str], None]) -> int:
-    """Return the number of cores that GPUs leave to compilers; none where NVRTC is not installed."""
-    try:
-        nvrtc_version()
-    except ToolchainError as error:
-        observe(f"no cores are offered: {error}")
-        return 0
-    return max(1, available_cores() - gpus)

@@ -123,14 +123,15 @@ class HealthReport(Result):
 
 @checked
 def doctor(database: str | Path | None = None) -> HealthReport:
-    """Check the driver, the GPUs, the compiler, the caches, the database, the kernels and the recordings.
+    """Check everything that tuning needs.
 
-    Problems are reported and not raised.
+    Suggests a remedy for what is missing: of the driver, the GPUs, the compiler, the caches, the database, the kernels
+    and the recordings. Problems are reported and not raised.
 
     Parameters
     ----------
     database
-        Path or URL of the database to check; None for the user's own.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
     """
     try:
         settings = read_settings()

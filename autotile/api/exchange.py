@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
+from autotile.api.targets import merge_sizes, named_operation, open_problem, output_file, resolve_device, sizes_notice
 from autotile.core.argument_types import checked, checked_except
+from autotile.core.dtypes import dtype_name
 from autotile.core.model import Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, StoredTrial, StudySummary, open_for_reading
+from autotile.database.learned import read_models
 from autotile.errors import InputError
-from autotile.exchange.bundle import BundledKernel, Shipment, prepare_shipments, write_bundle
+from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
 from autotile.exchange.cpp_header import namespace_of, write_shipped_header
 from autotile.exchange.kernel_tuner import (
     import_into_database,
@@ -25,16 +27,23 @@ from autotile.exchange.kernel_tuner import (
     write_t4,
 )
 from autotile.exchange.recording import RecordingHeader, write_recording
-from autotile.kernel.library import Kernel, KernelHolder, KernelName, held_kernel
+from autotile.exchange.shipped import write_models
+from autotile.kernel.library import Kernel, KernelHolder, KernelName, load_kernel
+from autotile.kernel.operation import Operation
 from autotile.settings import read_settings, user_path
 from autotile.version import __version__
 
-TrialFormat = Literal["t4", "kernel-tuner", "optuna", "recording"]
-ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording", "c-header"]
+if TYPE_CHECKING:
+    from autotile.tuning.plan import TuningPlan
+    from autotile.tuning.progress_state import Observer
+    from autotile.tuning.result import Recorded
+
+ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording", "c-header", "bundle", "plan"]
 ImportFormat = Literal["kernel-tuner"]
 KernelSelection = str | Path | KernelHolder | tuple[str | Path | KernelHolder, Mapping[str, int] | None]
 """Kernel by name or path; or with the sizes of one problem, where None stands for all problems."""
 
+_Selection = tuple[KernelName, Mapping[str, int] | None]
 _OPTUNA_TABLE = "version_info"
 """Table of every Optuna storage."""
 
@@ -210,67 +219,233 @@ class WrittenBundle(Result):
         }
 
 
-@checked
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportedModels(Result):
+    """Models of time of an operation that were written to files."""
+
+    files: tuple[Path, ...]
+
+    def _headline(self) -> str:
+        return f"{plural(len(self.files), 'model')} exported"
+
+    def _parts(self) -> Iterator[Part]:
+        yield "\n".join(f"exported {file}" for file in self.files)
+
+    def to_json(self) -> Any:
+        """Return the files."""
+        return {"action": "exported", "format": "model", "files": [str(file) for file in self.files]}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportedPlan(Result):
+    """A plan that was made; ``file`` is where it was written to, None if it was not."""
+
+    plan: TuningPlan
+    file: Path | None
+
+    def _headline(self) -> str:
+        problems = plural(len(self.plan.problems), "problem")
+        return f"{problems} in {self.file}" if self.file is not None else f"a plan of {problems}"
+
+    def _parts(self) -> Iterator[Part]:
+        if self.file is None:
+            yield self.text.rstrip("\n")
+        else:
+            yield f"{self._headline()}; tune them with `autotile tune --plan {self.file}`"
+
+    @property
+    def text(self) -> str:
+        """The plan as TOML."""
+        from autotile.tuning.plan import plan_text
+
+        return plan_text(self.plan.problems)
+
+    def to_json(self) -> Any:
+        """Return the file and the number of problems; and the plan itself if it was not written."""
+        problems = len(self.plan.problems)
+        written = {"file": str(self.file)} if self.file is not None else {"plan": self.text}
+        return {"action": "exported", "format": "plan", **written, "problems": problems}
+
+
+@checked_except("kernel", "device")
 def export(
-    kernel: KernelName,
+    kernel: KernelName | Sequence[KernelSelection] | None = None,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
-    output: str | Path,
+    output: str | Path | None = None,
     format: ExportFormat = "t4",
+    measure: bool = False,
+    sample: int | None = None,
+    seed: int = 0,
+    l2: Literal["cold", "hot"] = "cold",
+    workers: int | None = None,
+    captured: Iterable[str | Path] = (),
     architectures: Sequence[str] = (),
     dtype: str | None = None,
     device: int | str | None = None,
     database: str | Path | None = None,
+    progress: bool | Observer = False,
+    announce: Callable[[str], None] = lambda _: None,
     **named_sizes: int,
-) -> Transfer | ExportedHeader:
-    """Write the trials of a tuned problem to a file, or a tuned kernel for C++.
+) -> Transfer | ExportedHeader | WrittenBundle | ExportedModels | ExportedPlan | Recorded:
+    """Write results to a file: trials, a recording, a C++ header, a bundle or a plan.
+
+    A C++ header holds all problems that are tuned of the kernel where no sizes are given. A bundle holds the
+    search-space files, what was tuned, and cubins of the winners and the defaults, each with its SHA-256;
+    `get_best_kernel(..., bundle=FILE)` serves from it. A recording with ``measure``: the same call goes on where an
+    interrupted one stopped. Of an operation, such as matmul, the models of time that tuning a family has learned are
+    written, to a folder.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Kernel by name or path, with problem sizes; of a bundle, several, each with the sizes of one problem or with all
+        that are tuned. In Python, a list of kernels, or of pairs of one and its sizes; or a kernel from
+        `autotile.kernel`.
     sizes, **named_sizes
-        Problem sizes and flags. A C++ header holds all tuned problems of the kernel if none are given.
+        Problem sizes and flags.
     output
-        File to write.
+        File or folder to write. A plan, and a recording with ``measure``, need none.
     format
-        ``"t4"``, the JSON of the auto-tuning community; ``"kernel-tuner"``, a cache file of Kernel Tuner; ``"optuna"``,
-        an SQLite file for optuna-dashboard; ``"recording"``, an npz file for replay; or ``"c-header"``, a C++ header
-        that chooses a configuration from the sizes and launches it, with its cubins beside it.
+        t4: the auto-tuning community's JSON; kernel-tuner: a cache file of Kernel Tuner; optuna: an SQLite file for
+        optuna-dashboard; recording: an .npz file for replay; c-header: a C++ header that chooses and launches, with
+        cubins beside it; bundle: one file that serves kernels with neither compiler nor database; plan: what programs
+        missed, for `tune --plan`.
+    measure
+        Of a recording: measure the whole space on a GPU.
+    sample
+        Measure so many configurations at random. None for all.
+    seed
+        Seed of the random sample.
+    l2
+        Whether inputs start in memory or in the L2 cache.
+    workers
+        Compile processes, at most two a core. None for one a core.
+    captured
+        Of a plan: captured calls (AUTOTILE_CAPTURE). May be given again.
     architectures
-        Architectures to compile for, such as ``sm_90``; only for ``"c-header"``. Empty for those of the GPUs that the
-        kernel is tuned on.
+        Architecture to compile for, such as sm_90; of a header or a bundle. May be given again. None for those of the
+        GPUs it was tuned on.
     dtype
-        Element type; None for the kernel's first.
+        Element type, one of the kernel's. None for the kernel's first.
     device
-        CUDA index or name of the GPU whose results are exported; None for the newest results of any GPU. A C++ header
-        holds the results of all GPUs.
+        Only results of this GPU: a profile of `autotile devices`, or the index of a GPU of this machine. None for the
+        newest of any GPU.
     database
-        Path or URL of the tuning database; None for the user's own.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
+    progress
+        As for `autotile.tune`, of a measurement.
+    announce
+        Called with each remark about the sizes.
+
+    Returns
+    -------
+    Transfer, ExportedHeader, WrittenBundle, ExportedModels, ExportedPlan or Recorded
+        What was written; a `Recorded` without a path if the user interrupted the measurement.
 
     Raises
     ------
     InputError
         The problem is not tuned, an argument does not apply to the format, or a file cannot be written.
     ToolchainError
-        A header needs NVRTC, which is missing.
+        A header or a bundle needs NVRTC, which is missing.
     """
-    given = merge_sizes(sizes, named_sizes)
     if format not in get_args(ExportFormat):
         raise InputError(f"there is no format {format!r}; expected one of {', '.join(get_args(ExportFormat))}")
-    path = output_file(output)
+    is_measured = measure or sample is not None
+    if is_measured and format != "recording":
+        raise InputError("--measure and --sample are of a recording; add --format recording")
+    if captured and format != "plan":
+        raise InputError("--captured is of a plan; add --format plan")
+    given = merge_sizes(sizes, named_sizes)
+    entries = [] if kernel is None else kernel if isinstance(kernel, list | tuple) else [(kernel, given or None)]
+    selected = list(map(_selection, entries))
+    if format == "plan":
+        if len(selected) > 1 or any(sizes for _, sizes in selected):
+            raise InputError(
+                "a plan is of the misses of one kernel, or of all; expected `autotile export [KERNEL] ...`"
+            )
+        from autotile.api.plans import plan
+
+        missed = selected[0][0] if selected else None
+        made = plan(missed, captured=captured, output=output, device=device, database=database)
+        return ExportedPlan(made, None if output is None else Path(output))
+    if not selected:
+        raise InputError("no kernel is named; expected `autotile export KERNEL [SIZE=N ...] -o FILE`")
+    if output is None and not is_measured:
+        raise InputError("no file is named to write to; add -o FILE")
+    if format == "bundle":
+        for one, own in selected:
+            if own:
+                spec = load_kernel(one).spec
+                announce(sizes_notice(spec, spec.sizes, own))
+        return _write_bundle(selected, output_file(str(output)), architectures, dtype, database)
+    if len(selected) > 1:
+        raise InputError(f"one kernel is exported, and {selected[1][0]!r} is another; several go into a bundle")
+    name, given = selected[0][0], dict(selected[0][1] or {})
+    if not is_measured and (operation := named_operation(name)) is not None:
+        if given or architectures or device is not None or format != "t4":
+            raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format or device")
+        return ExportedModels(tuple(export_models(operation, str(output), dtype=dtype, database=database)))
     if format == "c-header":
+        if given:
+            loaded, problem = open_problem(name, given, dtype)
+            announce(sizes_notice(loaded.spec, problem.sizes, given))
         if device is not None:
             raise InputError("--device is not for --format c-header: a header holds the results of all GPUs")
-        return _export_header((_name(kernel), given or None), path, architectures, dtype, database)
+        (shipment,) = _prepare(selected, architectures, dtype, database)
+        header, element_type = output_file(str(output)), dtype or shipment.bundled.kernel.spec.dtypes[0]
+        cubins = write_shipped_header(shipment, element_type, header)
+        problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
+        namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
+        return ExportedHeader(header, namespace, cubins, problems, shipment.notices)
     if architectures:
         raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
-    loaded, problem = open_problem(kernel, given, dtype)
-    found = _read_trials(loaded, problem, path, device, database)
+    loaded, problem = open_problem(name, given, dtype)
+    announce(sizes_notice(loaded.spec, problem.sizes, given))
+    if is_measured:
+        from autotile.api.tuning import record
+        from autotile.tuning.options import TuneOptions
+
+        options = TuneOptions(seed=seed, l2=l2, workers=workers)
+        place: dict[str, Any] = {"device": device, "database": database, "progress": progress}
+        done = record(name, given, output=output, sample=sample, dtype=dtype, options=options, **place)
+        if done.path is None:
+            return done
+        details = {"valid": done.header.valid_configs, "seconds": round(done.seconds, 3)}
+        gpu = done.header.key.gpu_name
+        return Transfer("recorded", done.path, "recording", problem, gpu, done.configurations, details)
+    found = _read_trials(loaded, problem, output_file(str(output)), device, database)
     _WRITERS[format](found)
     gpu = source_text(found.study.key.gpu_name, found.study.key.source)
     return Transfer("exported", found.path, format, problem, gpu, len(found.trials), {"study": found.study.study_id})
+
+
+def export_models(
+    operation: Operation, folder: str | Path, *, dtype: str | None = None, database: str | Path | None = None
+) -> list[Path]:
+    """Write the models of an operation in a database to a folder, which is made, in files such as those that ship.
+
+    Raises
+    ------
+    InputError
+        The database holds no such model, or a file cannot be written.
+    """
+    opened = open_for_reading(database)
+    models = []
+    if opened is not None:
+        with opened:
+            models = read_models(opened, operation.name, dtype_name(dtype) if dtype is not None else None)
+    if not models:
+        name = operation.name
+        raise InputError(f"the database holds no model of {name}; run `autotile tune {name} --family ...` on a GPU")
+    path = user_path(folder, "the models")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {path}: {error.strerror}") from None
+    return write_models(path, models)
 
 
 @checked
@@ -285,25 +460,25 @@ def import_(
     database: str | Path | None = None,
     **named_sizes: int,
 ) -> Transfer:
-    """Read the results of another tool into the database, or into a recording.
+    """Read results of another tool.
 
-    They can be listed and compared, but are never served: the file does not identify the source code that they belong
-    to.
+    They go into the database, or into a recording. They can be listed and compared, but are never served: the file does
+    not say which source they are of.
 
     Parameters
     ----------
     file
         Cache file of Kernel Tuner.
     sizes, **named_sizes
-        Problem sizes by name; without any, the sizes in the file are named x, y and z.
+        Problem sizes by name. None for those of the file, named x, y, z.
     output
-        Recording to write; None to add the results to the database.
+        Write a recording for replay. None for the database.
     format
-        Tool that wrote the file.
+        What wrote the file.
     dtype
         Element type of the problem.
     database
-        Path or URL of the tuning database; None for the user's own.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
     Raises
     ------
@@ -366,9 +541,18 @@ def bundle(
     >>> bundle(["sgemm_2d", ("matmul_tiled", {"M": 64, "N": 64, "K": 64})], output="app.autotile")  # doctest: +SKIP
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
-    file = output_file(output)
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
-    shipments = _prepare([_selection(entry) for entry in entries], architectures, dtype, database)
+    return _write_bundle(list(map(_selection, entries)), output_file(output), architectures, dtype, database)
+
+
+def _write_bundle(
+    selected: Sequence[_Selection],
+    file: Path,
+    architectures: Sequence[str],
+    dtype: str | None,
+    database: str | Path | None,
+) -> WrittenBundle:
+    shipments = _prepare(selected, architectures, dtype, database)
     packed = [shipment.bundled for shipment in shipments]
     images = {member: image for shipment in shipments for member, image in shipment.images.items()}
     names = [entry.kernel.name for entry in packed]
@@ -376,27 +560,23 @@ def bundle(
         raise InputError(f"a bundle holds a kernel once, and two of {', '.join(names)} have the same name; make two")
     digest = write_bundle(file, packed, images, __version__)
     notices = tuple(notice for shipment in shipments for notice in shipment.notices)
-    return WrittenBundle(file, digest, file.stat().st_size, tuple(map(_entry, packed)), notices)
+    entries = tuple(
+        BundleEntry(one.kernel.name, len(one.winners), len(one.cubins), (*dict.fromkeys(c.target for c in one.cubins),))
+        for one in packed
+    )
+    return WrittenBundle(file, digest, file.stat().st_size, entries, notices)
 
 
-def _name(kernel: KernelName) -> KernelName:
-    return kernel if held_kernel(kernel) else str(kernel)
-
-
-def _selection(entry: KernelSelection) -> tuple[KernelName, Mapping[str, int] | None]:
-    match entry:
-        case str() | Path() | KernelHolder():
-            return _name(entry), None
-        case (str() | Path() | KernelHolder() as kernel, sizes):
-            return _name(kernel), dict(sizes) if sizes else None
-    raise InputError(f"{entry!r} is no kernel; expected a name, a path, or a pair of that and sizes")
+def _selection(entry: Any) -> _Selection:
+    kernel, sizes = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
+    is_held = isinstance(kernel, Kernel | KernelHolder)
+    if not (is_held or isinstance(kernel, str | Path)) or not isinstance(sizes, Mapping | None):
+        raise InputError(f"{entry!r} is no kernel; expected a name, a path, or a pair of that and sizes")
+    return (kernel if is_held else str(kernel)), dict(sizes) if sizes else None
 
 
 def _prepare(
-    selections: Sequence[tuple[KernelName, Mapping[str, int] | None]],
-    architectures: Sequence[str],
-    dtype: str | None,
-    database: str | Path | None,
+    selections: Sequence[_Selection], architectures: Sequence[str], dtype: str | None, database: str | Path | None
 ) -> list[Shipment]:
     if not selections:
         raise InputError("no kernel is named; expected at least one")
@@ -405,30 +585,9 @@ def _prepare(
         return prepare_shipments(selections, architectures, opened, dtype=dtype)
 
 
-def _entry(packed: BundledKernel) -> BundleEntry:
-    targets = tuple(dict.fromkeys(cubin.target for cubin in packed.cubins))
-    return BundleEntry(packed.kernel.name, len(packed.winners), len(packed.cubins), targets)
-
-
-def _export_header(
-    selection: tuple[KernelName, Mapping[str, int] | None],
-    output: Path,
-    architectures: Sequence[str],
-    dtype: str | None,
-    database: str | Path | None,
-) -> ExportedHeader:
-    (shipment,) = _prepare([selection], architectures, dtype, database)
-    spec = shipment.bundled.kernel.spec
-    element_type = dtype or spec.dtypes[0]
-    cubins = write_shipped_header(shipment, element_type, output)
-    problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
-    namespace = f"autotile::{namespace_of(spec, element_type)}"
-    return ExportedHeader(output, namespace, cubins, problems, shipment.notices)
-
-
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """Arguments of a writer of trials."""
+    """What the writers of trials write, and where."""
 
     path: Path
     kernel: Kernel
@@ -469,23 +628,18 @@ def _newest_study(studies: Sequence[StudySummary], problem: Problem, gpu_name: s
 def _write_optuna(export: _Export) -> None:
     from autotile.search.search import study_of_trials, study_to_storage
 
-    _check_optuna_file(export.path)
+    tables: set[str] = set()
+    if export.path.is_file():
+        with (
+            suppress(sqlite3.Error),
+            closing(sqlite3.connect(f"{export.path.resolve().as_uri()}?mode=ro", uri=True)) as db,
+        ):
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and _OPTUNA_TABLE not in tables:  # Optuna would add its own to them
+        raise InputError(f"{export.path} is a database of something else than Optuna's studies; name another file")
     trials = [stored.trial for stored in export.trials]
     name = f"{export.study.key.problem} on {export.study.key.gpu_name}"
     study_to_storage(study_of_trials(export.kernel.spec.parameters, trials, name), export.path)
-
-
-def _check_optuna_file(path: Path) -> None:
-    """Raise if a file is the SQLite database of another program, to which Optuna would add its tables."""
-    if not path.is_file():
-        return
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error:
-        return  # no database, which Optuna reports
-    if tables and _OPTUNA_TABLE not in tables:
-        raise InputError(f"{path} is a database of something else than Optuna's studies; name another file")
 
 
 def _write_recording(export: _Export) -> None:
@@ -502,7 +656,7 @@ def _write_recording(export: _Export) -> None:
     write_recording(export.path, header, trials)
 
 
-_WRITERS: Mapping[TrialFormat, Callable[[_Export], object]] = {
+_WRITERS: Mapping[str, Callable[[_Export], object]] = {
     "t4": lambda e: write_t4(e.path, e.trials, e.study.device),
     "kernel-tuner": lambda e: write_cache(e.path, e.study.key, e.kernel.spec.parameters, e.trials),
     "optuna": _write_optuna,

@@ -1,24 +1,24 @@
-"""Inspection of search spaces, configurations and occupancy; nothing is run on a GPU."""
+"""Inspection without a GPU: search spaces, also compiled, configurations, and occupancy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from autotile.api.explanation import (
-    BlockResources,
-    Explanation,
-    OperationExplanation,
-    explain_config,
-    explain_operation,
-    limits_table,
-)
+import numpy as np
+
 from autotile.api.targets import (
     merge_sizes,
     named_operation,
     open_problem,
+    output_file,
     resolve_device,
     resolve_served_device,
     sizes_notice,
@@ -27,20 +27,478 @@ from autotile.api.targets import (
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
-from autotile.core.model import Occupancy, Problem, Value
-from autotile.core.text import RIGHT, Part, Result, ResultTable, device_text, duration_text, occupancy_text
-from autotile.errors import InputError
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
+from autotile.core.text import (
+    NOTHING,
+    RIGHT,
+    Part,
+    Result,
+    ResultTable,
+    bytes_text,
+    device_text,
+    duration_text,
+    occupancy_text,
+    percent_text,
+    source_text,
+    time_text,
+)
+from autotile.cuda.compiler import compile_job
+from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
+from autotile.kernel.arguments import TensorMap, Workspace
+from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
-from autotile.kernel.problem import resolve_problem
+from autotile.kernel.problem import resolve_problem, unsupported_reason
+from autotile.kernel.sources import signature_fault
+from autotile.kernel.spec import STEP, KernelSpec
+from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
+from autotile.settings import read_settings
+from autotile.space import limits
 from autotile.space.enumeration import SpaceStage
+from autotile.space.limits import (
+    UNLIMITED,
+    CompiledStep,
+    check_config,
+    compiled_steps,
+    demand_of,
+    is_met,
+    limits_of,
+)
 from autotile.space.search_space import SearchSpace, feasible_space
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from autotile.report.survey import Survey
+
+
+CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
 _MAX_PER_BLOCK = 2**31 - 1
 """Largest accepted number of threads, registers or bytes of a block."""
+_AHEAD = 8
+"""Configurations for each worker that are compiled or wait for it at a time, which bounds the memory of jobs."""
+_POLL_S = 0.25
+"""Longest wait in seconds before Ctrl-C is noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResources:
+    """Resources that one block uses.
+
+    Attributes
+    ----------
+    threads
+        Threads per block.
+    registers
+        Registers per thread; 0 if unknown.
+    smem_bytes
+        Static and dynamic shared memory per block, in bytes.
+    """
+
+    threads: int
+    registers: int
+    smem_bytes: int
+
+    def occupancy(self, device: DeviceProperties) -> Occupancy:
+        """Compute the occupancy of an SM by such blocks."""
+        return limits.occupancy(self.threads, self.registers, self.smem_bytes, device)
+
+
+def limits_table(device: DeviceProperties, block: BlockResources, occupancy: Occupancy) -> ResultTable:
+    """Return, for each limit of the occupancy, the resources of a block, those of an SM, and the blocks they allow."""
+    reserved = device.smem_reserved_per_block_bytes
+    smem = f"{block.smem_bytes:,} B" + (f" + {reserved:,} B reserved" if reserved else "")
+    registers = f"{block.registers:,} a thread" if block.registers else "not known"
+    used_and_available = {
+        "threads": (f"{block.threads:,}", f"{device.max_threads_per_sm:,}"),
+        "registers": (registers, f"{device.registers_per_sm:,}"),
+        "shared_memory": (smem, f"{device.smem_per_sm_bytes:,} B"),
+        "blocks": ("1", f"{device.max_blocks_per_sm:,}"),
+    }
+    rows = []
+    for name, (used, available) in used_and_available.items():
+        blocks = occupancy.limits[name]
+        allowed = "no limit" if blocks == UNLIMITED else f"{blocks:,}"
+        binds = "binds" if name in occupancy.limited_by else ""
+        rows.append((name.replace("_", " "), used, available, allowed, binds))
+    headings = ("limit", f"{RIGHT}a block uses", f"{RIGHT}an SM has", f"{RIGHT}blocks allowed", "")
+    return ResultTable(headings, rows, is_wrapped=True, styles=["bold" if row[-1] else "" for row in rows])
+
+
+def contenders_table(contenders: Sequence[Contender]) -> ResultTable:
+    """Return the ways to compute a problem of an operation, that which is served first."""
+    rows = []
+    for one in contenders:
+        measured = source_text("measurement", one.source)
+        known = measured if one.doubt is None else f"model, +-{100 * one.doubt:.0f} %"
+        origin = NOTHING if one.time_us is None else known
+        rows.append((one.kernel, time_text(one.time_us), origin, config_text(one.config) or NOTHING))
+    return ResultTable(("computed by", f"{RIGHT}time", "known from", "configuration"), rows, ("configuration",))
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigCheck:
+    """One condition on a configuration.
+
+    Attributes
+    ----------
+    kind
+        Origin of the condition. A ``heuristic`` only decides whether a search tries the configuration.
+    name
+        Name of the rule, limit or parameter.
+    holds
+        Whether the configuration meets the condition.
+    detail
+        Expression of a rule or heuristic; for others, the reason for a failure, or an empty string.
+    """
+
+    kind: CheckKind
+    name: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Result):
+    """Everything that is known of a configuration without running it.
+
+    Attributes
+    ----------
+    problem, device, config
+        Configuration, and the problem and device that it is for.
+    checks
+        Values, rules, heuristics and limits in the order applied, then the conditions on the compiled code.
+    fault
+        Reason why the configuration cannot be used: the first rule or limit that it breaks, or the compiler's error.
+        Empty if it can be used.
+    geometry
+        Launch geometry; None if it cannot be evaluated.
+    resources
+        Resources reported by the compiler; None if the configuration was not compiled.
+    not_compiled
+        Reason why it was not compiled; otherwise empty.
+    block, occupancy
+        Resources of a block and the resulting occupancy, as compiled, or else as declared in the search-space file.
+        None if the launch geometry cannot be evaluated.
+    data
+        Workspaces and tensor maps; None if they cannot be evaluated.
+    launches
+        What a call launches, in order; empty if it cannot be evaluated. With several steps, the fields above are those
+        of the main launch, see `LaunchPlan.main`.
+    steps
+        Each step as compiled, the main one first; empty if the configuration was not compiled.
+    notices
+        Assumptions about the device and the sizes, one line each.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    config: Mapping[str, Value]
+    checks: tuple[ConfigCheck, ...]
+    fault: str
+    geometry: LaunchGeometry | None
+    resources: Resources | None
+    not_compiled: str
+    block: BlockResources | None
+    occupancy: Occupancy | None
+    data: LaunchData | None
+    launches: tuple[StepLaunch, ...] = ()
+    steps: tuple[CompiledStep, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield the configuration, the verdict and the launch as pairs of a label and its text."""
+        yield "configuration", config_text(self.config)
+        valid = "valid" if self.resources is not None else "valid, as far as is known without compiling"
+        yield "verdict", self.fault.partition("\n")[0] or valid  # the checks below show a compiler's further lines
+        if self.geometry is not None:
+            grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
+            yield "grid", f"{grid}: {self.geometry.blocks:,} blocks"
+            yield "block", f"{block}: {self.geometry.threads:,} threads"
+        if self.resources is not None:
+            dynamic_bytes = self.geometry.dynamic_smem_bytes if self.geometry is not None else 0
+            yield "registers", f"{self.resources.registers} a thread"
+            yield "spills", f"{self.resources.spill_bytes:,} B"
+            yield "shared memory", f"{self.resources.static_smem_bytes:,} B static, {dynamic_bytes:,} B dynamic"
+        else:
+            yield "not compiled", self.not_compiled
+        if len(self.launches) > 1:
+            yield "launches", f"{len(self.launches):,} in a call, of which the above is the main one"
+            yield from ((f"step {step.entry}", _step_text(step)) for step in self.steps)
+        if self.data is not None:
+            yield from (("workspace", _workspace_text(workspace)) for workspace in self.data.workspaces)
+            yield from (("tensor map", _tensor_map_text(tensor_map)) for tensor_map in self.data.tensor_maps)
+
+    def _headline(self) -> str:
+        verdict = "cannot be used" if self.fault else "valid"
+        share = f", occupancy {percent_text(self.occupancy.occupancy)}" if self.occupancy is not None else ""
+        return f"{self.problem} on {device_text(self.device)}: {verdict}{share}"
+
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield the verdict and the launch, the checks, and the limits of the occupancy."""
+        yield [*self.facts()]
+        rows = [(check.kind, check.name, "yes" if check.holds else "no", check.detail) for check in self.checks]
+        styles = ["" if check.holds else "bold red" for check in self.checks]
+        yield ResultTable(("check", "name", "met", "detail"), rows, is_wrapped=True, styles=styles)
+        if self.block is not None and self.occupancy is not None:
+            yield limits_table(self.device, self.block, self.occupancy)
+            source = "compiled" if self.resources is not None else "declared by the search-space file"
+            yield [("resources", source), ("occupancy", occupancy_text(self.device, self.occupancy))]
+
+    def to_json(self) -> Any:
+        """Return everything, with null for what is unknown."""
+        data, several = self.data, len(self.launches) > 1
+        launches = [
+            {"step": one.step, **_geometry_document(one.geometry), "arguments": one.arguments} for one in self.launches
+        ]
+        steps = [
+            {
+                "entry": step.entry,
+                **_geometry_document(step.geometry),
+                "resources": _resources_document(step.resources),
+                "occupancy": step.occupancy,
+            }
+            for step in self.steps
+        ]
+        document = {
+            **_problem_document(self.problem, "kernel"),
+            "device": {**self.device.identity, "compute_capability": self.device.compute_capability},
+            "config": self.config,
+            "valid": not self.fault,
+            "fault": self.fault,
+            "checks": self.checks,
+            "geometry": self.geometry and _geometry_document(self.geometry),
+            **({"launches": launches, "steps": steps} if several else {}),
+            "workspaces": data and [{**asdict(one), "bytes": one.size_bytes} for one in data.workspaces],
+            "tensor_maps": data and [asdict(one) for one in data.tensor_maps],
+            "resources": self.resources and _resources_document(self.resources),
+            "not_compiled": self.not_compiled,
+            "occupancy": self.occupancy and {**to_document(self.occupancy), "compiled": self.resources is not None},
+        }
+        return to_document(document)
+
+
+def _problem_document(problem: Problem, name: str) -> dict[str, Any]:
+    return {name: problem.kernel, "problem": problem.sizes, "dtype": problem.dtype}
+
+
+def _geometry_document(geometry: LaunchGeometry) -> dict[str, Any]:
+    names = ("grid", "block", "blocks", "threads", "dynamic_smem_bytes")
+    return {name: getattr(geometry, name) for name in names}
+
+
+def _resources_document(resources: Resources) -> dict[str, Any]:
+    names = ("registers", "static_smem_bytes", "stack_bytes", "spill_bytes", "spill_store_bytes", "spill_load_bytes")
+    return {name: getattr(resources, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OperationExplanation(Result):
+    """The kernel or library that computes a problem of an operation, and the reason.
+
+    Attributes
+    ----------
+    problem, device
+        Problem of the operation, with its conditions, and the device.
+    served
+        Name of the kernel or library that is served.
+    is_library
+        Whether it is a library.
+    tier
+        ``exact``: the fastest that was measured for this problem; ``model``: a model of times expects it to be the
+        fastest; ``library``: nothing is known that is faster; others as for a kernel.
+    config
+        Its configuration; empty for a library.
+    contenders
+        The best ways to compute the problem, that which is served first, each with its time.
+    kernels
+        Every kernel that computes the problem, with the problem's sizes by its own names.
+    text
+        Paragraph that states the reason.
+    notices
+        Assumptions about the sizes, one line each.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    served: str
+    is_library: bool
+    tier: str
+    config: Config
+    contenders: tuple[Contender, ...]
+    kernels: Mapping[str, Mapping[str, int]]
+    text: str
+    notices: tuple[str, ...] = ()
+
+    def _headline(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}: {self.served}, {self.tier}"
+
+    def _heading(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}"
+
+    def _parts(self) -> Iterator[Part]:
+        yield [("computed by", self.served), ("tier", self.tier)]
+        yield contenders_table(self.contenders)
+        yield self.text
+
+    def to_json(self) -> Any:
+        """Return the choice, the contenders and the reason."""
+        return to_document(
+            {
+                **_problem_document(self.problem, "operation"),
+                "device": self.device.identity,
+                "served": self.served,
+                "library": self.is_library,
+                "tier": self.tier,
+                "config": self.config,
+                "contenders": self.contenders,
+                "kernels": self.kernels,
+                "explain": self.text,
+            }
+        )
+
+
+def _explain_config(
+    kernel: Kernel, config: Config, problem: Problem, device: DeviceProperties, notices: tuple[str, ...]
+) -> Explanation:
+    """Check a configuration, compile it if it is valid, and compute its occupancy.
+
+    Its values have the types of the parameters, but need not be among those listed.
+    """
+    spec, sizes, dtype = kernel.spec, problem.sizes, problem.dtype
+    names = known_names(spec, config, sizes, device)
+    checks = list(_checks(spec, config, problem, device, names))
+    fault, not_compiled = check_config(spec, config, sizes, device, dtype), ""
+    plan, data = None, None
+    with suppress(ConfigError, SpecError):  # a check reports the reason
+        plan = LaunchPlan.of(spec, config, sizes, device)
+    with suppress(ConfigError, SpecError):
+        data = LaunchData.of(spec, dtype, names)
+    steps: list[CompiledStep] = []
+    if fault:
+        not_compiled = "it would not be compiled"
+    elif plan is not None:
+        functions, fault, not_compiled = _compiled(kernel, config, problem, device)
+        if fault:
+            checks.append(ConfigCheck("compiled", "source", False, fault))
+        steps = compiled_steps(spec, plan, functions, device) if functions else []
+    resources = steps[0].resources if steps else None
+    if steps:
+        excess = next((step.fault for step in steps if step.fault), "")
+        checks.append(ConfigCheck("compiled", "resources", not excess, excess))
+        fault = fault or excess
+    block = None
+    if plan is not None:
+        geometry, launch, known = plan.main.geometry, spec.steps[plan.main.step].launch, {STEP: 0, **names}
+        if resources is not None:
+            registers, static_bytes = resources.registers, resources.static_smem_bytes
+        else:
+            registers = value_or_zero(launch.min_registers, known)
+            static_bytes = value_or_zero(launch.static_smem_bytes, known)
+        block = BlockResources(geometry.threads, registers, static_bytes + geometry.dynamic_smem_bytes)
+    return Explanation(
+        problem=problem,
+        device=device,
+        config=config,
+        checks=tuple(checks),
+        fault=fault,
+        geometry=plan.main.geometry if plan is not None else None,
+        resources=resources,
+        not_compiled=not_compiled,
+        block=block,
+        occupancy=block.occupancy(device) if block is not None else None,
+        data=data,
+        launches=plan.launches if plan is not None else (),
+        steps=tuple(steps),
+        notices=notices,
+    )
+
+
+def _checks(
+    spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties, names: dict[str, Value]
+) -> Iterator[ConfigCheck]:
+    """Evaluate every condition that does not need compiling, including those after the first failure."""
+    if fault := unsupported_reason(spec, device):
+        yield ConfigCheck("device", "compute_capability", False, fault)
+    for parameter in spec.parameters:
+        value = config[parameter.name]
+        if value not in parameter.values:
+            values = ", ".join(map(str, parameter.values))
+            yield ConfigCheck("value", parameter.name, False, f"{value} is not among its values {values}")
+    for rule in spec.rules:
+        yield ConfigCheck("rule", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
+    for rule in spec.heuristics:
+        yield ConfigCheck("heuristic", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
+    demand = demand_of(spec, names, problem.sizes, problem.dtype)
+    for limit in limits_of(spec):
+        fits = is_met(limit.fits(demand, device, spec))
+        yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device, spec))
+
+
+def _compiled(
+    kernel: Kernel, config: Config, problem: Problem, device: DeviceProperties
+) -> tuple[dict[str, Resources], str, str]:
+    """Compile through the cubin cache, in a process of its own: the compiler may hang or run out of memory.
+
+    Returns
+    -------
+    resources
+        Resources of each function, as reported by the compiler; empty if there are none.
+    fault
+        The compiler's error, or how its process ended; otherwise empty.
+    not_compiled
+        Reason for missing resources; otherwise empty.
+    """
+    from autotile.tuning.options import TuneOptions
+    from autotile.workers.compile_pool import compile_in_worker
+
+    try:
+        job = compile_job(kernel, config, problem.dtype, device.architecture, problem.sizes)
+        compiled = compile_in_worker(job, read_settings(), TuneOptions().compile_deadline_s)
+    except (ToolchainError, WorkerError) as error:
+        return {}, "", str(error)
+    if compiled.cubin is None:
+        return {}, f"it does not compile: {compiled.reason}", "the compiler refuses it"
+    functions = compiled.cubin.functions
+    taken = {entry: function.parameter_bytes for entry, function in functions.items()}
+    faults = (
+        signature_fault(kernel.spec, step, problem.dtype, taken.get(step.entry), kernel.source)
+        for step in kernel.spec.steps
+    )
+    resources = {entry: function.resources for entry, function in functions.items()}
+    return resources, next(filter(None, faults), ""), ""
+
+
+def _step_text(step: CompiledStep) -> str:
+    used = step.resources
+    smem_bytes = used.static_smem_bytes + step.geometry.dynamic_smem_bytes
+    return (
+        f"{step.geometry.blocks:,} blocks of {step.geometry.threads:,} threads, {used.registers} registers a thread, "
+        f"{smem_bytes:,} B shared, {used.spill_bytes:,} B spilled, occupancy {percent_text(step.occupancy.occupancy)}"
+    )
+
+
+def _workspace_text(workspace: Workspace) -> str:
+    if not workspace.size_bytes:
+        return f"{workspace.name}: none for this configuration"
+    zeroed = ", zero before and after" if workspace.zeroed else ""
+    shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
+    return f"{workspace.name}: {shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
+
+
+def _tensor_map_text(tensor_map: TensorMap) -> str:
+    if tensor_map.is_absent:
+        return f"{tensor_map.name}: none for this configuration"
+    swizzle = f"{tensor_map.swizzle_bytes} B swizzle" if tensor_map.swizzle_bytes else "no swizzle"
+    box = f"{tensor_map.buffer} in boxes of {_shape_text(tensor_map.box)} {tensor_map.dtype}"
+    return f"{tensor_map.name}: {box}, {swizzle}"
+
+
+def _shape_text(dimensions: tuple[int, ...]) -> str:
+    return " x ".join(f"{dimension:,}" for dimension in dimensions)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,27 +561,27 @@ class SpaceSummary(Result):
         yield ResultTable(("after", f"{RIGHT}configurations left"), rows, is_wrapped=True)
         yield f"{self.valid:,} valid configurations, enumerated in {duration_text(self.seconds)}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """Return the counts, and the values of each parameter."""
-        return {
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
-            "device": self.device.identity,
-            "combinations": self.combinations,
-            "valid": self.valid,
-            "rules": _stages_document(self.rules),
-            "limits": _stages_document(self.limits),
-            "parameters": {name: list(values) for name, values in self.parameters.items()},
-            "seconds": round(self.seconds, 6),
-        }
-
-
-def _stages_document(stages: Sequence[SpaceStage]) -> list[dict[str, Any]]:
-    return [
-        {"name": stage.name, "remaining": stage.remaining, **({"heuristic": True} if stage.is_heuristic else {})}
-        for stage in stages
-    ]
+        rules, limits = (
+            [
+                {"name": one.name, "remaining": one.remaining, **({"heuristic": True} if one.is_heuristic else {})}
+                for one in stages
+            ]
+            for stages in (self.rules, self.limits)
+        )
+        return to_document(
+            {
+                **_problem_document(self.problem, "kernel"),
+                "device": self.device.identity,
+                "combinations": self.combinations,
+                "valid": self.valid,
+                "rules": rules,
+                "limits": limits,
+                "parameters": self.parameters,
+                "seconds": round(self.seconds, 6),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -212,22 +670,56 @@ def space(
     sizes: Mapping[str, int] | None = None,
     /,
     *,
+    compile: bool = False,
+    sample: int | None = None,
+    seed: int = 0,
+    limit: int = 12,
+    output: str | Path | None = None,
+    workers: int | None = None,
     dtype: str | None = None,
     device: int | str | None = None,
+    observe: Callable[[SurveyProgress], None] = lambda _: None,
     **named_sizes: int,
-) -> SpaceSummary:
-    """Count the configurations that each rule and each limit of a device leaves.
+) -> SpaceSummary | Survey:
+    """Count the valid configurations of a search space, or compile them.
+
+    Shows how many configurations each rule and each limit of the device leaves. Sizes that are not given are taken from
+    the search-space file.
+
+    With ``compile`` or ``sample``: compiles them, without a GPU, and shows registers, spills, shared memory, occupancy
+    and waves, and what does not compile or fit, with the compiler's words. Ctrl-C ends it and shows what there is;
+    compiled code is kept, so that the same call goes on from there.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+        Name of a kernel, or path of a search-space file (path/to/mine.toml). Or a kernel from `autotile.kernel`.
     sizes, **named_sizes
-        Problem sizes and flags; missing ones are taken from the search-space file.
+        Problem sizes and flags, such as M=4096 N=4096 TRANS_A=1. None for those in the search-space file.
+    compile
+        Compile every valid configuration, and show registers, spills and occupancy.
+    sample
+        Compile N configurations, chosen at random. None for all.
+    seed
+        Seed of the choice.
+    limit
+        Configurations in the table; JSON and columns have all.
+    output
+        Write a page, too. None for no.
+    workers
+        Compile processes, at most two a core. None for one a core.
     dtype
-        Element type; None for the kernel's first.
+        Element type, one of the kernel's. None for the kernel's first.
     device
-        CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
+        GPU to answer for: a profile of `autotile devices`, or the index of a GPU of this machine. None for this
+        machine's GPU, else an H200.
+    observe
+        Called with the state as compilations end.
+
+    Returns
+    -------
+    SpaceSummary or Survey
+        The counts; or the compiled configurations, as of `autotile.survey`.
 
     Raises
     ------
@@ -240,74 +732,96 @@ def space(
     >>> space("sgemm_2d", device="h200", M=4096, N=4096, K=4096)
     <SpaceSummary: sgemm_2d M=4096 N=4096 K=4096 float32 on NVIDIA H200 (profile): 14,712 of 93,312 valid>
     """
-    opened = open_space(kernel, merge_sizes(sizes, named_sizes), dtype, device)
-    found = opened.space
+    given = merge_sizes(sizes, named_sizes)
+    if compile or sample is not None:
+        page = output_file(output) if output is not None else None
+        place: Any = {"dtype": dtype, "device": device}
+        found = survey(kernel, given, sample=sample, seed=seed, workers=workers, observe=observe, **place)
+        if page is None:
+            return replace(found, shown=limit)
+        from autotile.report.page import write_page
+
+        write_page(found.page(), page)
+        return replace(found, shown=limit, notices=(*found.notices, f"wrote {page}"))
+    for name, option in (("--output", output), ("--workers", workers)):
+        if option is not None:
+            raise InputError(f"{name} is of compiled configurations; add --compile")
+    return summarize(kernel, given, dtype, device)
+
+
+def summarize(
+    kernel: KernelName, given: Mapping[str, int], dtype: str | None = None, device: int | str | None = None
+) -> SpaceSummary:
+    """Count the configurations that each rule and limit leaves; parameters and errors as for `space`."""
+    _, problem, target, found, notices = _open_space(kernel, given, dtype, device)
     return SpaceSummary(
-        problem=opened.problem,
-        device=opened.device,
+        problem=problem,
+        device=target,
         parameters={parameter.name: parameter.values for parameter in found.parameters},
         combinations=found.combinations,
         rules=found.rules,
         limits=found.limits,
         valid=len(found),
         seconds=found.seconds,
-        notices=opened.notices,
+        notices=notices,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedSpace:
-    """The valid configurations of a problem on a device, and what was assumed of both, one line each."""
-
-    kernel: Kernel
-    problem: Problem
-    device: DeviceProperties
-    space: SearchSpace
-    notices: tuple[str, ...]
-
-
-def open_space(
-    kernel: KernelName, given: Mapping[str, int], dtype: str | None = None, device: int | str | None = None
-) -> OpenedSpace:
-    """Load a kernel and enumerate its valid configurations; parameters and errors are those of `space`."""
+def _open_space(
+    kernel: KernelName, given: Mapping[str, int], dtype: str | None, device: int | str | None
+) -> tuple[Kernel, Problem, DeviceProperties, SearchSpace, tuple[str, ...]]:
+    """Load a kernel and enumerate its valid configurations; return what was assumed, too, one line each."""
     target = resolve_device(device)
     loaded, problem = open_problem(kernel, given, dtype)
     found = feasible_space(loaded.spec, problem.sizes, target.device, problem.dtype)
     notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given))
-    return OpenedSpace(loaded, problem, target.device, found, notices)
+    return loaded, problem, target.device, found, notices
 
 
 @checked
 def explain(
-    kernel: KernelName,
+    kernel: KernelName | None = None,
     assignments: Mapping[str, Value] | None = None,
     /,
     *,
+    threads: int | None = None,
+    registers: int = 0,
+    smem: int = 0,
     dtype: str | None = None,
     device: int | str | None = None,
     database: str | Path | None = None,
     library: bool = True,
     **named_assignments: Value,
-) -> Explanation | OperationExplanation:
-    """Explain one configuration on one device: rules and limits, launch, compiled resources and occupancy.
+) -> Explanation | OperationExplanation | OccupancyResult:
+    """Explain one configuration on one device, or the occupancy of a block.
 
-    The configuration is compiled if NVRTC is installed; no GPU is needed. For an operation, explain what computes a
-    problem, and why: the best contenders with their times.
+    Shows which rules and limits it meets, its launch geometry, registers and shared memory, and what limits its
+    occupancy. It is compiled if NVRTC is installed; no GPU is needed.
+
+    For an operation, such as matmul: shows which kernel or library computes a problem, and why. Without a kernel:
+    computes how many blocks of ``threads``, ``registers`` and ``smem`` fit on an SM, and what limits them.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; or name of an operation, or
-        path of its file.
+        Name of a kernel or an operation, or path of its file. Or a kernel from `autotile.kernel`.
     assignments, **named_assignments
-        Values of parameters and problem sizes by name. Missing parameters are taken from the default configuration,
-        missing sizes from the file. For an operation: its sizes, flags and conditions.
+        Parameters and sizes in any order, such as BM=64 M=4096; the others have their defaults.
+    threads
+        Without a kernel: threads per block.
+    registers
+        Registers per thread; 0 to ignore them.
+    smem
+        Static and dynamic shared memory per block, in bytes.
     dtype
-        Element type; None for the kernel's first.
+        Element type, one of the kernel's. None for the kernel's first.
     device
-        CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
-    database, library
-        For an operation: path or URL of the database, None for the user's own; and whether a library may compute it.
+        GPU to answer for: a profile of `autotile devices`, or the index of a GPU of this machine. None for this
+        machine's GPU, else an H200.
+    database
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
+    library
+        Whether a library, such as cuBLAS, may compute an operation.
 
     Raises
     ------
@@ -320,15 +834,34 @@ def explain(
     >>> explain("sgemm_2d", device="h200", BM=64, M=4096).occupancy.limited_by
     ('registers',)
     """
-    if (operation := named_operation(kernel)) is not None:
-        given = cast("dict[str, int]", merge_sizes(assignments, named_assignments))
-        problem = operation.resolve(given, dtype, defaults=True)
-        from autotile.database.database import database_location
+    if kernel is None:
+        if threads is None:
+            raise InputError("nothing to explain; expected KERNEL [NAME=VALUE ...], or --threads N of a block")
+        return occupancy(threads, registers, smem, device=device)
+    if threads is not None or registers or smem:
+        raise InputError("--threads, --registers and --smem are of a block without a kernel; leave the kernel out")
+    given = merge_sizes(assignments, named_assignments)
+    if (operation := named_operation(kernel)) is None:
+        return explain_kernel(kernel, given, dtype=dtype, device=device)
+    from autotile.database.database import database_location
 
-        location, served_for = str(database_location(database)), resolve_served_device(device)
-        served = find_best_kernel(str(kernel), problem.dtype, served_for, location, problem.sizes, library=library)
-        return explain_operation(operation, problem, served, _nonempty(sizes_notice(operation, problem.sizes, given)))
-    return explain_kernel(kernel, merge_sizes(assignments, named_assignments), dtype=dtype, device=device)
+    problem = operation.resolve(given, dtype, defaults=True)
+    location, served_for = str(database_location(database)), resolve_served_device(device)
+    served = find_best_kernel(str(kernel), problem.dtype, served_for, location, problem.sizes, library=library)
+    time_us = served.measurement.time_us if served.measurement else None
+    alone = Contender(served.kernel, served.config, time_us, source=served.source or "cuda")
+    return OperationExplanation(
+        problem=problem,
+        device=served.device,
+        served=served.kernel,
+        is_library=served.is_library,
+        tier=served.tier,
+        config=served.config,
+        contenders=served.contenders or (alone,),
+        kernels={member.name: sizes for member, sizes in operation.fitting(problem, served.device)},
+        text=served.explain(),
+        notices=_nonempty(sizes_notice(operation, problem.sizes, given)),
+    )
 
 
 def explain_kernel(
@@ -340,7 +873,7 @@ def explain_kernel(
     config, sizes = split_assignments(loaded.spec, given)
     problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)
     notices = _nonempty(target.notice, sizes_notice(loaded.spec, problem.sizes, given))
-    return explain_config(loaded, config, problem, target.device, notices)
+    return _explain_config(loaded, config, problem, target.device, notices)
 
 
 @checked
@@ -382,3 +915,126 @@ def occupancy(
 
 def _nonempty(*notices: str) -> tuple[str, ...]:
     return tuple(filter(None, notices))
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyProgress:
+    """State of a running survey.
+
+    Attributes
+    ----------
+    done, planned
+        Number of configurations that were compiled, and that will be.
+    failed
+        Number of those that cannot be launched.
+    elapsed_s
+        Seconds since the first compilation began.
+    notices
+        Remarks for the user, one line each.
+    """
+
+    done: int
+    planned: int
+    failed: int
+    elapsed_s: float
+    notices: tuple[str, ...]
+
+
+@checked
+def survey(
+    kernel: KernelName,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    observe: Callable[[SurveyProgress], None] = lambda _: None,
+    **named_sizes: int,
+) -> Survey:
+    """Compile the valid configurations of a kernel, and return their resources, occupancy and failures.
+
+    No GPU is needed. The configurations are compiled in random order on all cores, through the cubin cache, so that a
+    survey that is interrupted holds a fair sample, and goes on from there when it is repeated.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+    sizes, **named_sizes
+        Problem sizes and flags; missing ones are taken from the search-space file.
+    dtype
+        Element type; None for the kernel's first.
+    device
+        CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
+    sample
+        Number of configurations to compile, chosen at random; None for all.
+    seed
+        Seed of the choice: of equal seeds, a smaller sample is part of a larger one.
+    workers
+        Number of compile processes, at most two per core; None for one per core.
+    observe
+        Called with the state as compilations end.
+
+    Raises
+    ------
+    InputError
+        As for `autotile.space`; or ``sample``, ``seed`` or ``workers`` is out of range, or the cubin cache cannot be
+        written.
+    ToolchainError
+        NVRTC is not installed.
+    SpecError
+        A function takes other parameters than the declared arguments.
+
+    Examples
+    --------
+    >>> survey("sgemm_2d", device="h200", sample=200, M=4096, N=4096, K=4096)
+    <Survey: sgemm_2d M=4096 N=4096 K=4096 float32 on NVIDIA H200 (profile): 200 configurations compiled, 197 usable>
+    """
+    from autotile.report.survey import SurveyTable
+    from autotile.space.time_estimate import estimate_times
+    from autotile.tuning.options import check_whole
+    from autotile.tuning.progress_state import StopRequest
+    from autotile.tuning.session import gated_trial
+    from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
+
+    for name, value, least in (("sample", sample, 1), ("seed", seed, 0), ("workers", workers, 1)):
+        check_whole(name, value, least)
+    loaded, problem, target, valid, notices = _open_space(kernel, merge_sizes(sizes, named_sizes), dtype, device)
+    order = np.random.default_rng(seed).permutation(len(valid))[:sample].tolist()
+    if sample is not None and sample > len(valid):
+        notices += (f"there are {len(valid):,} valid configurations: all are compiled",)
+    estimate = estimate_times(loaded.spec, problem.sizes, target, valid, problem.dtype)
+    table, started, count = SurveyTable(valid), time.monotonic(), worker_count(workers)
+
+    def report() -> None:
+        observe(SurveyProgress(len(table), len(order), table.failed, time.monotonic() - started, notices))
+
+    report()
+    rows, pending = iter(order), dict[Future[Compiled], int]()
+    with StopRequest() as stop, closing(CompilePool(read_settings(), count)) as pool:
+        while not stop.requested:
+            for row in islice(rows, _AHEAD * count - len(pending)):
+                job = partial(compile_job, loaded, valid.config(row), problem.dtype, target.architecture, problem.sizes)
+                pending[pool.submit(job)] = row
+            if not pending:
+                break
+            done, _ = wait(pending, _POLL_S, FIRST_COMPLETED)
+            for future in done:
+                row = pending.pop(future)
+                config = valid.config(row)
+                plan = LaunchPlan.of(loaded.spec, config, problem.sizes, target)
+                table.add(row, gated_trial(loaded, problem, config, future.result(), plan=plan, device=target))
+            if done:
+                report()
+    return table.survey(
+        problem,
+        target,
+        planned=len(order),
+        seconds=time.monotonic() - started,
+        interrupted=len(table) < len(order),
+        estimated_us=estimate.time_us if estimate is not None else None,
+        notices=notices,
+    )

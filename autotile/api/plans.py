@@ -8,11 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from autotile.api.keywords import read_keywords, session_options
-from autotile.api.operation_tuning import tune_loaded_operation
 from autotile.api.progress import observing
-from autotile.api.targets import models_of
-from autotile.api.tuning import tune_problem
+from autotile.api.targets import models_of, read_keywords, session_options
+from autotile.api.tuning import serving_call, tune_loaded_operation, tune_problem
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.core.statistics import Interval
@@ -36,7 +34,7 @@ from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_ca
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
-from autotile.settings import read_settings, user_path
+from autotile.settings import absolute_path, read_settings, user_path
 from autotile.tuning.operation_session import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import (
@@ -52,6 +50,7 @@ from autotile.tuning.progress_state import Observer, Place, Progress
 from autotile.tuning.result import TuneResult
 from autotile.tuning.schedule import GpuName, Lane, Schedule, open_lane
 
+_NO_MISSES = "no missed problem is left to tune; `autotile list --misses` lists what was counted"
 State = Literal["tuned", "done", "failed", "left"]
 
 _MAX_SHOWN = 200
@@ -213,6 +212,23 @@ class PlanResult(Result):
         }
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class MissesResult(PlanResult):
+    """What became of missed problems; ``asked_database`` is the database as it was given, None for the user's own."""
+
+    asked_database: str | None = None
+
+    def to_json(self) -> Any:
+        """Return the result of each problem that was tuned now, as `autotile.tune` returns it."""
+        documents = []
+        for entry in self.entries:
+            problem, result = entry.planned.problem, entry.result
+            if isinstance(result, TuneResult):
+                call = serving_call(entry.planned.asked_as, problem, dtype=problem.dtype, database=self.asked_database)
+                documents.append(replace(result, call=call).to_json())
+        return documents
+
+
 @checked
 def tune_plan(
     plan: TuningPlan | str | Path,
@@ -242,7 +258,7 @@ def tune_plan(
         The plan cannot be read, names a GPU that is not there, or the database cannot be written.
     """
     _, options = read_keywords(None, None, named, options)
-    read = plan if isinstance(plan, TuningPlan) else read_plan(user_path(plan, "a plan"))
+    read = plan if isinstance(plan, TuningPlan) else read_plan(absolute_path(user_path(plan, "a plan"), "a plan"))
     with open_lane(options, is_of_one_model=False) as opened:
         lane = opened if opened.devices else Lane((options.device_index,))
         with Schedule.open(read_settings(), options, observe, lane) as schedule:
@@ -259,8 +275,9 @@ def tune_misses(
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
     observe: Observer | None = None,
+    announce: Callable[[str], None] = lambda _: None,
     **named: Any,
-) -> PlanResult:
+) -> MissesResult:
     """Tune the problems that programs requested and that could not be served exactly, the costliest first.
 
     They are tuned as those of a plan are: a problem that cannot be tuned does not stop the others.
@@ -269,7 +286,7 @@ def tune_misses(
     ----------
     kernel
         Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; None for all kernels.
-    device, database, options, progress, observe
+    device, database, options, progress, observe, announce
         As for `autotile.tune`; the options hold for each problem.
     **named
         Options by name, as for `autotile.tune`.
@@ -280,8 +297,18 @@ def tune_misses(
         There is no such kernel, an option is invalid, or the database cannot be read.
     """
     _, chosen = read_keywords(None, None, named, options, device=device, database=database)
+    missed = missed_problems(kernel, chosen)
+    for one in missed:
+        cost = "" if one.lost_s is None else f", which may have cost {duration_text(one.lost_s)}"
+        announce(f"{one.problem}: {plural(one.count, 'call')} not served exactly{cost}")
+    if not missed:
+        announce(_NO_MISSES)
     with observing(observe or progress) as observer:
-        return tune_plan(plan_of_misses(missed_problems(kernel, chosen)), chosen, observer)
+        found = tune_plan(_plan_of_misses(missed), chosen, observer)
+    for entry in found.entries:
+        if entry.state == "failed":
+            announce(f"{entry.planned.problem} is left out: {entry.reason}")
+    return MissesResult(found.name, found.entries, found.seconds, found.interrupted, found.database, chosen.database)
 
 
 class _PlanRun:
@@ -307,7 +334,12 @@ class _PlanRun:
         self._latest: dict[int, Progress] = {}
 
     def run(self) -> PlanResult:
-        left = [number for number, place in enumerate(self._places) if not self._is_done(number, *place[:2])]
+        left, fresh = [], self._options.fresh
+        for number, (planned, gpu_name, _) in enumerate(self._places):
+            if not fresh and is_done(self._schedule.database, planned, planned.options(self._options), gpu_name):
+                self._entries[number] = PlanEntry(planned, gpu_name, "done")
+            else:
+                left.append(number)
         steps = [partial(self._tune, number) for number in left]
         for _ in self._schedule.run(steps, lambda step, gpu: self._places[left[step]][2](gpu)):
             pass
@@ -320,21 +352,10 @@ class _PlanRun:
         return PlanResult(self._plan.name, tuple(entries), seconds, interrupted, location)
 
     @property
-    def _is_out_of_time(self) -> bool:
-        return self._left_s is not None and self._left_s <= 0
-
-    @property
     def _left_s(self) -> float | None:
         """Time left of the plan's budget, in seconds; None without one."""
         total_s = self._plan.total_budget_s
         return None if total_s is None else total_s - self._schedule.elapsed_s
-
-    def _is_done(self, number: int, planned: PlannedProblem, gpu_name: str) -> bool:
-        options = planned.options(self._options)
-        done = not self._options.fresh and is_done(self._schedule.database, planned, options, gpu_name)
-        if done:
-            self._end(number, PlanEntry(planned, gpu_name, "done"))
-        return done
 
     def _tune(self, number: int, lane: Lane) -> PlanEntry:
         planned, gpu_name, _ = self._places[number]
@@ -373,18 +394,15 @@ class _PlanRun:
         self._schedule.observe(progress, Place("problem", number + 1, len(self._places), len(self._entries)))
 
     def _end(self, number: int, entry: PlanEntry) -> PlanEntry:
-        """Record what became of a problem; one that was tuned before is not reported."""
+        """Record and report what became of a problem."""
         self._entries[number] = entry
+        problem = entry.planned.problem
         last = self._latest.pop(number, None)
-        if entry.state != "done":
-            problem = entry.planned.problem
-            if last is None:  # it failed before its session began
-                last = Progress(
-                    "", problem, None, 0, None, 0.0, None, {}, {}, None, Workrate(None, None, problem.dtype)
-                )
-            ending = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}"}.get(entry.state, "left")
-            place = Place("problem", number + 1, len(self._places), len(self._entries))
-            self._schedule.observe(replace(last, problem=problem, phase="ended", ending=ending, path=()), place)
+        if last is None:  # it failed before its session began
+            last = Progress("", problem, None, 0, None, 0.0, None, {}, {}, None, Workrate(None, None, problem.dtype))
+        ending = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}"}.get(entry.state, "left")
+        place = Place("problem", number + 1, len(self._places), len(self._entries))
+        self._schedule.observe(replace(last, problem=problem, phase="ended", ending=ending, path=()), place)
         return entry
 
 
@@ -486,35 +504,23 @@ def plan(
     if folders and kernel is not None:
         raise InputError("captured calls state their kernels; leave the kernel out")
     if folders:
-        found = plan_of_calls(folders)
+        found = TuningPlan("captured", tuple(_captured_problems(folders)))
     else:
-        found = plan_of_misses(missed_problems(kernel, session_options(None, device, database)))
+        found = _plan_of_misses(missed_problems(kernel, session_options(None, device, database)))
     if not found.problems:
-        raise InputError("no missed problem is left to tune; `autotile list --misses` lists what was counted")
+        raise InputError(_NO_MISSES)
     if output is not None:
         write_plan(found, output)
     return found
 
 
-def plan_of_misses(missed: Iterable[MissedProblem]) -> TuningPlan:
+def _plan_of_misses(missed: Iterable[MissedProblem]) -> TuningPlan:
     """Return a plan of missed problems, in their order."""
     return TuningPlan("misses", tuple(PlannedProblem(one.asked_as, one.kernel, one.problem) for one in missed))
 
 
-def plan_of_calls(folders: Iterable[str | Path]) -> TuningPlan:
-    """Return a plan of captured calls, each tuned on its own arguments.
-
-    Parameters
-    ----------
-    folders
-        Folders of captured calls, or of several of them.
-
-    Raises
-    ------
-    InputError
-        A folder holds no captured call, or its kernel is not found.
-    """
-    found: list[PlannedProblem] = []
+def _captured_problems(folders: Iterable[str | Path]) -> Iterator[PlannedProblem]:
+    """Yield the problems of captured calls, each on its own arguments; a folder may hold several of them."""
     for given in folders:
         folder = user_path(given, "a captured call")
         inner = sorted(one.parent for one in folder.glob("*/call.json")) if folder.is_dir() else []
@@ -523,8 +529,7 @@ def plan_of_calls(folders: Iterable[str | Path]) -> TuningPlan:
             named = kernel_of_call(call)
             kernel = load_kernel(named)
             problem = resolve_problem(kernel.spec, call.sizes, call.dtype)
-            found.append(PlannedProblem(named, kernel, problem, captured=str(path.absolute())))
-    return TuningPlan("captured", tuple(found))
+            yield PlannedProblem(named, kernel, problem, captured=str(path.absolute()))
 
 
 def write_plan(plan: TuningPlan, output: str | Path) -> Path:

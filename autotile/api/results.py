@@ -1,26 +1,18 @@
-"""Stored results: the configuration that is served for a problem, and what a database holds."""
+"""Stored results: what is served for a problem, what a database holds, and pages of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotile.api.listings import (
-    FamilyList,
-    ListedMiss,
-    MissList,
-    RecordingList,
-    StudyList,
-    StudyTrial,
-    TrialList,
-    TunedFamily,
-)
-from autotile.api.targets import merge_sizes, named_operation, resolve_served_device, sizes_notice
+from autotile.api.targets import merge_sizes, named_operation, output_file, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import to_document
 from autotile.core.model import (
     Config,
     LaunchGeometry,
@@ -32,20 +24,455 @@ from autotile.core.model import (
     config_key,
     config_text,
 )
-from autotile.core.text import Facts, Part, Result, interval_text, occupancy_text, source_text, time_text
-from autotile.database.database import StudySummary, database_location, location_text, open_for_reading, rows_of_kernel
-from autotile.database.keys import space_hash
+from autotile.core.text import (
+    NOTHING,
+    RIGHT,
+    Facts,
+    Part,
+    Result,
+    ResultTable,
+    bytes_text,
+    duration_text,
+    interval_text,
+    moment_text,
+    occupancy_text,
+    percent_text,
+    plural,
+    sizes_text,
+    source_text,
+    time_text,
+)
+from autotile.database.database import (
+    StoredTrial,
+    StudySummary,
+    database_location,
+    location_text,
+    open_for_reading,
+    rows_of_kernel,
+)
+from autotile.database.keys import STUDY_HEADINGS, TuningKey, key_text, space_hash, study_columns, study_document
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
-from autotile.exchange.recording import list_recordings
-from autotile.kernel.library import KernelName, load_kernel, load_named_kernel
+from autotile.exchange.recording import RecordingFile, list_recordings, read_recording
+from autotile.kernel.library import KernelName, is_path, load_kernel, load_named_kernel
 from autotile.kernel.problem import Workrate
+from autotile.report.notebook import StudyPlots
 from autotile.report.study import study_without_trials
-from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Compared, Contender, resources_document
 from autotile.serving.dispatcher import find_best_kernel
-from autotile.settings import read_settings
-from autotile.tuning.plan import AssessedMiss, assess_misses
+from autotile.settings import read_settings, user_path
+from autotile.tuning.plan import assess_misses
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from autotile.exchange.column_table import ColumnTable
+    from autotile.report.comparison import DatabaseComparison
+    from autotile.report.report_data import ReportData
+    from autotile.report.study import StudyData
+
+
+def counted_text(keys: Iterable[TuningKey], singular: str, several: str) -> str:
+    """Format the number of results under some keys, with the number of replayed ones: ``3 trials, 2 (replayed)``."""
+    sources = [key.source for key in keys]
+    replayed = sources.count("replayed")
+    text = plural(len(sources), singular, several)
+    if replayed == 0:
+        return text
+    return f"{text} (replayed)" if replayed == len(sources) else f"{text}, {replayed:,} (replayed)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StudyList(Result):
+    """Studies of a database, by kernel and then oldest first; ``location`` is its path or URL."""
+
+    studies: tuple[StudySummary, ...]
+    location: str
+
+    def _headline(self) -> str:
+        return f"{counted_text((study.key for study in self.studies), 'study', 'studies')} in {self.location}"
+
+    def _parts(self) -> Iterator[Part]:
+        if not self.studies:
+            yield f"nothing is tuned yet in {self.location}; `autotile tune` does it"
+            return
+        headings = (*STUDY_HEADINGS, f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best", "configuration", "last trial")
+        rows = [
+            (
+                *study_columns(study.key),
+                f"{study.trials:,}",
+                f"{study.ok:,}",
+                time_text(study.best_time_us),
+                config_text(study.best_config) if study.best_config is not None else NOTHING,
+                moment_text(study.last_at),
+            )
+            for study in self.studies
+        ]
+        yield ResultTable(headings, rows, ("configuration", "last trial", "device"))
+
+    def to_json(self) -> Any:
+        """Return one entry for each study."""
+        return to_document(
+            [
+                {
+                    "study": study.study_id,
+                    **study_document(study.key),
+                    "nvrtc_version": study.key.nvrtc_version,
+                    "runs": study.runs,
+                    "trials": study.trials,
+                    "ok": study.ok,
+                    "best": {"config": study.best_config, "time_us": study.best_time_us}
+                    if study.best_config is not None
+                    else None,
+                    "created_at": study.created_at,
+                    "last_at": study.last_at,
+                }
+                for study in self.studies
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TunedFamily:
+    """A family of problems that has been tuned.
+
+    Attributes
+    ----------
+    stored
+        Rule of the family, with its key and the time of learning.
+    in_force
+        Whether the rule is served: it is for the current version of the kernel, and was not found to be no better than
+        serving without it (`FamilyRule.judgement`). None if no kernel of its name is found.
+    """
+
+    stored: StoredRule
+    in_force: bool | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FamilyList(Result):
+    """Tuned families of a database, the newest first; ``location`` is its path or URL."""
+
+    families: tuple[TunedFamily, ...]
+    location: str
+
+    def _headline(self) -> str:
+        keys = (family.stored.key for family in self.families)
+        return f"{counted_text(keys, 'family', 'families')} in {self.location}"
+
+    def _parts(self) -> Iterator[Part]:
+        if not self.families:
+            yield f"no family is tuned yet in {self.location}; `autotile tune` tunes one"
+        for family in self.families:
+            stored, key = family.stored, family.stored.key
+            hot = " hot L2" if key.l2_mode == "hot" else ""
+            learned = f"{moment_text(stored.learned_at)}, from {plural(len(stored.rule.points), 'point')}"
+            in_force = _IN_FORCE[family.in_force] if stored.rule.in_force else f"no: {stored.rule.verdict}"
+            facts: Facts = [
+                ("family", f"{key.kernel} {stored.rule.family} {key.dtype}{hot}"),
+                ("device", source_text(key.gpu_name, key.source)),
+                ("loss", stored.rule.loss_text()),
+                ("learned", learned),
+                ("in force", in_force),
+            ]
+            yield facts
+            yield stored.rule.facts()
+
+    def to_json(self) -> Any:
+        """Return one entry for each family."""
+        documents = []
+        for family in self.families:
+            key, rule = family.stored.key, family.stored.rule
+            documents.append(
+                {
+                    "kernel": key.kernel,
+                    "family": str(rule.family),
+                    "dtype": key.dtype,
+                    "device": {"name": key.gpu_name, "source": key.source},
+                    "nvrtc_version": key.nvrtc_version,
+                    "l2": key.l2_mode,
+                    "learned_at": family.stored.learned_at,
+                    "in_force": family.in_force,
+                    "judgement": rule.judgement,
+                    "loss": {"mean": rule.mean_loss, "worst": rule.worst.loss},
+                    "held_out_loss": rule.mean_held_out,
+                    "rule": rule,
+                }
+            )
+        return to_document(documents)
+
+
+_IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not known: no kernel of that name is found"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RecordingList(Result):
+    """Installed recordings, by folder and name; a damaged one has no header."""
+
+    recordings: tuple[RecordingFile, ...]
+
+    def _headline(self) -> str:
+        return plural(len(self.recordings), "recording")
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield one row for each recording; a damaged one shows its fault."""
+        if not self.recordings:
+            yield "no recording is installed; `autotile export --format recording --measure` makes one on a GPU"
+            return
+        headings = (*STUDY_HEADINGS, f"{RIGHT}valid", "recorded", "made", "file")
+        rows = [
+            (
+                found.header.key.kernel,
+                f"{sizes_text(found.header.key.sizes)} {found.header.key.dtype}",
+                found.header.key.gpu_name,
+                f"{found.header.valid_configs:,}",
+                found.header.chosen,
+                moment_text(found.header.created_at),
+                str(found.path),
+            )
+            if found.header is not None
+            else ("damaged", *[NOTHING] * 5, found.problem)
+            for found in self.recordings
+        ]
+        yield ResultTable(headings, rows, ("file", "made", "device"))
+
+    def to_json(self) -> Any:
+        """Return one entry for each recording."""
+        return to_document(
+            [
+                {
+                    **study_document(found.header.key),
+                    "valid": found.header.valid_configs,
+                    "recorded": found.header.chosen,
+                    "created_at": found.header.created_at,
+                    "file": found.path,
+                }
+                if found.header is not None
+                else {"file": found.path, "problem": found.problem}
+                for found in self.recordings
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTrial:
+    """A stored trial with the key of its study."""
+
+    key: TuningKey
+    stored: StoredTrial
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrialList(Result, StudyPlots):
+    """Trials of a kernel: the fastest first, then those without a time in the order in which they were tried.
+
+    Its methods ``plot_...`` return charts of the trials of one problem; see `autotile.report.notebook.StudyPlots`.
+
+    Attributes
+    ----------
+    trials
+        Trials with the keys of their studies.
+    study
+        The study that all trials are of, with all that is stored of their configurations; None if they are of several.
+    """
+
+    trials: tuple[StudyTrial, ...]
+    study: StudyData | None = field(default=None, compare=False)
+
+    def study_data(self) -> StudyData:
+        """Return the trials as a study.
+
+        Raises
+        ------
+        InputError
+            There are no trials, or trials of several problems or devices.
+        """
+        from autotile.report.study import StudyData
+
+        keys = {entry.key.digest: entry.key for entry in self.trials}
+        if len(keys) != 1:
+            raise InputError(f"charts are of the trials of one problem, these are of {len(keys)}; name the sizes")
+        (key,) = keys.values()
+        stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
+        searched, final = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
+        if self.study is None:
+            return StudyData(key, None, "", (), searched, final)
+        return self.study
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""
+        return self.columns().to_pandas()
+
+    def columns(self) -> ColumnTable:
+        """Return the trials as typed columns, which can be written as CSV and Parquet."""
+        from autotile.exchange.column_table import trial_table
+
+        return trial_table((entry.key, entry.stored) for entry in self.trials)
+
+    def _headline(self) -> str:
+        counted = counted_text((entry.key for entry in self.trials), "trial", "trials")
+        if not self.trials:
+            return counted
+        first = self.trials[0]
+        fastest = first.stored.trial.time_us
+        return f"{counted} of {first.key.kernel}" + (f", fastest {time_text(fastest)}" if fastest is not None else "")
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield one row for each trial, with its problem if there are several."""
+        if not self.trials:
+            yield "no such trial is stored"
+            return
+        several = len({entry.stored.study_id for entry in self.trials}) > 1
+        scores = dict.fromkeys(name for entry in self.trials for name in entry.stored.trial.scores)
+        rows = []
+        for key, stored in ((entry.key, entry.stored) for entry in self.trials):
+            trial = stored.trial
+            own, measured, resources, occupancy = trial.scores, trial.measurement, trial.resources, trial.occupancy
+            remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
+            remarks += ["replayed"] if trial.source == "replayed" else []
+            remarks += [trial.reason.splitlines()[0]] if trial.reason else []
+            rows.append(
+                (
+                    str(trial.outcome),
+                    time_text(trial.time_us),
+                    interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+                    str(resources.registers) if resources is not None else NOTHING,
+                    percent_text(occupancy.occupancy) if occupancy is not None else NOTHING,
+                    *(f"{own[name]:.6g}" if name in own else NOTHING for name in scores),
+                    config_text(trial.config),
+                    ", ".join(remarks),
+                    *([f"{key_text(key)}, {source_text(key.gpu_name, key.source)}"] if several else []),
+                )
+            )
+        figures = ("time", "95 % interval, us", "registers", "occupancy", *scores)
+        aligned = [name if name.startswith("95") else f"{RIGHT}{name}" for name in figures]
+        headings = ("outcome", *aligned, "configuration", "remark", *(["problem"] if several else []))
+        yield ResultTable(headings, rows, ("configuration", "remark", "problem"))
+
+    def to_json(self) -> Any:
+        """Return one entry for each trial."""
+        return to_document([_trial_document(entry.key, entry.stored) for entry in self.trials])
+
+
+def _trial_document(key: TuningKey, stored: StoredTrial) -> dict[str, Any]:
+    trial = stored.trial
+    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+    return {
+        "trial": stored.trial_id,
+        "study": stored.study_id,
+        "run": stored.run_id,
+        **study_document(key),
+        "phase": stored.phase,
+        "rank": stored.rank,
+        "config": trial.config,
+        "outcome": str(trial.outcome),
+        "stage": trial.stage,
+        "reason": trial.reason,
+        "time_us": trial.time_us,
+        "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+        "samples": len(measured.samples_us) if measured is not None else 0,
+        "registers": resources and resources.registers,
+        "spill_bytes": resources and resources.spill_bytes,
+        "static_smem_bytes": resources and resources.static_smem_bytes,
+        "occupancy": occupancy and occupancy.occupancy,
+        "limited_by": occupancy.limited_by if occupancy is not None else [],
+        "seconds": trial.seconds,
+        "telemetry": trial.telemetry,
+        "created_at": stored.created_at,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ListedMiss:
+    """Calls of one problem on one GPU that were served by a fallback.
+
+    Attributes
+    ----------
+    problem, gpu_name
+        Problem and name of the GPU.
+    tier
+        Tier that was served.
+    count
+        Number of calls.
+    last_at
+        Time of the last update of the count (UTC).
+    call_us
+        Time of one call, in microseconds; None if unknown.
+    lost_s
+        Time that all calls together may have lost against the best configuration, in seconds; None if unknown.
+    measured
+        Whether these times were measured at this problem rather than estimated from others.
+    tuned
+        Whether the problem has been tuned since.
+    """
+
+    problem: Problem
+    gpu_name: str
+    tier: str
+    count: int
+    last_at: datetime
+    call_us: float | None
+    lost_s: float | None
+    measured: bool
+    tuned: bool
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MissList(Result):
+    """Misses, the costliest first, then the most frequent."""
+
+    misses: tuple[ListedMiss, ...]
+
+    def _headline(self) -> str:
+        calls = plural(sum(miss.count for miss in self.misses), "call")
+        lost = [miss.lost_s for miss in self.misses if miss.lost_s is not None]
+        cost = f", which may have cost {duration_text(sum(lost))}" if lost else ""
+        return f"{plural(len(self.misses), 'miss', 'misses')} with {calls}{cost}"
+
+    def _parts(self) -> Iterator[Part]:
+        if not self.misses:
+            yield "no misses are stored"
+            return
+        figures = (f"{RIGHT}calls", f"{RIGHT}a call", f"{RIGHT}may have cost")
+        rows = []
+        for miss in self.misses:
+            about = "" if miss.measured or miss.call_us is None else "about "
+            rows.append(
+                (
+                    miss.problem.kernel,
+                    f"{sizes_text(miss.problem.sizes)} {miss.problem.dtype}",
+                    miss.gpu_name,
+                    miss.tier,
+                    f"{miss.count:,}",
+                    about + time_text(miss.call_us),
+                    NOTHING if miss.lost_s is None else about + duration_text(miss.lost_s),
+                    "tuned" if miss.tuned else NOTHING,
+                    moment_text(miss.last_at),
+                )
+            )
+        headings = ("kernel", "problem", "device", "served", *figures, "since", "last")
+        yield ResultTable(headings, rows, ("last", "device"))
+
+    def to_json(self) -> Any:
+        """Return one entry for each problem, GPU and tier."""
+        return to_document(
+            [
+                {
+                    "kernel": miss.problem.kernel,
+                    "problem": miss.problem.sizes,
+                    "dtype": miss.problem.dtype,
+                    "device": miss.gpu_name,
+                    "tier": miss.tier,
+                    "count": miss.count,
+                    "last_at": miss.last_at,
+                    "call_us": miss.call_us,
+                    "lost_s": miss.lost_s,
+                    "measured": miss.measured,
+                    "tuned": miss.tuned,
+                }
+                for miss in self.misses
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -147,7 +574,7 @@ class BestResult(Result):
         yield self._facts()
         yield self.explanation
         if self.contenders:
-            from autotile.api.explanation import contenders_table
+            from autotile.api.inspection import contenders_table
 
             yield contenders_table(self.contenders)
 
@@ -178,31 +605,33 @@ class BestResult(Result):
             facts.append(("occupancy", occupancy_text(self.device, self.occupancy)))
         return facts
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """Return everything that is known of the configuration."""
         measured = self.measurement
-        return {
-            "kernel": self.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
-            "tier": self.tier,
-            "config": dict(self.config),
-            "time_us": self.time_us,
-            "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
-            "device": self.device.identity,
-            "source": self.source,
-            "tuned_on": self.tuned_on,
-            "tuned_at": self.tuned_at.isoformat() if self.tuned_at is not None else None,
-            "contenders": [contender.to_json() for contender in self.contenders],
-            "differences": [[*difference] for difference in self.differences],
-            "aged": [*self.aged],
-            "shipped": self.shipped,
-            "bundle": self.bundle or None,
-            "resources": resources_document(self.resources, self.geometry, self.occupancy),
-            "compared": self.compared.to_json() if self.compared is not None else None,
-            "unapplied": self.unapplied or None,
-            "explain": self.explanation,
-        }
+        return to_document(
+            {
+                "kernel": self.kernel,
+                "problem": self.problem.sizes,
+                "dtype": self.problem.dtype,
+                "tier": self.tier,
+                "config": self.config,
+                "time_us": self.time_us,
+                "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+                "device": self.device.identity,
+                "source": self.source,
+                "tuned_on": self.tuned_on,
+                "tuned_at": self.tuned_at,
+                "contenders": self.contenders,
+                "differences": self.differences,
+                "aged": self.aged,
+                "shipped": self.shipped,
+                "bundle": self.bundle or None,
+                "resources": resources_document(self.resources, self.geometry, self.occupancy),
+                "compared": self.compared,
+                "unapplied": self.unapplied or None,
+                "explain": self.explanation,
+            }
+        )
 
 
 @checked
@@ -218,29 +647,32 @@ def best(
     library: bool = True,
     **named_sizes: int,
 ) -> BestResult:
-    """Return the best known configuration of a kernel for a problem, as `autotile.get_best_kernel` serves it.
+    """Show what would be served for a problem, and why.
 
-    Nothing is launched, and no miss is counted. Unlike `autotile.get_best_kernel`, it raises if the database cannot be
-    read.
+    Tiers: exact (tuned for this problem on this GPU), family (by the rule of a family that contains it), nearest (tuned
+    for other sizes), transferred (tuned on another GPU), default (not tuned); for an operation also model (a model of
+    times expects it to be the fastest) and library (nothing is known that is faster).
+
+    Nothing is launched, and no miss is counted. Unlike `get_best_kernel`, it fails if the database cannot be read.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; or name of an operation, or
-        path of its file.
+        Name of a kernel or an operation, or path of its file. Or a kernel from `autotile.kernel`.
     sizes, **named_sizes
-        Problem sizes and flags; for an operation also its conditions. Missing ones are taken from the file.
+        Problem sizes and flags, such as M=4096 N=4096 TRANS_A=1; for an operation also its conditions. None for those
+        in the search-space file.
     dtype
-        Element type; None for the kernel's first.
+        Element type, one of the kernel's. None for the kernel's first.
     device
-        CUDA index of a GPU of this machine, or name of a GPU. None for the current GPU; without a GPU, for that of the
-        newest stored result, else an H200.
+        GPU to answer for: a profile of `autotile devices`, or the index of a GPU of this machine. None for the current
+        GPU, without one that of the newest result, else an H200.
     database
-        Path or URL; None for the user's own.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
     bundle
-        Bundle to look into instead of the database.
+        Look into a bundle of `autotile export`. None for the database.
     library
-        Whether a library may compute an operation.
+        Whether a library, such as cuBLAS, may compute an operation.
 
     Raises
     ------
@@ -255,55 +687,46 @@ def best(
     """
     served_for, given = resolve_served_device(device), merge_sizes(sizes, named_sizes)
     operation = named_operation(kernel)
+    opened = open_for_reading(database) if bundle is None else None
     if bundle is None:
         name = operation.name if operation is not None else load_kernel(kernel).name
-        _check_readable(database, name)
+        if opened is not None:
+            with opened:
+                opened.best(name)  # raises if it cannot be read, where a program would be served without it
     location = str(database_location(database))
     found = find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library, defaults=True)
     described = operation if operation is not None else found.definition.spec
     asked = found.operation if operation is not None and found.operation is not None else found.problem
-    return replace(_best_result(found), notices=tuple(filter(None, [sizes_notice(described, asked.sizes, given)])))
-
-
-@checked
-def list(kernel: KernelName | None = None, *, database: str | Path | None = None) -> StudyList:
-    """Return the studies of a kernel, or of all kernels, each with its best configuration.
-
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; None for all kernels.
-    database
-        Path or URL; None for the user's own, which need not exist.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, or there is no such kernel.
-    """
-    opened = open_for_reading(database)
-    if opened is None:
-        return StudyList((), location_text(database))
-    with opened:
-        return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
+    choice = found.choice
+    return BestResult(
+        problem=found.problem,
+        device=found.device,
+        tier=found.tier,
+        config=found.config,
+        measurement=found.measurement,
+        source=found.source,
+        tuned_on=found.tuned_on,
+        tuned_at=found.tuned_at,
+        differences=choice.differences,
+        aged=choice.aged,
+        shipped=choice.shipped,
+        bundle=choice.packed,
+        contenders=found.contenders,
+        kernel=found.kernel,
+        geometry=None if found.is_library else found.geometry,
+        resources=found.resources,
+        occupancy=found.occupancy,
+        workrate=Workrate.of(found.definition.spec, found.problem, found.config),
+        explanation=found.explain(),
+        notices=tuple(filter(None, [sizes_notice(described, asked.sizes, given)])),
+        compared=choice.compared,
+        unapplied=choice.unapplied,
+    )
 
 
 @checked
 def families(kernel: KernelName | None = None, *, database: str | Path | None = None) -> FamilyList:
-    """Return the tuned families of a kernel, or of all kernels, each with its rule.
-
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; None for all kernels.
-    database
-        Path or URL; None for the user's own, which need not exist.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, or there is no such kernel.
-    """
+    """Return the tuned families of a kernel, or of all kernels, each with its rule; arguments as for `list`."""
     opened = open_for_reading(database)
     if opened is None:
         return FamilyList((), location_text(database))
@@ -312,25 +735,98 @@ def families(kernel: KernelName | None = None, *, database: str | Path | None = 
         return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
 
 
+def _is_in_force(stored: StoredRule) -> bool | None:
+    try:
+        loaded = load_named_kernel(stored.key.kernel)
+    except InputError:
+        return None
+    is_current = (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))
+    return is_current and stored.rule.in_force
+
+
 @checked
 def recordings(kernel: KernelName | None = None) -> RecordingList:
-    """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path.
-
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; None for all kernels.
-
-    Raises
-    ------
-    InputError
-        There is no such kernel.
-    """
+    """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path."""
     found = list_recordings(read_settings().recording_folders)
     if kernel is None:
         return RecordingList(tuple(found))
     name = load_kernel(kernel).name
     return RecordingList(tuple(one for one in found if one.header is not None and one.header.key.kernel == name))
+
+
+@checked
+def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:
+    """Return the problems that programs were served by a fallback, the costliest first; arguments as for `list`."""
+    opened = open_for_reading(database)
+    if opened is None:
+        return MissList(())
+    with opened:
+        assessed = assess_misses(opened, kernel)
+    found = [
+        ListedMiss(
+            problem=one.miss.problem,
+            gpu_name=one.miss.gpu_name,
+            tier=one.miss.tier,
+            count=one.miss.count,
+            last_at=one.miss.last_at,
+            call_us=one.cost.call_us if one.cost is not None else None,
+            lost_s=one.lost_s,
+            measured=one.cost is not None and one.cost.measured,
+            tuned=one.tuned,
+        )
+        for one in assessed
+    ]
+    return MissList(tuple(sorted(found, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
+
+
+_families, _recordings, _misses = families, recordings, misses  # `list` has arguments of these names
+
+
+@checked
+def list(
+    kernel: KernelName | None = None,
+    *,
+    misses: bool = False,
+    families: bool = False,
+    recordings: bool = False,
+    database: str | Path | None = None,
+) -> StudyList | MissList | FamilyList | RecordingList:
+    """List tuned problems, each with its best configuration.
+
+    Lists those of one kernel if it is named, else of all. Of misses: the number of calls and, if enough is tuned to
+    estimate it, the time that they may have cost; `autotile tune --misses` tunes them, the costliest first.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file (path/to/mine.toml). Or a kernel from `autotile.kernel`.
+    misses
+        List what programs asked for and could not be served exactly instead.
+    families
+        List the families that were tuned, each with its rule, instead.
+    recordings
+        List the recordings that can be replayed instead.
+    database
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such kernel.
+    """
+    if misses + families + recordings > 1:
+        raise InputError("--misses, --families and --recordings are lists of their own; give one of them")
+    if misses:
+        return _misses(kernel, database=database)
+    if families:
+        return _families(kernel, database=database)
+    if recordings:
+        return _recordings(kernel)
+    opened = open_for_reading(database)
+    if opened is None:
+        return StudyList((), location_text(database))
+    with opened:
+        return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
 
 
 @checked
@@ -345,24 +841,25 @@ def trials(
     database: str | Path | None = None,
     **named_sizes: int,
 ) -> TrialList:
-    """Return the stored trials of a kernel, the fastest first: one of each configuration of a study.
+    """Show the stored trials of a kernel, fastest first, or write them to a file.
 
-    Its time is that of the newest finals that it took part in, else that of the search.
+    Those without a time follow, in the order in which they were tried. Of each configuration of a study there is one,
+    with the time of the newest finals that it took part in, else that of the search.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+        Name of a kernel, or path of a search-space file (path/to/mine.toml). Or a kernel from `autotile.kernel`.
     sizes, **named_sizes
-        Problem sizes of the studies to include; sizes that are not given are not compared.
+        Sizes and flags of the problems, such as M=4096. None for all problems.
     dtype
-        Element type of the studies to include; None for all.
+        Element type, one of the kernel's. None for all.
     outcome
-        Outcome of the trials to include; None for all.
+        Only trials with this outcome: ok, pruned, wrong_result ... None for all.
     limit
-        Maximum number of trials; None for all.
+        Maximum number of trials, fastest first. None for all.
     database
-        Path or URL; None for the user's own, which need not exist.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
     Raises
     ------
@@ -372,7 +869,8 @@ def trials(
     """
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}, expected at least 1")
-    wanted = _outcome(outcome) if outcome is not None else None
+    if outcome is not None and outcome not in [*Outcome]:
+        raise InputError(f"no outcome is named {outcome!r}; expected one of {', '.join(Outcome)}")
     given = merge_sizes(sizes, named_sizes)
     opened = open_for_reading(database)
     if opened is None:
@@ -380,13 +878,16 @@ def trials(
         return TrialList(())
     with opened:
         studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
-        _check_sizes(given, studies)
+        for name in given if studies else ():
+            if not any(name in study.key.sizes for study in studies):
+                known = ", ".join(dict.fromkeys(size for study in studies for size in study.key.sizes))
+                raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
         studies = [study for study in studies if given.items() <= study.key.sizes.items()]
         found = [
             StudyTrial(study.key, stored)
             for study in studies
             for stored in opened.standing_trials(study.study_id)
-            if wanted in (None, stored.trial.outcome)
+            if outcome in (None, stored.trial.outcome)
         ]
         digests = {entry.key.digest for entry in found}
         alone = next((study for study in studies if {study.key.digest} == digests), None)
@@ -394,108 +895,188 @@ def trials(
         if study is not None and alone is not None:
             kept = {config_key(entry.stored.trial.config) for entry in found}
             stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
-            searched = tuple(one for one in stored if one.phase == "search")
-            finals = tuple(one for one in stored if one.phase == "final")
+            searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
             study = replace(study, trials=searched or finals, final_trials=finals)
-    return TrialList(tuple(sorted(found, key=_by_time)[:limit]), study)
+
+    def by_time(entry: StudyTrial) -> tuple[bool, float, int]:
+        time_us = entry.stored.trial.time_us
+        return time_us is None, time_us or 0.0, entry.stored.trial_id
+
+    return TrialList(tuple(sorted(found, key=by_time)[:limit]), study)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WrittenReport(Result):
+    """A report that was written.
+
+    Attributes
+    ----------
+    path
+        File.
+    title
+        Its heading.
+    studies, trials
+        Number of tuned problems and of trials in it.
+    size_bytes
+        Size of the file.
+    """
+
+    path: Path
+    title: str
+    studies: int
+    trials: int
+    size_bytes: int
+
+    def to_json(self) -> Any:
+        """Return the document that ``autotile report --json`` prints."""
+        counts = {"studies": self.studies, "trials": self.trials, "size_bytes": self.size_bytes}
+        return {"path": str(self.path), "title": self.title, **counts}
+
+    def _headline(self) -> str:
+        return f"{self.path}: {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """Content of the page, and its size."""
+        studies = plural(self.studies, "tuned problem")
+        return f"{studies}, {plural(self.trials, 'trial')}, {bytes_text(self.size_bytes)}"
+
+    def _parts(self) -> Iterator[Part]:
+        yield [("page", str(self.path)), ("title", self.title), ("shows", self.summary)]
 
 
 @checked
-def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:
-    """Return the problems that programs were served by a fallback, the costliest first.
+def report(
+    kernel: KernelName | None = None,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    other: str | Path | None = None,
+    output: str | Path | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    fail_if_slower: str | float | None = None,
+    database: str | Path | None = None,
+    announce: Callable[[str], None] = lambda _: None,
+    **named_sizes: int,
+) -> WrittenReport | DatabaseComparison:
+    """Write a page with charts and tables of what is stored.
+
+    It is one file, which opens offline in a browser. Plotly draws its charts (`pip install 'autotile[report]'`).
+
+    Of two databases, show what got slower in the second, by how much, and with which certainty; a page is then written
+    with ``output`` only.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; None for all kernels.
+        Kernel or operation, with sizes that select its problems; or a recording (FILE.npz); or two databases to
+        compare. None for everything that is stored.
+    sizes, **named_sizes
+        Problem sizes of the studies to show; sizes that are not given are not compared.
+    other
+        Second database, to be compared with that in place of the kernel.
+    output
+        Page to write, or a folder to write it into. None for report.html.
+    dtype
+        Only problems of this element type. None for all.
+    device
+        Only problems tuned on the GPU of this name. None for all.
+    fail_if_slower
+        With two databases: exit with 3 if a problem is slower in the second by more than this, such as 5%, with 95 %
+        confidence; and with 1 if one fails there, or nothing can be compared. In Python, the result has it as its
+        ``limit``.
     database
-        Path or URL; None for the user's own, which need not exist.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
+    announce
+        Called with the place of the page of a comparison.
 
     Raises
     ------
     InputError
-        The database cannot be read, or there is no such kernel.
+        There is no such kernel, size or recording, nothing is stored of it, the database cannot be read, or the file
+        cannot be written.
+    ToolchainError
+        Plotly is not installed.
+
+    Examples
+    --------
+    >>> report("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
+    <WrittenReport: report.html: 1 tuned problem, 200 trials, 5.14 MiB>
     """
+    from autotile.report.page import write_page
+
+    given = merge_sizes(sizes, named_sizes)
+    path = user_path("report.html" if output is None else output, "a report")
+    path = path / "report.html" if path.is_dir() else output_file(path)
+    if other is not None:
+        for name, value in (("dtype", dtype), ("device", device), ("db", database)):
+            if value is not None:
+                raise InputError(f"--{name} selects problems of one database; leave it out to compare two")
+        limit = read_percentage(fail_if_slower) if fail_if_slower is not None else None
+        from autotile.report.comparison import compare
+
+        compared = replace(compare(str(kernel), other), limit=limit)
+        if output is not None:
+            write_page(compared.page(), path)
+            announce(f"page: {path}")
+        return compared
+    if fail_if_slower is not None:
+        raise InputError("--fail-if-slower compares two databases; give them as A.db B.db")
+    from autotile.report.report_data import report_of_study
+    from autotile.report.sections import report_page
+    from autotile.report.study import study_of_recording
+
+    if isinstance(kernel, str | Path) and str(kernel).endswith(".npz"):
+        recording = user_path(str(kernel), "a recording")
+        if not recording.is_file():
+            raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
+        data = report_of_study(study_of_recording(read_recording(recording), str(recording)))
+    else:
+        data = _stored(kernel, given, dtype, device, database)
+    write_page(report_page(data), path)
+    shown = sum(len(study.newest) for study in data.studies)
+    return WrittenReport(path, data.title, len(data.studies), shown, path.stat().st_size)
+
+
+_PERCENTAGE = re.compile(r"\A([0-9]{1,4}(?:\.[0-9]{1,6})?) ?%\Z")
+
+
+def read_percentage(given: str | float) -> float:
+    """Return the fraction that a percentage such as ``5%`` states, or a number as it is.
+
+    Raises
+    ------
+    InputError
+        It is no percentage.
+    """
+    if not isinstance(given, str):
+        return float(given)
+    found = _PERCENTAGE.match(given.strip())
+    if found is None:
+        raise InputError(f"--fail-if-slower {given!r} is no percentage; expected one such as 5% or 2.5%")
+    return float(found[1]) / 100.0
+
+
+def _stored(
+    kernel: KernelName | None,
+    sizes: Mapping[str, int],
+    dtype: str | None,
+    device: str | None,
+    database: str | Path | None,
+) -> ReportData:
+    from autotile.report.report_data import read_operation_report, read_report
+
+    operation = named_operation(kernel)
     opened = open_for_reading(database)
     if opened is None:
-        return MissList(())
+        if kernel is not None and operation is None:
+            load_kernel(kernel)  # a misspelt name is an error of its own
+        asked = f"autotile tune {kernel or 'KERNEL'}"
+        raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
     with opened:
-        found = [_miss(one) for one in assess_misses(opened, kernel)]
-    return MissList(tuple(sorted(found, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
-
-
-def _best_result(bound: BoundKernel) -> BestResult:
-    return BestResult(
-        problem=bound.problem,
-        device=bound.device,
-        tier=bound.tier,
-        config=bound.config,
-        measurement=bound.measurement,
-        source=bound.source,
-        tuned_on=bound.tuned_on,
-        tuned_at=bound.tuned_at,
-        differences=bound.choice.differences,
-        aged=bound.choice.aged,
-        shipped=bound.choice.shipped,
-        bundle=bound.choice.packed,
-        contenders=bound.contenders,
-        kernel=bound.kernel,
-        geometry=None if bound.is_library else bound.geometry,
-        resources=bound.resources,
-        occupancy=bound.occupancy,
-        workrate=Workrate.of(bound.definition.spec, bound.problem, bound.config),
-        explanation=bound.explain(),
-        compared=bound.choice.compared,
-        unapplied=bound.choice.unapplied,
-    )
-
-
-def _check_readable(database: str | Path | None, kernel: str) -> None:
-    """Raise if the database cannot be read, in which case a program is served without it."""
-    opened = open_for_reading(database)
-    if opened is not None:
-        with opened:
-            opened.best(kernel)
-
-
-def _is_in_force(stored: StoredRule) -> bool | None:
-    try:
-        loaded = load_named_kernel(stored.key.kernel)
-    except InputError:
-        return None
-    is_current = (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))
-    return is_current and stored.rule.in_force
-
-
-def _check_sizes(sizes: Iterable[str], studies: Sequence[StudySummary]) -> None:
-    for name in sizes:
-        if studies and not any(name in study.key.sizes for study in studies):
-            known = ", ".join(dict.fromkeys(size for study in studies for size in study.key.sizes))
-            raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
-
-
-def _outcome(text: str) -> Outcome:
-    try:
-        return Outcome(text)
-    except ValueError:
-        raise InputError(f"no outcome is named {text!r}; expected one of {', '.join(Outcome)}") from None
-
-
-def _by_time(entry: StudyTrial) -> tuple[bool, float, int]:
-    time_us = entry.stored.trial.time_us
-    return time_us is None, time_us or 0.0, entry.stored.trial_id
-
-
-def _miss(assessed: AssessedMiss) -> ListedMiss:
-    miss, cost = assessed.miss, assessed.cost
-    return ListedMiss(
-        problem=miss.problem,
-        gpu_name=miss.gpu_name,
-        tier=miss.tier,
-        count=miss.count,
-        last_at=miss.last_at,
-        call_us=cost.call_us if cost is not None else None,
-        lost_s=assessed.lost_s,
-        measured=cost is not None and cost.measured,
-        tuned=assessed.tuned,
-    )
+        if operation is not None:
+            found = read_operation_report(opened, operation, sizes, dtype=dtype, gpu_name=device)
+        else:
+            found = read_report(opened, kernel, sizes, dtype=dtype, gpu_name=device)
+    return replace(found, path=str(kernel)) if isinstance(kernel, str | Path) and is_path(str(kernel)) else found

@@ -1,22 +1,25 @@
-"""Kernel, problem, device and configurations that the arguments of the API and of the command line denote."""
+"""Kernel, problem, device, configuration and options that the arguments of public functions denote."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import os
+import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from autotile.core.device import DeviceProperties, device_profile, is_name_of
 from autotile.core.model import Config, Problem, Value
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
-from autotile.errors import ConfigError, InputError, nearest
+from autotile.errors import ConfigError, InputError, ProblemError, nearest
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
@@ -27,11 +30,13 @@ from autotile.tuning.options import TuneOptions
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
 _MAX_SIMULATED = 1024
+_MAX_VALUE = 10**7
+"""Bound on the magnitude of a parameter's value, so that products of a few of them fit in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A resolved device.
+    """A device that is only inspected.
 
     Attributes
     ----------
@@ -48,29 +53,14 @@ class Target:
     notice: str = ""
 
 
-def named_operation(name: KernelName) -> Operation | None:
-    """Return the operation that a name or path denotes; None if it denotes a kernel.
-
-    Raises
-    ------
-    InputError
-        The operation file is malformed, or cannot be read.
-    """
+def named_operation(name: KernelName | None) -> Operation | None:
+    """Return the operation that a name or path denotes; None if it denotes a kernel."""
     is_named = isinstance(name, str | os.PathLike) and find_operation(str(name)) is not None
     return load_operation(str(name)) if is_named else None
 
 
 def open_problem(kernel: KernelName, sizes: Mapping[str, int], dtype: str | None = None) -> tuple[Kernel, Problem]:
     """Load a kernel and validate a problem for it, with missing sizes from the search-space file.
-
-    Parameters
-    ----------
-    kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
-    sizes
-        Problem sizes and flags.
-    dtype
-        Element type; None for the kernel's first.
 
     Raises
     ------
@@ -86,21 +76,18 @@ def sizes_notice(described: KernelSpec | Operation, sizes: Mapping[str, int], gi
 
     Parameters
     ----------
-    described
-        Kernel or operation of the problem.
     sizes
         All sizes of the problem.
     given
         Names of the sizes that the user gave. Flags and other sizes that may always be left out are not stated.
     """
-    assumed = {name: size for name, size in sizes.items() if name not in given}
-    stated = {name: size for name, size in assumed.items() if not described.is_optional(name)}
+    assumed = {name: size for name, size in sizes.items() if name not in given and not described.is_optional(name)}
     file = "operation" if isinstance(described, Operation) else "search-space"
-    return f"not given, so as in the {file} file: {sizes_text(stated)}" if stated else ""
+    return f"not given, so as in the {file} file: {sizes_text(assumed)}" if assumed else ""
 
 
 def resolve_device(device: int | str | None = None) -> Target:
-    """Resolve a device that is only inspected: a GPU of this machine or a profile.
+    """Resolve a device that is only inspected.
 
     Parameters
     ----------
@@ -114,9 +101,11 @@ def resolve_device(device: int | str | None = None) -> Target:
     InputError
         There is no GPU of this index, and no profile or GPU of this name.
     """
-    if device is None:
-        return _default_target()
-    index = _parse_index(device)
+    if device is None and device_count() == 0:
+        profile = device_profile(_FALLBACK_PROFILE)
+        said = f"no CUDA device here: the answer is for the {profile.name}; --device names another"
+        return Target(profile, notice=said)
+    index = 0 if device is None else _parse_index(device)
     if index is not None:
         check_device_index(index)
         return Target(live_device(index), index)
@@ -129,23 +118,26 @@ def resolve_device(device: int | str | None = None) -> Target:
         return Target(live_device(index), index)
 
 
+def resolve_served_device(device: int | str | None) -> int | str | None:
+    """Return the index of a device that is a GPU of this machine, or a name that dispatch looks up."""
+    if device is None:
+        return None
+    try:
+        index = resolve_device(device).index
+    except InputError:
+        if not isinstance(device, str) or device.isdecimal():
+            raise
+        return device  # may name a GPU of stored results
+    return index if index is not None else str(device)
+
+
 def resolve_gpu(device: int | str | None = None) -> int:
-    """Resolve a device that runs kernels, which must be a GPU of this machine.
-
-    Parameters
-    ----------
-    device
-        As for `resolve_device`; of several GPUs of one name, the first is selected. None selects the first GPU.
-
-    Returns
-    -------
-    int
-        CUDA index of the GPU.
+    """Return the CUDA index of the GPU of this machine that has an index or a name; the first of several, and of None.
 
     Raises
     ------
     InputError
-        This machine has no GPU of this index or name.
+        This machine has no such GPU.
     """
     index = 0 if device is None else _parse_index(device)
     if index is None:
@@ -158,17 +150,12 @@ def resolve_gpu(device: int | str | None = None) -> int:
 
 
 def resolve_gpus(devices: str | Sequence[int | str]) -> tuple[int, ...]:
-    """Resolve the GPUs that share a session.
+    """Return the CUDA indices of GPUs that share a session, in the given order.
 
     Parameters
     ----------
     devices
         ``"all"``, indices such as ``"0,2,3"``, or a sequence of indices and names.
-
-    Returns
-    -------
-    tuple of int
-        CUDA indices, in the given order.
 
     Raises
     ------
@@ -206,7 +193,7 @@ def simulated_gpus(devices: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def models_of(devices: Sequence[int]) -> list[tuple[int, ...]]:
+def models_of(devices: Iterable[int]) -> list[tuple[int, ...]]:
     """Return the GPUs in groups of one model, which share studies; the first of each in the given order."""
     groups: dict[DeviceProperties, list[int]] = {}
     for index in devices:
@@ -215,13 +202,7 @@ def models_of(devices: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def check_device_index(index: int) -> None:
-    """Raise if this machine has no GPU of an index.
-
-    Raises
-    ------
-    InputError
-        There is no such GPU; the message lists the valid indices.
-    """
+    """Raise an `InputError` with the valid indices if this machine has no GPU of an index."""
     count = device_count()
     if not 0 <= index < count:
         valid = "there is none" if count == 0 else "there is only 0" if count == 1 else f"there are 0 to {count - 1}"
@@ -231,13 +212,6 @@ def check_device_index(index: int) -> None:
 def local_gpus() -> tuple[DeviceProperties, ...]:
     """Return the GPUs of this machine, in the order of their CUDA indices."""
     return tuple(live_device(index) for index in range(device_count()))
-
-
-def _default_target() -> Target:
-    if device_count() > 0:
-        return Target(live_device(), 0)
-    profile = device_profile(_FALLBACK_PROFILE)
-    return Target(profile, notice=f"no CUDA device here: the answer is for the {profile.name}; --device names another")
 
 
 def _parse_index(device: int | str) -> int | None:
@@ -254,18 +228,25 @@ def _parse_index(device: int | str) -> int | None:
 
 
 def _find_gpu(name: str) -> int | None:
-    """Return the CUDA index of the first GPU of this machine with a name; None if there is none."""
     return next((index for index, gpu in enumerate(local_gpus()) if is_name_of(name, gpu)), None)
 
 
-def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge sizes given as a mapping with sizes given as keyword arguments.
+def check_gpu(options: TuneOptions) -> None:
+    """Raise if a selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
+    if options.scheduler or options.replay is not None:
+        return
+    for index in (options.device_index, *options.devices):
+        if index > 0:
+            check_device_index(index)
+    if len(options.devices) > 1 and len(models := models_of(options.devices)) > 1:
+        raise InputError(
+            f"the GPUs are of {len(models)} models, whose times are studies of their own; name those of one, such as "
+            f"{','.join(map(str, models[0]))}, or use a plan, which tunes for each"
+        )
 
-    Raises
-    ------
-    InputError
-        A size is given in both ways.
-    """
+
+def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge sizes given as a mapping with sizes given as keyword arguments; a size given in both is an `InputError`."""
     merged = dict(mapping or {})
     if twice := merged.keys() & named.keys():
         raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
@@ -286,10 +267,6 @@ def output_file(output: str | Path) -> Path:
     return path
 
 
-_MAX_VALUE = 10**7
-"""Bound on the magnitude of a parameter's value, so that products of a few of them fit in 64 bits."""
-
-
 def complete_config(spec: KernelSpec, given: Mapping[str, Any]) -> Config:
     """Return a configuration with the parameters that are given, and the others from the default.
 
@@ -298,12 +275,12 @@ def complete_config(spec: KernelSpec, given: Mapping[str, Any]) -> Config:
     ConfigError
         A name is not a parameter, or a value has another type than the parameter.
     """
-    parameters = {parameter.name for parameter in spec.parameters}
+    parameters = [parameter.name for parameter in spec.parameters]
     for name in given:
         if name not in parameters:
             raise ConfigError(
                 f"{name!r} is not a parameter of {spec.name}{nearest(name, parameters)} (parameters: "
-                f"{', '.join(parameter.name for parameter in spec.parameters)})"
+                f"{', '.join(parameters)})"
             )
     return split_assignments(spec, given)[0]
 
@@ -350,19 +327,6 @@ def _typed_value(parameter: Parameter, value: Any) -> Value:
     raise ConfigError(f"{parameter.name} = {value!r} is not among its values {', '.join(map(str, parameter.values))}")
 
 
-def resolve_served_device(device: int | str | None) -> int | str | None:
-    """Return the index of a device that is a GPU of this machine, or a name that dispatch looks up."""
-    if device is None:
-        return None
-    try:
-        index = resolve_device(device).index
-    except InputError:
-        if not isinstance(device, str) or device.isdecimal():
-            raise
-        return device  # may name a GPU of stored results
-    return index if index is not None else str(device)
-
-
 def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:
     """Return the configuration that is served for a problem before it is tuned, unless it is the default.
 
@@ -382,22 +346,199 @@ def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Con
     return dict(served.config) if served.tier != "default" else None
 
 
-def check_gpu(options: TuneOptions) -> None:
-    """Raise if a selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
-    if options.scheduler:
-        return
-    for index in (options.device_index, *options.devices) if options.replay is None else ():
-        if index > 0:
-            check_device_index(index)
-    if options.replay is None and len(options.devices) > 1 and len(models := models_of(options.devices)) > 1:
-        raise InputError(
-            f"the GPUs are of {len(models)} models, whose times are studies of their own; name those of one, such as "
-            f"{','.join(map(str, models[0]))}, or use a plan, which tunes for each"
-        )
-
-
 def forget_served() -> None:
     """Let the next look-up of a kernel read the database again, if this process has looked one up."""
     dispatcher = sys.modules.get("autotile.serving.dispatcher")
     if dispatcher is not None:
         dispatcher.forget_served()
+
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_SHARE = re.compile(r"(\d*\.?\d+) ?(%?)", re.ASCII)
+_UNITS_S = (3600.0, 60.0, 1.0)
+_MAX_NAMED = 3
+"""Options that a message suggests in place of an unknown one."""
+_BUILT_IN = "auto"
+
+
+def read_duration(given: str | float) -> float:
+    """Return the seconds of a duration: ``90s``, ``5m``, ``1h30m``, or a number of seconds.
+
+    Raises
+    ------
+    InputError
+        It is no duration, or is zero.
+    """
+    match = _DURATION.fullmatch(_number_text(given).strip().lower())
+    parts = match.groups() if match is not None else ()
+    seconds = sum(float(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False) if part is not None)
+    if seconds <= 0:
+        raise InputError(f"a budget of {given!r} cannot be read; expected a duration such as 90s, 5m or 1h30m")
+    return seconds
+
+
+def read_share(given: str | float) -> float:
+    """Return a share of 1 that is given as ``1%`` or ``0.01``.
+
+    Raises
+    ------
+    InputError
+        It is neither, or is not between 0 and 1.
+    """
+    match = _SHARE.fullmatch(_number_text(given).strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
+    if not 0 < share < 1:
+        raise InputError(f"a gain of {given!r} cannot be used; expected a percentage such as 1% or 0.01")
+    return share
+
+
+def _number_text(given: object) -> str:
+    """Return a number as text without an exponent; text as it is; and text that is no number for anything else."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, bool) or not isinstance(given, Real):
+        return ""
+    return f"{float(given):.9f}"
+
+
+def _replay(given: Any) -> Any:
+    if isinstance(given, bool):
+        return _BUILT_IN if given else None
+    return given if given in (None, _BUILT_IN) else Path(given)
+
+
+def _one_or_several(given: Any, one: type) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, one) else tuple(given or ())
+
+
+_READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "budget": ("budget_s", lambda given: None if given is None else read_duration(given)),
+        "until": ("until", lambda given: None if given is None else read_share(given)),
+        "objective": ("objectives", lambda given: _one_or_several(given, str)),
+        "verify_problem": ("verify_sizes", lambda given: _one_or_several(given, Mapping)),
+        "replay": ("replay", _replay),
+        "db": ("database", lambda given: given),
+    }
+)
+"""Options that are written in another form than the fields of `TuneOptions`: the field, and the reader of a value."""
+
+_FIELDS = {field.name: field for field in fields(TuneOptions) if field.name != "served"}
+OPTION_NAMES = (*dict.fromkeys([*_FIELDS, *_READERS]),)
+"""Names of options that functions take as keyword arguments."""
+
+
+def session_options(
+    options: TuneOptions | None = None,
+    device: int | str | Sequence[int | str] | None = None,
+    database: str | Path | None = None,
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> TuneOptions:
+    """Return options with those that are given by name in place of theirs.
+
+    Parameters
+    ----------
+    options
+        Options of a session; None for the defaults.
+    device
+        CUDA index or name of a GPU, ``"all"``, or several; with a scheduler, the model of its GPUs. None for that of
+        ``options``.
+    database
+        Path or URL; None for that of ``options``.
+    given
+        Options by name, of `OPTION_NAMES`. A budget may be a duration such as ``"5m"``, a gain a percentage.
+
+    Raises
+    ------
+    InputError
+        A value cannot be read, an option is given twice, or this machine has no such GPU.
+    """
+    options = options or TuneOptions()
+    changes: dict[str, Any] = {}
+    for name, written in {**given, **({} if database is None else {"database": database})}.items():
+        field, read = _READERS.get(name, (name, lambda value: value))
+        value = read(written)
+        if name == "devices" or (name == "objective" and not value):
+            continue
+        if field in changes:
+            raise InputError(f"{field} is given twice, by {name} and by another name; give it once")
+        if isinstance(_FIELDS[field].default, bool) and not isinstance(value, bool):  # TuneOptions takes 0 and 1
+            raise InputError(f"{field} is {value!r}, expected True or False")
+        if field in ("sampler", "scheduler", "gpu_model") and not isinstance(value, str):
+            raise InputError(f"{field} is {value!r}, expected a text")
+        changes[field] = str(value) if field == "database" and value is not None else value
+    options = replace(options, **changes)
+    return replace(options, **_gpus(options, device, given.get("devices")))
+
+
+def _gpus(options: TuneOptions, device: int | str | Sequence[int | str] | None, devices: Any) -> dict[str, Any]:
+    """Return the fields that select GPUs.
+
+    Raises
+    ------
+    InputError
+        This machine has no such GPU, or one GPU and several are named.
+    """
+    if options.scheduler and (device is not None or devices is not None):
+        if devices is not None or not isinstance(device, str) or device.isdecimal():
+            raise InputError("--scheduler uses all GPUs of a model; to choose a model, name it: --device H200")
+        return {"gpu_model": device}
+    if device is not None and devices is not None:
+        raise InputError("--device names one GPU and --devices several; give one of them")
+    if device == "all" or (isinstance(device, Sequence) and not isinstance(device, str)):
+        device, devices = None, device
+    if devices is None:
+        return {} if device is None else {"device_index": resolve_gpu(device), "devices": ()}
+    if options.replay is not None:
+        text = devices if isinstance(devices, str) else ",".join(map(str, devices))
+        return {"device_index": 0, "devices": simulated_gpus(text)}
+    found = resolve_gpus(devices)
+    return {"device_index": found[0], "devices": found}
+
+
+def read_keywords(
+    kernel: KernelName | None,
+    sizes: Mapping[str, Any] | None,
+    named: Mapping[str, Any],
+    options: TuneOptions | None,
+    **place: Any,
+) -> tuple[dict[str, Any], TuneOptions]:
+    """Return the sizes and the options that the arguments of a function give.
+
+    Parameters
+    ----------
+    kernel
+        Kernel or operation that is tuned; None for one that is not known yet, which has no sizes.
+    sizes
+        Sizes as a mapping, in which nothing is taken for an option.
+    named
+        Keyword arguments: sizes, and options by their names. A size that has the name of an option is the size.
+    options, **place
+        As for `session_options`, with ``device`` and ``database`` by name.
+
+    Raises
+    ------
+    InputError
+        There is no such kernel, a name is neither a size nor an option, or a value cannot be read.
+    """
+    name, known = "", dict[str, int]()
+    if kernel is not None:
+        described = named_operation(kernel) or load_kernel(kernel).spec
+        name, known = described.name, dict(described.sizes)
+    for word in named:
+        if word not in known and word not in OPTION_NAMES:
+            raise ProblemError(_unknown(name, word, known))
+    own = {word: value for word, value in named.items() if word in known}
+    given = {word: value for word, value in named.items() if word not in known}
+    return merge_sizes(sizes, own), session_options(options, given=given, **place)
+
+
+def _unknown(name: str, word: str, sizes: Collection[str]) -> str:
+    """Return the message for a keyword that is neither a size nor an option: the sizes, and options of like names."""
+    lowered = {other.lower(): other for other in (*OPTION_NAMES, *sizes)}
+    close = [lowered[one] for one in difflib.get_close_matches(word.lower()[:100], lowered, n=_MAX_NAMED, cutoff=0.5)]
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    options = [one for one in close if one not in sizes] or ["trials", "budget", "sampler"]
+    stated = f"sizes and flags: {', '.join(sizes)}; " if sizes else ""
+    lacks = f"{name} has no size {word!r}, and no option is named so" if sizes else f"no option is named {word!r}"
+    return f"{lacks}{hint} ({stated}options: {', '.join(options)} ...)"

@@ -1,13 +1,17 @@
-"""Tuning of a problem and of a family of problems, and recording of a whole search space."""
+"""Tuning of problems, families and operations, also by a search of the caller's own; recording of search spaces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from autotile.api.keywords import read_keywords
+from msgspec import Meta
+
 from autotile.api.progress import observing
 from autotile.api.targets import (
     check_device_index,
@@ -16,85 +20,172 @@ from autotile.api.targets import (
     forget_served,
     named_operation,
     open_problem,
+    read_keywords,
     served_so_far,
     sizes_notice,
 )
-from autotile.core.argument_types import checked
+from autotile.core.argument_types import check_value, checked
+from autotile.core.device import DeviceProperties
 from autotile.core.documents import encode_json
-from autotile.core.model import TIME, Problem, split_objectives
+from autotile.core.dtypes import dtype_name
+from autotile.core.model import TIME, Config, Problem, Trial, Value, config_key, split_objectives
+from autotile.core.text import Result, device_text, plural, time_text
 from autotile.database.engine import parse_location
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, KernelName, load_kernel
+from autotile.kernel.library import Kernel, KernelName, held_kernel, load_kernel
+from autotile.kernel.operation import Operation
 from autotile.kernel.problem import resolve_problem
-from autotile.settings import read_settings, user_path
-from autotile.tuning import session
-from autotile.tuning.options import FamilyPlan, TuneOptions
+from autotile.kernel.spec import KernelSpec
+from autotile.settings import absolute_path, read_settings, user_path
+from autotile.tuning import session as sessions
+from autotile.tuning.options import FamilyPlan, TuneOptions, check_whole
 from autotile.tuning.progress_state import Observer
 from autotile.tuning.result import TuneResult
 
 if TYPE_CHECKING:
-    from autotile.families.family import Family
+    from autotile.api.plans import PlanResult
     from autotile.tuning.family_session import FamilyResult
     from autotile.tuning.operation_family import OperationFamilyResult
     from autotile.tuning.operation_session import OperationResult
+    from autotile.tuning.plan import TuningPlan
     from autotile.tuning.result import Recorded
+    from autotile.tuning.schedule import Lane
 
 FamilySize = int | str | Sequence[int] | range
 """Sizes of a family: a number, several numbers, a range, or text such as ``"1..8192"``."""
+MAX_ASKED = 1000
+"""Configurations of one call of a session that the caller drives, at most."""
+_PROPOSED = 12
+"""Configurations of all kernels of an operation that a model proposes."""
+_Time = Annotated[float, Meta(ge=1e-6, le=1e15, description="a positive number of microseconds")]
+"""Bounds as of stored times."""
 
 
 @checked
 def tune(
-    kernel: KernelName,
-    sizes: Mapping[str, int] | None = None,
+    kernel: KernelName | None = None,
+    sizes: Mapping[str, FamilySize] | None = None,
     /,
     *,
     dtype: str | None = None,
+    misses: bool = False,
+    plan: TuningPlan | str | Path | None = None,
+    points: int | None = None,
+    max_configs: int | None = None,
+    search: Callable[[TuningSession], object] | None = None,
     device: int | str | Sequence[int | str] | None = None,
     database: str | Path | None = None,
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
     observe: Observer | None = None,
+    announce: Callable[[str], None] | None = None,
     **named: Any,
-) -> TuneResult | OperationResult:
-    """Find the fastest configuration of a kernel for a problem, verify it, and store it in the database.
+) -> TuneResult | OperationResult | FamilyResult | OperationFamilyResult | PlanResult:
+    """Find the fastest configuration, verify it, and keep it.
 
-    The search tries valid configurations only; each one is compiled, verified against a float64 reference, measured and
-    stored. The best of them are measured again, interleaved with the default. A session that was interrupted resumes.
+    The space is searched for valid configurations only; each one tried is compiled, verified against a float64
+    reference, measured and stored. The best of them are measured again side by side with the default. The same call
+    goes on where an interrupted one stopped.
 
-    The kernels of an operation, such as ``"matmul"``, share one budget: those that are slow get no more of it, and the
-    best of the others are raced with the libraries that compute it.
+    Of a family (M=1..8192), a few problems are tuned, and what to serve for all is learned from them; ``trials`` is for
+    each of them. The kernels of an operation, such as matmul, share ``budget`` or ``trials``; the best of them are
+    raced with the libraries that compute it.
 
     Parameters
     ----------
     kernel
-        Name of a kernel or an operation, path of a search-space or operation file, or a kernel from `autotile.kernel`.
+        Name of a kernel or an operation, or path of its file. Or a kernel from `autotile.kernel`.
     sizes
-        Problem sizes and flags, such as ``{"M": 4096}``; missing ones are taken from the search-space file.
+        Problem sizes and flags, such as M=4096 TRANS_A=1; ranges (M=1..8192) and lists (K=4096,7168) are a family of
+        problems. In Python, a list of numbers and a ``range``, too. None for those in the search-space file.
     **named
-        Sizes and flags by name, such as ``M=4096``, and options by the names that they have on the command line or in
-        `TuneOptions`, such as ``trials=50``, ``budget="5m"`` or ``verify_problem={"M": 1}``, which take the place of
-        those of ``options``. A name that the kernel has a size of is that size.
+        Sizes and flags by name, such as ``M=4096``, and options by the names that they have below or in `TuneOptions`,
+        which take the place of those of ``options``. A name that the kernel has a size of is that size.
     dtype
-        Element type; None for the kernel's first.
+        Element type, one of the kernel's. None for the kernel's first.
+    misses
+        Tune what programs asked for and could not be served exactly, as `autotile.tune_misses` does.
+    plan
+        Tune all problems of a plan, of `autotile export --format plan`; those that are tuned are left out.
+    points
+        Problems of a family to tune.
+    max_configs
+        Configurations of a family's rule.
+    search
+        Search in place of autotile's: a function of the open session, see `autotile.session`.
     device
-        CUDA index or name of a GPU of this machine; None for that of `options`, the first by default. ``"all"``, or a
-        sequence of GPUs of one model, which share the session.
+        GPU to run on: the name or the index of a GPU of this machine. Or ``"all"``, or a sequence of GPUs of one model,
+        which share the session. None for the first, or that of ``options``.
     database
-        Path or URL of the tuning database; None for that of `options`, the user's own by default.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
     options
         Options of the session; None for the defaults.
     progress
         True to show a line of progress on a terminal or in a notebook; False to show nothing; or a callable, called
         with a `Progress` as the session proceeds.
     observe
-        Callable that takes the place of `progress`.
+        Callable that takes the place of ``progress``.
+    announce
+        Called with each remark before the session; None to have them in the result.
+
+    Other Parameters
+    ----------------
+    tries : list of configurations
+        A configuration to try first and race in the finals; parameters left out have their defaults. May be given
+        again.
+    trials : int
+        Trials that are to be stored in the end, those of earlier sessions included. None for 200, or as many as
+        ``budget`` or ``until`` allows.
+    budget : str or float
+        Wall time of the search, such as 90s, 5m or 1h. None for none.
+    until : str or float
+        Stop when the next candidates are together expected to gain less than this, such as 1%. None for none.
+    spend : bool, default False
+        Go on to the end of the budget when nothing more is expected from it.
+    sampler : str, default 'auto'
+        Search method: feasible, tpe, random, brute-force and others.
+    objective : list of str
+        What to minimise beside time: registers, energy or error; or an expression instead of it, such as 'time_us /
+        STEPS'. May be given again. None for time alone.
+    maximize : bool, default False
+        Maximise the expression of ``objective``.
+    seed : int, default 0
+        Seed of the search; equal seeds search alike.
+    transfer : bool, default True
+        Learn from the kernel's trials at other sizes and on other GPUs.
+    fresh : bool, default False
+        Measure again what is stored already.
+    l2 : {'cold', 'hot'}, default 'cold'
+        Whether inputs start in memory or in the L2 cache.
+    finals : int, default 12
+        Best candidates re-measured interleaved at the end; 0 for none.
+    verify_problem : list of sizes
+        One more problem that every configuration must be right on; sizes left out are the tuned ones. May be given
+        again. None for the tuned problem and a ragged one.
+    sanitize : bool, default False
+        Run the finalists under compute-sanitizer; none with a fault can win.
+    replay : str
+        Replay launches from a recording; without a file, from a built-in one. None for only where there is no GPU.
+    workers : int
+        Compile processes, at most two a core. None for one a core.
+    devices : str
+        GPUs that share the work: all of this machine, or those of the given indices. None for one, see ``device``.
+    scheduler : str, default ''
+        Run on the GPUs that `autotile worker` offers to this scheduler; ``device`` names their model. None for this
+        machine's GPU.
+    insecure : bool, default False
+        Allow a scheduler of another machine without TLS.
+    captured : str
+        Tune on the arguments of a captured call.
+    trace : str
+        Write a timeline of the session, for ui.perfetto.dev.
 
     Returns
     -------
-    TuneResult or OperationResult
+    TuneResult, OperationResult, FamilyResult, OperationFamilyResult or PlanResult
         Winner and default, the ratio of their times with its interval, and the numbers of rejected configurations; of
-        an operation, the winner among its kernels and libraries, and what each of them reached.
+        an operation, the winner among its kernels and libraries, and what each of them reached; of a family, the rule
+        and its loss at each tuned problem; of misses and plans, what became of each problem.
 
     Raises
     ------
@@ -113,15 +204,102 @@ def tune(
     {'BM': 128, 'BN': 128, ...}
     """
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
-    if (operation := named_operation(kernel)) is not None:
-        from autotile.api.operation_tuning import tune_operation
+    is_family = any(map(_is_extent, given.values()))
+    if is_family or misses or plan is not None:
+        for option, is_given in (
+            ("--trace", chosen.trace is not None),
+            ("--try", bool(chosen.tries)),
+            ("--ask-tell", search is not None),
+            ("--captured", chosen.captured is not None),
+            ("--objective", is_family and chosen.objectives != (TIME,)),
+            ("--verify-problem", is_family and bool(chosen.verify_sizes)),
+        ):
+            if is_given:
+                raise InputError(f"{option} is of one session; use it with one problem")
+    if not is_family and (points is not None or max_configs is not None):
+        raise InputError("--points and --max-configs are of families of sizes; give a range such as M=1..8192")
+    shown = observe or progress
+    if plan is not None:
+        if kernel is not None or given or dtype is not None or misses:
+            raise InputError("--plan states its kernels, sizes and dtypes; leave them out")
+        from autotile.api.plans import tune_plan
 
-        return tune_operation(operation, given, dtype, chosen, observe or progress)
-    loaded, problem = open_problem(kernel, given, dtype)
-    with observing(observe or progress) as observer:
-        result = tune_problem(loaded, problem, chosen, observer)
-    assumed = sizes_notice(loaded.spec, problem.sizes, given)
-    return replace(result, notices=(assumed, *result.notices)) if assumed else result
+        with observing(shown) as observer:
+            return tune_plan(plan, chosen, observer)
+    if misses:
+        if given:
+            raise InputError("--misses takes its sizes from the database; leave them out")
+        from autotile.api.plans import tune_misses
+
+        return tune_misses(kernel, options=chosen, progress=shown, announce=announce or _ignore)
+    if chosen.captured is not None:
+        if given or dtype is not None:
+            raise InputError("--captured takes the sizes and the dtype from the call; leave them out")
+        from autotile.kernel.inputs import call_folder, kernel_of_call, read_captured_call
+
+        path = call_folder(absolute_path(user_path(chosen.captured, "a captured call"), "a captured call"))
+        call = read_captured_call(path)
+        kernel, given, dtype = kernel or kernel_of_call(call), dict(call.sizes), call.dtype
+        chosen = replace(chosen, captured=str(path), fresh=True)
+    if kernel is None:
+        raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or `autotile tune --misses`")
+    if is_family:
+        limits: Any = {"points": points, "max_configs": max_configs}
+        return tune_family(
+            kernel, given, dtype=dtype, options=chosen, progress=shown, announce=announce or _ignore, **limits
+        )
+    operation = named_operation(kernel)
+    if operation is not None:
+        _check_no_session_options(kernel, chosen, search)
+        problem = operation.resolve(given, dtype, defaults=True)
+        assumed = _announced(sizes_notice(operation, problem.sizes, given), announce)
+        with observing(shown) as observer:
+            found: Any = tune_loaded_operation(operation, problem, chosen, observer)
+        served: Mapping[str, int] = {
+            name: size for name, size in problem.sizes.items() if name not in operation.conditions or name in given
+        }
+    else:
+        loaded, problem = open_problem(kernel, given, dtype)
+        assumed, served = _announced(sizes_notice(loaded.spec, problem.sizes, given), announce), problem.sizes
+        if len(chosen.devices) > 1 or chosen.scheduler:
+            from autotile.api.plans import has_several_models, tune_plan
+            from autotile.tuning.plan import PlannedProblem, TuningPlan
+
+            if has_several_models(chosen):  # their times are studies of their own
+                _check_no_session_options(kernel, chosen, search)
+                planned = TuningPlan(
+                    loaded.name, (PlannedProblem(loaded.name if held_kernel(kernel) else str(kernel), loaded, problem),)
+                )
+                with observing(shown) as observer:
+                    return tune_plan(planned, chosen, observer)
+        if search is not None:
+            with session(loaded, problem.sizes, dtype=problem.dtype, options=chosen) as opened:
+                search(opened)
+            found = opened.finish()
+        else:
+            with observing(shown) as observer:
+                found = tune_problem(loaded, problem, chosen, observer)
+    line = _serving_call(kernel, replace(problem, sizes=served), dtype, chosen)
+    result: TuneResult | OperationResult = replace(found, call=line, notices=(*assumed, *found.notices))
+    return result
+
+
+def _is_extent(size: object) -> bool:
+    """Return whether a size is several: a list, a range, or text such as ``1..8192``."""
+    return isinstance(size, list | tuple | range) or (isinstance(size, str) and (".." in size or "," in size))
+
+
+def _announced(notice: str, announce: Callable[[str], None] | None) -> tuple[str, ...]:
+    """Announce a notice if it is to be; otherwise return it for the result."""
+    if announce is None or not notice:
+        return (notice,) if notice else ()
+    announce(notice)
+    return ()
+
+
+def _check_no_session_options(name: KernelName, options: TuneOptions, search: object) -> None:
+    if options.tries or options.trace is not None or search is not None:
+        raise InputError(f"--try, --ask-tell and --trace are of one kernel's session, and {name} is an operation")
 
 
 @checked
@@ -139,6 +317,7 @@ def tune_family(
     options: TuneOptions | None = None,
     progress: bool | Observer = True,
     observe: Observer | None = None,
+    announce: Callable[[str], None] = lambda _: None,
     **named: Any,
 ) -> FamilyResult | OperationFamilyResult:
     """Tune a few problems of a family, learn a rule from them that serves all others, and store it.
@@ -161,12 +340,10 @@ def tune_family(
         Number of problems to tune, and of configurations that the rule chooses from; None for the defaults.
     points, max_configs
         As in ``plan``, in place of its values.
-    device, database
+    device, database, progress, observe, announce
         As for `tune`.
     options
         Options of each session; None for the defaults. ``budget_s`` is the wall time of all sessions together.
-    progress, observe
-        As for `tune`.
 
     Returns
     -------
@@ -189,20 +366,176 @@ def tune_family(
     from autotile.families.family import extent_text, family_of
 
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
-    asked = {name: value for name, value in (("points", points), ("max_configs", max_configs)) if value is not None}
-    if asked:
-        plan = replace(plan or FamilyPlan(), **asked)
-    if (operation := named_operation(kernel)) is not None:
+    limits = {name: value for name, value in (("points", points), ("max_configs", max_configs)) if value is not None}
+    operation = named_operation(kernel)
+    if operation is not None:
+        if limits:
+            raise InputError(f"--points and --max-configs are of a kernel's family, and {kernel} is an operation")
         if plan is not None:
             raise InputError("a plan is of a kernel's family; of an operation's, trials is the number of problems")
-        from autotile.api.operation_tuning import tune_operation_family
-
+        announce(sizes_notice(operation, operation.sizes, given))
         words = [f"{name}={extent_text(name, size)}" for name, size in given.items()]
-        return tune_operation_family(operation, words, dtype, chosen, observe or progress)
+        return _tune_operation_family(operation, words, dtype, chosen, observe or progress)
+    from autotile.tuning import family_session
+
     loaded = load_kernel(kernel)
     family = family_of(loaded.spec, given)
+    problem = resolve_problem(loaded.spec, family.largest, dtype)
+    announce(sizes_notice(loaded.spec, family.largest, given))
+    objectives, expression = split_objectives(chosen.objectives, [metric.name for metric in loaded.spec.metrics])
+    chosen = replace(chosen, objectives=objectives)
+    others = expression is not None or loaded.spec.objective is not None or objectives != (TIME,)
+    if others or chosen.verify_sizes or chosen.only is not None:
+        raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
+    check_gpu(chosen)
+    limited = replace(plan or FamilyPlan(), **limits)
     with observing(observe or progress) as observer:
-        return tune_loaded_family(loaded, family, dtype, chosen, plan=plan, observe=observer)
+        found = family_session.tune_family(
+            loaded, family, problem.dtype, read_settings(), chosen, plan=limited, observe=observer
+        )
+    forget_served()  # the next get_best_kernel reads the database again
+    return replace(found, call=_serving_call(kernel, replace(problem, sizes=family.largest), dtype, chosen))
+
+
+def _tune_operation_family(
+    operation: Operation,
+    words: Sequence[str],
+    dtype: str | None,
+    options: TuneOptions,
+    progress: bool | Observer,
+) -> OperationFamilyResult:
+    """Measure a family of an operation, learn a model of time from it, and store it; errors as for `tune_family`."""
+    from autotile.serving.operations import libraries_for
+    from autotile.tuning import operation_family
+    from autotile.tuning.schedule import open_lane
+
+    if options.only is not None or options.tries or options.verify_sizes or options.until or options.fresh:
+        raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
+    check_gpu(options)
+    chosen = dtype_name(dtype) if dtype is not None else operation.dtypes[0]
+    if chosen not in operation.dtypes:
+        raise InputError(
+            f"{operation.name} does not support dtype {chosen!r}; it supports {', '.join(operation.dtypes)}"
+        )
+    family = operation_family.operation_family(operation, words, chosen)
+    try:
+        with open_lane(options) as lane, observing(progress) as observe:
+            return operation_family.tune_operation_family(
+                operation,
+                family,
+                chosen,
+                read_settings(),
+                options,
+                libraries=libraries_for(operation),
+                observe=observe,
+                lane=lane,
+            )
+    finally:
+        forget_served()
+
+
+def tune_loaded_operation(
+    operation: Operation,
+    problem: Problem,
+    options: TuneOptions,
+    observe: Observer | None = None,
+    lane: Lane | None = None,
+) -> OperationResult:
+    """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
+    from autotile.serving.operations import computes, libraries_for
+    from autotile.tuning import operation_session
+    from autotile.tuning.schedule import open_lane
+
+    objectives, expression = split_objectives(options.objectives, ())
+    options = replace(options, objectives=objectives, objective=expression)
+    check_gpu(options)
+    is_here = not options.scheduler
+    libraries = [  # on other machines, those that the operation's file names
+        library
+        for library in libraries_for(operation, is_present=is_here)
+        if computes(library, operation, problem) and (is_here or library.call is None)
+    ]
+    try:
+        with open_lane(options) if lane is None else nullcontext(lane) as shared:
+            return operation_session.tune_operation(
+                operation,
+                problem,
+                read_settings(),
+                options,
+                libraries=libraries,
+                served=lambda kernel, own: served_so_far(kernel, own, options),
+                proposed=partial(_expected_by_model, operation, problem, database=options.database),
+                observe=observe or _ignore,
+                lane=shared,
+            )
+    finally:
+        forget_served()  # the next get_best_kernel reads the database again
+
+
+def _expected_by_model(
+    operation: Operation,
+    problem: Problem,
+    kernels: Mapping[str, Kernel],
+    sizes: Mapping[str, Mapping[str, int]],
+    device: DeviceProperties,
+    *,
+    database: str | None,
+) -> list[tuple[str, Config]]:
+    """Return the configurations that the model of the operation expects to be the fastest; none without a model."""
+    from autotile.serving.selection import model_of
+
+    model = model_of(database or str(read_settings().database), operation.name, problem.dtype, device.name)
+    if model is None:
+        return []
+    proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
+    specs = {name: kernel.spec for name, kernel in kernels.items()}
+    found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
+    return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
+
+
+def tune_problem(
+    kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None, **shared: Any
+) -> TuneResult:
+    """Tune a problem of a kernel that is already loaded; errors as for `tune`.
+
+    Parameters
+    ----------
+    **shared
+        What it shares with other sessions: ``worker_pool``, ``lane`` and ``stop`` of `autotile.tuning.session.tune`.
+    """
+    options = checked_options(kernel, problem, options)
+    result = sessions.tune(kernel, problem, read_settings(), options, observe or _ignore, **shared)
+    forget_served()  # the next get_best_kernel reads the database again
+    return result
+
+
+def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> TuneOptions:
+    """Return the options of a session for a problem, checked and completed.
+
+    Raises
+    ------
+    InputError
+        An option does not fit the kernel, or there is no such GPU.
+    """
+    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
+    if options.maximize and expression is None and options.objective is None:
+        raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
+    if not all(options.verify_sizes):
+        raise InputError("a further problem to verify names no size, expected SIZE=N[,...] such as M=1,N=1")
+    options = replace(
+        options,
+        objectives=objectives,
+        objective=expression or options.objective,
+        verify_sizes=tuple(
+            resolve_problem(kernel.spec, {**problem.sizes, **sizes}, problem.dtype).sizes
+            for sizes in options.verify_sizes
+        ),
+        tries=tuple(complete_config(kernel.spec, config) for config in options.tries),
+    )
+    check_gpu(options)
+    if options.served is None:
+        options = replace(options, served=served_so_far(kernel, problem, options))
+    return options
 
 
 @checked
@@ -249,124 +582,23 @@ def record(
     given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
     loaded, problem = open_problem(kernel, given, dtype)
     path = user_path(output, "a recording") if output is not None else None
+    check_device_index(chosen.device_index)
     with observing(observe or progress) as observer:
-        return record_problem(loaded, problem, chosen, sample=sample, output=path, observe=observer)
+        return sessions.record(loaded, problem, read_settings(), chosen, sample=sample, output=path, observe=observer)
 
 
-def tune_problem(
-    kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None, **shared: Any
-) -> TuneResult:
-    """Tune a problem of a kernel that is already loaded; errors as for `tune`.
-
-    Parameters
-    ----------
-    kernel, problem, options, observe
-        As for `autotile.tuning.session.tune`.
-    **shared
-        What it shares with other sessions: ``worker_pool`` and ``stop`` of `autotile.tuning.session.tune`.
-    """
-    options = checked_options(kernel, problem, options)
-    result = session.tune(kernel, problem, read_settings(), options, observe or _ignore, **shared)
-    forget_served()  # the next get_best_kernel reads the database again
-    return result
-
-
-def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> TuneOptions:
-    """Return the options of a session for a problem, checked and completed.
-
-    Raises
-    ------
-    InputError
-        An option does not fit the kernel, or there is no such GPU.
-    """
-    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
-    if options.maximize and expression is None and options.objective is None:
-        raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
-    options = replace(
-        options,
-        objectives=objectives,
-        objective=expression or options.objective,
-        verify_sizes=_complete_sizes(kernel, problem, options.verify_sizes),
-        tries=tuple(complete_config(kernel.spec, config) for config in options.tries),
-    )
-    check_gpu(options)
-    if options.served is None:
-        options = replace(options, served=served_so_far(kernel, problem, options))
-    return options
-
-
-def open_family(kernel: KernelName, words: Sequence[str]) -> tuple[Kernel, Family]:
-    """Load a kernel, and parse a family of its problems from words such as ``M=1..8192``.
-
-    Raises
-    ------
-    InputError
-        The kernel is unknown, its file is malformed, or the family cannot be read.
-    """
-    from autotile.families.family import parse_family
-
-    loaded = load_kernel(kernel)
-    return loaded, parse_family(loaded.spec, words)
-
-
-def tune_loaded_family(
-    kernel: Kernel,
-    family: Family,
-    dtype: str | None,
-    options: TuneOptions,
-    *,
-    plan: FamilyPlan | None = None,
-    observe: Observer,
-) -> FamilyResult:
-    """Tune a family of a kernel that is already loaded; errors as for `tune_family`."""
-    from autotile.tuning import family_session
-
-    problem = resolve_problem(kernel.spec, family.largest, dtype)
-    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
-    options = replace(options, objectives=objectives)
-    if (
-        options.objectives != (TIME,)
-        or expression is not None
-        or kernel.spec.objective is not None
-        or options.verify_sizes
-        or options.only is not None
-    ):
-        raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
-    check_gpu(options)
-    result = family_session.tune_family(
-        kernel, family, problem.dtype, read_settings(), options, plan=plan or FamilyPlan(), observe=observe
-    )
-    forget_served()  # the next get_best_kernel reads the database again
-    return result
-
-
-def record_problem(
-    kernel: Kernel,
-    problem: Problem,
-    options: TuneOptions,
-    *,
-    sample: int | None = None,
-    output: Path | None = None,
-    observe: Observer,
-) -> Recorded:
-    """Record a problem of a kernel that is already loaded; errors as for `record`."""
-    check_device_index(options.device_index)
-    output = user_path(output, "a recording") if output is not None else None
-
-    return session.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
+def _serving_call(kernel: KernelName, problem: Problem, dtype: str | None, options: TuneOptions) -> str:
+    """Return the line of Python that serves a tuned problem; empty for a kernel that is no file."""
+    return "" if held_kernel(kernel) else serving_call(str(kernel), problem, dtype=dtype, database=options.database)
 
 
 def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:
-    """Return the line of Python that serves a tuned problem.
+    """Return the line of Python that serves a tuned problem; the password of a database's URL is shown as ``***``.
 
     Parameters
     ----------
-    kernel
-        Name or path as the user gave it.
-    problem
-        Problem that was tuned.
-    dtype, database
-        As the user gave them; None is left out. The password of a database's URL is shown as ``***``.
+    kernel, dtype, database
+        As the user gave them; None is left out.
     """
     database = str(parse_location(database)) if database is not None else None
     sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
@@ -374,21 +606,227 @@ def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: 
     return f"kernel = autotile.get_best_kernel({', '.join([encode_json(kernel), *sizes, *choices])})"
 
 
-def family_serving_call(
-    asked_as: str, kernel: Kernel, family: Family, *, dtype: str | None, database: str | None
-) -> str:
-    """Return a line of Python that a family's rule serves, at its largest problem; parameters as for `serving_call`."""
-    return serving_call(asked_as, resolve_problem(kernel.spec, family.largest, dtype), dtype=dtype, database=database)
-
-
 def _ignore(_: object) -> None:
     """Observe nothing."""
 
 
-def _complete_sizes(
-    kernel: Kernel, problem: Problem, given: Sequence[Mapping[str, int]]
-) -> tuple[Mapping[str, int], ...]:
-    """Check the further problems to verify; a size that one leaves out is that of the tuned problem."""
-    if not all(given):
-        raise InputError("a further problem to verify names no size, expected SIZE=N[,...] such as M=1,N=1")
-    return tuple(resolve_problem(kernel.spec, {**problem.sizes, **sizes}, problem.dtype).sizes for sizes in given)
+class TuningSession(Result):
+    """A tuning session that the caller's own search drives; from `autotile.session`.
+
+    Configurations are compiled, verified against the reference, measured and stored as in `autotile.tune`. `finish`
+    races the best of them and names the winner, which is served from then on. Leaving a ``with`` block finishes the
+    session, unless an exception left it.
+
+    A configuration may leave parameters out, which then have their default values.
+    """
+
+    def __init__(self, session: sessions.Session, spec: KernelSpec, problem: Problem, resources: ExitStack) -> None:
+        self._session = session
+        self._spec = spec
+        self._problem = problem
+        self._resources = resources
+        self._result: TuneResult | None = None
+        self._is_open = True
+
+    @property
+    def problem(self) -> Problem:
+        """Problem that is tuned."""
+        return self._problem
+
+    @property
+    def device(self) -> DeviceProperties:
+        """Device that the configurations run on."""
+        return self._session.device
+
+    @property
+    def parameters(self) -> Mapping[str, tuple[Value, ...]]:
+        """Values of each parameter."""
+        return {parameter.name: parameter.values for parameter in self._spec.parameters}
+
+    @property
+    def default(self) -> Config:
+        """The default configuration."""
+        return self._spec.default
+
+    @property
+    def combinations(self) -> int:
+        """Number of combinations of the parameters' values."""
+        return self._session.space.combinations
+
+    @property
+    def valid(self) -> int:
+        """Number of configurations that meet the rules, the heuristics and the limits of the device."""
+        return len(self._session.space)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Remarks about the session, one line each, such as that launches are replayed."""
+        return self._session.notices
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Newest trial of each configuration, including those of earlier sessions of the study."""
+        return self._session.trials
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest trial that was verified; None where there is none."""
+        return self._session.best
+
+    @property
+    def result(self) -> TuneResult | None:
+        """Result of the session; None before it is finished."""
+        return self._result
+
+    @checked
+    def ask(self, n: int = 1) -> list[Config]:
+        """Return configurations that autotile proposes, the default first; fewer than ``n`` if no others are left.
+
+        Pass them to `evaluate`, or to `tell` with a time of your own.
+
+        Raises
+        ------
+        InputError
+            ``n`` is not from 1 to 1000, or the session is closed.
+        """
+        self._check_open()
+        check_whole("n", n, 1)
+        if n > MAX_ASKED:
+            raise InputError(f"n is {n}, expected at most {MAX_ASKED}")
+        return self._session.ask(n)
+
+    @checked
+    def evaluate(self, configs: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Trial]:
+        """Compile, verify, measure and store configurations; return a trial for each, in their order.
+
+        Several are compiled in parallel. An invalid configuration has the outcome ``infeasible`` and a reason, and is
+        not stored; one that has a trial in the study is not run again.
+
+        Parameters
+        ----------
+        configs
+            One configuration, or several.
+
+        Raises
+        ------
+        ConfigError
+            A name is not a parameter, or a value has another type than the parameter.
+        InputError
+            The session is closed.
+        WorkerError
+            The GPU worker died repeatedly.
+        """
+        self._check_open()
+        given = [configs] if isinstance(configs, Mapping) else list(configs)
+        for config in given:
+            check_value("a configuration", config, Mapping[str, Any])
+        completed = [complete_config(self._spec, config) for config in given]
+        found = {config_key(trial.config): trial for trial in self._session.evaluate(completed)}
+        return [found[config_key(config)] for config in completed]
+
+    @checked
+    def tell(self, config: Mapping[str, Any], time_us: _Time | None) -> None:
+        """Tell the sampler of `ask` a time that was measured elsewhere.
+
+        It steers the proposals only: it is neither stored nor served. What `evaluate` measures is known already.
+
+        Parameters
+        ----------
+        config
+            A valid configuration.
+        time_us
+            Its time in microseconds; None if it does not work.
+
+        Raises
+        ------
+        InputError
+            The configuration is not valid, the time is not a positive number, or the session is closed.
+        """
+        self._check_open()
+        self._session.tell(complete_config(self._spec, config), None if time_us is None else float(time_us))
+
+    def finish(self) -> TuneResult:
+        """Race the best configurations and the default, store the winner, and close the session.
+
+        Returns
+        -------
+        TuneResult
+            As from `autotile.tune`. A second call returns the same.
+        """
+        if self._result is None:
+            self._check_open()
+            self._is_open = False
+            with self._resources:
+                self._result = self._session.finish()
+            forget_served()  # the next get_best_kernel reads the database again
+        return self._result
+
+    def close(self) -> None:
+        """Close the session without a result; its trials are stored. Closing twice is harmless."""
+        if self._is_open:
+            self._is_open = False
+            with self._resources:
+                self._session.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._is_open:
+            self.finish()
+        else:
+            self.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InputError("the session is closed; open another with autotile.session")
+
+    def _headline(self) -> str:
+        best = self.best
+        tried = f"{plural(len(self.trials), 'trial')}, best {time_text(best.time_us if best is not None else None)}"
+        return f"{self._problem} on {device_text(self.device)}: {'open' if self._is_open else 'closed'}, {tried}"
+
+
+@checked
+def session(
+    kernel: KernelName,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    options: TuneOptions | None = None,
+    **named: Any,
+) -> TuningSession:
+    """Open a tuning session that a search of the caller's own drives.
+
+    Parameters
+    ----------
+    kernel, sizes, dtype, device, database, options, **named
+        As for `autotile.tune`; of the options, those that end a search have no effect. With ``discard=False``, slow
+        configurations are measured as long as fast ones.
+
+    Raises
+    ------
+    InputError, ToolchainError
+        As for `autotile.tune`.
+
+    Examples
+    --------
+    >>> with session("sgemm_2d", M=4096, N=4096, K=4096) as tuning:  # doctest: +SKIP
+    ...     for config in my_search(tuning.evaluate):
+    ...         (trial,) = tuning.evaluate(config)
+    ...         print(trial.time_us, trial.reason)
+    >>> tuning.result.winner.config  # doctest: +SKIP
+    {'BM': 128, 'BN': 128, ...}
+    """
+    given, chosen = read_keywords(kernel, sizes, named, options, device=device, database=database)
+    loaded, problem = open_problem(kernel, given, dtype)
+    chosen = checked_options(loaded, problem, chosen)
+    with ExitStack() as stack:
+        opened = stack.enter_context(sessions.open_session(loaded, problem, read_settings(), chosen))
+        opened.begin()
+        return TuningSession(opened, loaded.spec, problem, stack.pop_all())

@@ -1,16 +1,25 @@
-"""Verification of tuned results on a GPU, or by replay of a recording."""
+"""Verification of tuned results on a GPU or by replay, and judgement of rewritten kernels."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from autotile.api.keywords import read_keywords
-from autotile.api.targets import check_device_index, resolve_gpu, sizes_notice
+from autotile.api.targets import (
+    check_device_index,
+    complete_config,
+    open_problem,
+    read_keywords,
+    resolve_gpu,
+    sizes_notice,
+)
+from autotile.api.tuning import checked_options
 from autotile.core.argument_types import checked
+from autotile.core.documents import to_document
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text, timed_config
 from autotile.core.statistics import Interval
 from autotile.core.text import NOTHING, RIGHT, Part, Result, ResultTable, plural, source_text, time_text
@@ -20,14 +29,14 @@ from autotile.database.database import Database, database_location
 from autotile.database.keys import key_of
 from autotile.database.winners import CHECKS
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, KernelName, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel, make_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_result, forget_served
+from autotile.settings import absolute_path, read_settings, user_path
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import assess_misses
-from autotile.tuning.result import TuneResult
-from autotile.tuning.verifying import MAX_RETIMED, CandidateCheck, check_served, retime, tuned_problems
+from autotile.tuning.verifying import MAX_RETIMED, CandidateCheck, check_served, judge, retime, tuned_problems
 
 VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
 
@@ -123,24 +132,26 @@ class VerifyResult(Result):
         headings = ("problem", "verdict", *times, "configuration", "reason", "aged")
         yield ResultTable(headings, rows, ("reason", "aged", "configuration"))
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> Any:
         """Return one entry for each problem."""
-        return [
-            {
-                "kernel": one.problem.kernel,
-                "problem": dict(one.problem.sizes),
-                "dtype": one.problem.dtype,
-                "device": one.device,
-                "aged": list(one.aged),
-                "verdict": one.verdict,
-                "reason": one.reason,
-                "tied": one.tied,
-                "before": timed_config(one.before, one.before_measurement),
-                "after": timed_config(one.after, one.after_measurement) if one.after is not None else None,
-                "speedup": one.speedup.to_json() if one.speedup is not None else None,
-            }
-            for one in self.problems
-        ]
+        return to_document(
+            [
+                {
+                    "kernel": one.problem.kernel,
+                    "problem": one.problem.sizes,
+                    "dtype": one.problem.dtype,
+                    "device": one.device,
+                    "aged": one.aged,
+                    "verdict": one.verdict,
+                    "reason": one.reason,
+                    "tied": one.tied,
+                    "before": timed_config(one.before, one.before_measurement),
+                    "after": timed_config(one.after, one.after_measurement) if one.after is not None else None,
+                    "speedup": one.speedup,
+                }
+                for one in self.problems
+            ]
+        )
 
 
 def _time(measured: Measurement | None, source: str) -> str:
@@ -153,6 +164,8 @@ def verify(
     sizes: Mapping[str, int] | None = None,
     /,
     *,
+    like: KernelName | None = None,
+    config: Mapping[str, Any] | None = None,
     aged: bool = False,
     served: bool = False,
     dtype: str | None = None,
@@ -161,38 +174,54 @@ def verify(
     options: TuneOptions | None = None,
     announce: Callable[[str], None] = lambda _: None,
     **named: Any,
-) -> VerifyResult:
-    """Verify and time the best configurations of tuned problems again, with the current driver and compiler.
+) -> VerifyResult | CandidateCheck:
+    """Verify and time tuned results again on this GPU, or judge a rewritten kernel.
 
-    The best three configurations of each problem and the default are measured in one session. The fastest of those
-    that are correct is served from then on; of several whose times cannot be told apart, the one that was served
-    before. A configuration that fails is no longer served, whatever compiler it was tuned with.
+    The best three of each problem and the default are checked against the reference and timed side by side. The fastest
+    that is correct is served from then on, of several that cannot be told apart the one that was served before; what
+    fails is no longer served. With ``served``, configurations that were tuned for other sizes are checked at the sizes
+    that programs asked for (see `autotile list --misses`); what fails there is no longer served for them.
+
+    With ``like``, NEW.cu is compiled, launched and verified in place of the kernel's own source, with everything that a
+    finalist goes through, and timed interleaved with the winner, as by `autotile.check`.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+        Name of a kernel, or path of a search-space file; with ``like``, a rewritten source. Or a kernel from
+        `autotile.kernel`.
     sizes
-        Sizes of the only problem to verify; if some are given, missing ones are taken from the search-space file. None
-        for all problems that are tuned on the GPU.
+        Sizes and flags of the problems, such as M=4096. None for all problems.
     **named
         Sizes and options by name, as for `autotile.tune`.
+    like
+        Judge a rewritten source of this kernel: is it right, and how fast beside the winner.
+    config
+        With ``like``: its configuration; parameters left out are the winner's. None for the winner's.
     aged
-        Leave out problems that were measured with the current driver and compiler.
+        Only what was measured with another driver or compiler than the current.
     served
-        Verify instead what programs were served for problems that are not tuned: the problems of the recorded misses,
-        or the one of the given sizes. Each configuration is verified for a problem once; one that fails is no longer
-        served for it, and what is served in its place is verified in turn.
+        Instead, what programs were served for problems that are not tuned; each configuration once.
     dtype
-        Element type of the problems. None for all, or for the kernel's first if sizes are given.
+        Element type, one of the kernel's. None for all, or the kernel's first of given sizes.
     device
-        CUDA index or name of a GPU of this machine; None for that of `options`, the first by default.
+        GPU to run on: the name or the index of a GPU of this machine. None for the first.
     database
-        Path or URL; None for that of `options`, the user's own by default.
+        Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
     options
         Options of the sessions, of which ``sanitize``, ``replay``, ``workers`` and the timeouts apply.
     announce
         Called with a line of text before each session.
+
+    Other Parameters
+    ----------------
+    verify_problem : list of sizes
+        With ``like``: one more problem that it must be right on; sizes left out are the tuned ones. May be given again.
+        None for the tuned problem and a ragged one.
+    l2 : {'cold', 'hot'}, default 'cold'
+        With ``like``: whether inputs start in memory or in the L2 cache.
+    sanitize : bool, default False
+        Run them under compute-sanitizer, too; none with a fault is served.
 
     Raises
     ------
@@ -206,8 +235,23 @@ def verify(
     >>> verify("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
     <VerifyResult: 1 problem on NVIDIA H200: 1 confirmed>
     """
+    if like is not None:
+        if aged or served:
+            raise InputError("--aged and --served select stored results; leave them out with --like")
+        place: dict[str, Any] = {"device": device, "database": database}
+        return check(cast("str", kernel), like, sizes, config=config, dtype=dtype, options=options, **place, **named)
+    if isinstance(kernel, str | Path) and Path(kernel).suffix == ".cu":
+        raise InputError(f"{kernel} is a source; name the kernel that it replaces with --like KERNEL")
+    if config is not None or named.get("verify_problem") or named.get("l2", "cold") != "cold":
+        raise InputError("--config, --verify-problem and --l2 are of a rewritten source; add --like KERNEL")
     given, options = read_keywords(kernel, sizes, named, options)
-    options = _on_device(options, device)
+    if options.replay is None:
+        if device_count() == 0:
+            raise InputError("verifying runs kernels, and there is no CUDA device here; see `autotile doctor`")
+        if device is None:
+            check_device_index(options.device_index)
+        else:
+            options = replace(options, device_index=resolve_gpu(device))
     loaded = load_kernel(kernel)
     asked = resolve_problem(loaded.spec, given, dtype, defaults=True) if given else None
     if asked is not None and (assumed := sizes_notice(loaded.spec, asked.sizes, given)):
@@ -237,21 +281,26 @@ def verify(
         result, fault, refused = retime(loaded, tuned, before.config, options)
         forget_served()  # the next look-up reads the database again
         after = _served(kernel, tuned.problem, options)
+        is_tuned = after.tier != "default"
         refusal = refused.get(config_key(before.config), "")
-        problems.append(_compare(tuned.problem, before, after, result, refusal=refusal, fault=fault))
+        problems.append(
+            VerifiedProblem(
+                problem=tuned.problem,
+                device=before.device.name,
+                source=before.source,
+                aged=before.choice.aged,
+                before=before.config,
+                before_measurement=before.measurement,
+                after=after.config if is_tuned else None,
+                after_measurement=after.measurement if is_tuned else None,
+                speedup=result.speedup if result is not None else None,
+                reason=refusal or fault,
+                demoted=bool(refusal),
+                tied=result is not None and any(_same(config, before.config) for config in result.ties),
+                interrupted=result is not None and result.interrupted,
+            )
+        )
     return VerifyResult(tuple(problems))
-
-
-def _on_device(options: TuneOptions, device: int | str | None) -> TuneOptions:
-    """Return options with a device in place of theirs, after a check that it exists unless they are for a replay."""
-    if options.replay is not None:
-        return options
-    if device_count() == 0:
-        raise InputError("verifying runs kernels, and there is no CUDA device here; see `autotile doctor`")
-    if device is not None:
-        return replace(options, device_index=resolve_gpu(device))
-    check_device_index(options.device_index)
-    return options
 
 
 def _missed(kernel: KernelName, location: str, dtype: str | None, options: TuneOptions) -> list[Problem]:
@@ -289,17 +338,33 @@ def _verify_served(
                 break
             tried.add(config_key(before.config))
             announce(f"{problem}: verifying what is served ({before.tier})")
-            interrupted, check, fault = False, None, "interrupted"
+            interrupted, found, fault = False, None, "interrupted"
             try:
-                check, fault = check_served(loaded, problem, before.config, options)
+                found, fault = check_served(loaded, problem, before.config, options)
             except KeyboardInterrupt:
                 interrupted = True
             forget_served()
             after = _served(kernel, problem, options)
-            yield _served_result(problem, before, after, check, fault, interrupted=interrupted)
+            replaced = not _same(before.config, after.config)
+            measured = found.candidate.measurement if found is not None and not replaced else None
+            yield VerifiedProblem(
+                problem=problem,
+                device=before.device.name,
+                source=before.source or before.device.source,
+                aged=before.choice.aged,
+                before=before.config,
+                before_measurement=None,  # it is of another problem
+                after=after.config,
+                after_measurement=measured,
+                speedup=found.speedup if found is not None else None,
+                reason=fault,
+                demoted=found is not None and not found.is_right and replaced,
+                tied=False,
+                interrupted=interrupted,
+            )
             if interrupted:
                 return
-            if check is None or check.is_right:
+            if found is None or found.is_right:
                 break
 
 
@@ -314,59 +379,81 @@ def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[
     return {check.config for check in checks if check.passed and check.key == requested}
 
 
-def _served_result(
-    problem: Problem,
-    before: BoundKernel,
-    after: BoundKernel,
-    check: CandidateCheck | None,
-    fault: str,
-    *,
-    interrupted: bool,
-) -> VerifiedProblem:
-    replaced = not _same(before.config, after.config)
-    measurement = check.candidate.measurement if check is not None else None
-    return VerifiedProblem(
-        problem=problem,
-        device=before.device.name,
-        source=before.source or before.device.source,
-        aged=before.choice.aged,
-        before=before.config,
-        before_measurement=None,  # it is of another problem
-        after=after.config,
-        after_measurement=None if replaced else measurement,
-        speedup=check.speedup if check is not None else None,
-        reason=fault,
-        demoted=check is not None and not check.is_right and replaced,
-        tied=False,
-        interrupted=interrupted,
-    )
-
-
 def _served(kernel: KernelName, problem: Problem, options: TuneOptions) -> BoundKernel:
     index = options.device_index if options.replay is None else None
     return find_best_result(kernel, problem.dtype, index, str(options.database), problem.sizes)
 
 
-def _compare(
-    problem: Problem, before: BoundKernel, after: BoundKernel, result: TuneResult | None, *, refusal: str, fault: str
-) -> VerifiedProblem:
-    is_tuned = after.tier != "default"
-    return VerifiedProblem(
-        problem=problem,
-        device=before.device.name,
-        source=before.source,
-        aged=before.choice.aged,
-        before=before.config,
-        before_measurement=before.measurement,
-        after=after.config if is_tuned else None,
-        after_measurement=after.measurement if is_tuned else None,
-        speedup=result.speedup if result is not None else None,
-        reason=refusal or fault,
-        demoted=bool(refusal),
-        tied=result is not None and any(_same(config, before.config) for config in result.ties),
-        interrupted=result is not None and result.interrupted,
-    )
-
-
 def _same(a: Config, b: Config) -> bool:
     return config_key(a) == config_key(b)
+
+
+@checked
+def check(
+    candidate: str | os.PathLike[str],
+    like: KernelName,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    config: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    options: TuneOptions | None = None,
+    **named: Any,
+) -> CandidateCheck:
+    """Verify a rewritten source of a kernel, and time it against the present winner.
+
+    The source takes the place of the kernel's; entry, macros, launch, arguments and reference are those of the kernel.
+    It is verified with everything that the winner of a session goes through: at the ragged sizes, the tuned and further
+    ones, with guard bands around its arrays, outputs that are filled with NaNs before each launch, two sets of inputs
+    in turn, so that a result kept from an earlier launch is wrong, and after timed launches. Then both are timed in
+    interleaved rounds. Nothing is stored.
+
+    Parameters
+    ----------
+    candidate
+        Path of the source.
+    like
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+    sizes
+        Problem sizes and flags; missing ones are taken from the search-space file.
+    **named
+        Sizes and options by name, as for `autotile.tune`.
+    config
+        Configuration of the candidate; parameters that are left out, and all if it is None, are those of the winner.
+    dtype, device, database, options
+        As for `autotile.tune`; of the options, ``verify_sizes``, ``sanitize``, ``l2`` and the timeouts apply.
+
+    Raises
+    ------
+    InputError
+        The candidate cannot be read, its configuration is not valid, there is no GPU, or as for `autotile.tune`.
+    ToolchainError, WorkerError
+        As for `autotile.tune`.
+
+    Examples
+    --------
+    >>> check("rewritten.cu", "mine.toml", N=1 << 24)  # doctest: +SKIP
+    <CandidateCheck: rewritten.cu for mine N=16777216 float32 on NVIDIA H200: right and faster than the winner: ...>
+    """
+    given, chosen = read_keywords(like, sizes, named, options, device=device, database=database)
+    kernel, problem = open_problem(like, given, dtype)
+    chosen = checked_options(kernel, problem, replace(chosen, transfer=False))
+    location = str(database_location(chosen.database))
+    index = chosen.device_index if device_count() > 0 else None  # `judge` reports that there is no GPU
+    served = find_best_result(kernel, problem.dtype, index, location, problem.sizes)
+    path = absolute_path(user_path(candidate, "a rewritten source"), "a rewritten source")
+    if not path.is_file():
+        raise InputError(f"there is no file {str(candidate)!r}; give the path of the rewritten CUDA C++ source")
+    wanted = complete_config(kernel.spec, {**served.config, **(config or {})})
+    judged = judge(
+        kernel,
+        make_kernel(kernel.spec, path),
+        problem,
+        configs=(wanted, served.config),
+        settings=read_settings(),
+        options=chosen,
+    )
+    notices = (*filter(None, [sizes_notice(kernel.spec, problem.sizes, given)]), *judged.notices)
+    return replace(judged, source=str(candidate), tier=served.tier, notices=notices)

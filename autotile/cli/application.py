@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -22,6 +21,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from autotile.cli.commands import CARE, COMMANDS, add_command
 from autotile.cli.output import (
     BAD_INPUT,
     INTERRUPTED,
@@ -39,28 +39,6 @@ from autotile.database.paths import has_password
 from autotile.errors import AutotileError, DataWarning, InputError, ProblemError, RescuedRunError
 from autotile.version import __version__
 
-EVERYDAY, RESULTS, CARE = "Everyday", "Results", "Machines and databases"
-"""Panels of commands in the help."""
-
-COMMANDS = {
-    "new": EVERYDAY,
-    "tune": EVERYDAY,
-    "best": EVERYDAY,
-    "explain": EVERYDAY,
-    "space": EVERYDAY,
-    "list": RESULTS,
-    "trials": RESULTS,
-    "report": RESULTS,
-    "watch": RESULTS,
-    "verify": RESULTS,
-    "export": RESULTS,
-    "import": RESULTS,
-    "worker": CARE,
-    "devices": CARE,
-    "doctor": CARE,
-    "db": CARE,
-}
-"""Panel of each command, in the order of the help."""
 _RENAMED = {
     "tune-family": "tune KERNEL SIZE=A..B",
     "tune-misses": "tune --misses",
@@ -84,27 +62,30 @@ class LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
     """Commands by name, each made when it is asked for: making all of them takes as long as Python takes to start."""
 
     def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
-        if name not in COMMANDS:
+        if name not in self._panels():
             raise KeyError(name)
-        return registered_commands("import_" if name == "import" else name)[name]
+        return made_command(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
+        return iter(self._panels())
 
     def __len__(self) -> int:
-        return len(COMMANDS)
+        return len(self._panels())
+
+    @staticmethod
+    def _panels() -> dict[str, str]:
+        return {**{name: one.panel for name, one in COMMANDS.items() if one.panel}, "db": CARE}
 
 
 @cache
-def registered_commands(module: str) -> Mapping[str, TyperCommand | TyperGroup]:
-    """Return the commands of a module of this package, by name."""
+def made_command(name: str) -> TyperCommand | TyperGroup:
+    """Return a command, made at the first call."""
     part = typer.Typer()
-    import_module(f"autotile.cli.{module}").register(part)
-    commands: Mapping[str, Any] = get_group(part).commands
-    for name, command in commands.items():
-        command.rich_help_panel = COMMANDS[name]
-        lay_out_help(command)
-    return commands
+    add_command(part, name)
+    command: Any = get_group(part).commands[name]
+    command.rich_help_panel = COMMANDS[name].panel if name in COMMANDS else CARE
+    lay_out_help(command)
+    return command  # type: ignore[no-any-return]
 
 
 class CommandLine(TyperGroup):

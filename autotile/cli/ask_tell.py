@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +15,7 @@ from autotile.core.model import Value
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
 
 if TYPE_CHECKING:
-    from autotile.api.stepping import TuningSession
+    from autotile.api.tuning import TuningSession
 
 MAX_LINE_BYTES = 1 << 20
 _FORMAT = 1
@@ -46,28 +45,29 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     finish: bool | None = None
 
 
-def serve(session: TuningSession, call: str) -> None:
-    """Answer each line of standard input by one line on standard output, until the input ends.
+def drive(tune: Callable[..., Any], places: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+    """Tune by the lines of standard input; the last line of the answers is the result.
 
-    The last line is the result; the exit code is 1 if no configuration ran.
+    The exit code is 1 if no configuration ran.
 
     Parameters
     ----------
-    session
-        Open session, which is finished.
-    call
-        Line of Python that serves the winner, for the result.
+    tune, places, arguments
+        `autotile.tune`, with its arguments but for the search.
     """
-    with session:  # finishes it
-        try:
-            _answer_all(session)
-        except BrokenPipeError:
-            discard_output(sys.stdout)  # Python would write it again at exit
-            notice("the program that reads the answers has ended; the result is stored")
-    result = session.finish()
-    _write({"result": replace(result, call=call).to_json()})
+    result = tune(*places, **arguments, search=serve, announce=notice)
+    _write({"result": result.to_json()})
     if result.winner is None:
         raise typer.Exit(NOTHING_FOUND)
+
+
+def serve(session: TuningSession) -> None:
+    """Answer each line of standard input by one line on standard output, until the input ends."""
+    try:
+        _answer_all(session)
+    except BrokenPipeError:
+        discard_output(sys.stdout)  # Python would write it again at exit
+        notice("the program that reads the answers has ended; the result is stored")
 
 
 def _answer_all(session: TuningSession) -> None:
@@ -109,7 +109,7 @@ def _parse(line: bytes | None) -> Request:
 
 
 def _answer(session: TuningSession, request: Request) -> dict[str, Any]:
-    from autotile.api.stepping import MAX_ASKED
+    from autotile.api.tuning import MAX_ASKED
     from autotile.tuning.result import trial_entry
 
     if request.ask is not None:

@@ -69,6 +69,14 @@ def show(result: Result, *, as_json: bool) -> None:
         sys.stdout.flush()
 
 
+def show_text(text: str, document: Any, *, as_json: bool) -> None:
+    """Print an answer of one line, or its document."""
+    if as_json:
+        print_json(document)
+    else:
+        print_line(text)
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document."""
     print_line(encode_json(document, indent=2))

@@ -19,7 +19,7 @@ from autotile.core.timeline import Pace
 from autotile.tuning.progress_state import Place, Progress
 
 if TYPE_CHECKING:
-    from autotile.api.surveying import SurveyProgress
+    from autotile.api.inspection import SurveyProgress
 
 _PLAIN_INTERVAL_S = 15.0
 _REFRESHES_PER_S = 4
@@ -30,6 +30,13 @@ class _LivePicture:
     """A picture that is redrawn on a terminal within its context; elsewhere nothing is drawn by itself."""
 
     _live: Live | None
+    _console: Console
+
+    def remark(self, text: str) -> None:
+        """Print a remark above the picture, unless it is empty."""
+        if text:
+            shown = Text(shown_text(text, lines=True), style="dim")
+            self._console.print(shown, soft_wrap=not self._console.is_terminal)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -86,8 +93,7 @@ class TuneProgress(_LivePicture):
             for place in progress.path:
                 self._print(f"{place.of} {place.number} of {place.count}: {progress.problem}")
             for notice in progress.notices if self._latest is None else ():
-                text = Text(shown_text(notice, lines=True), style="dim")
-                self._console.print(text, soft_wrap=not self._console.is_terminal)
+                self.remark(notice)
         self._latest, self._received_s = progress, time.monotonic()
         phase = progress.phase, progress.waiting
         is_due = phase != self._phase or self._received_s - self._printed_s >= _PLAIN_INTERVAL_S

@@ -738,18 +738,22 @@ class LiveServer:
 
 @checked
 def watch(*databases: str | Path, kernels: Iterable[str | Path] = (), port: int = 0, open_browser: bool = True) -> None:
-    """Serve a page that follows running sessions, until Ctrl-C; its address is printed.
+    """Show running sessions in the browser, several GPUs side by side.
+
+    Their charts follow the trials. The page is served to this machine only, at an address with a random token, which is
+    printed, until Ctrl-C ends it. It reads the database, and writes nothing.
 
     Parameters
     ----------
     databases
-        Paths or URLs of databases, which need not exist yet; none for the user's own.
+        Databases to follow, which need not exist yet; and kernels, if only theirs are to be shown. In Python, databases
+        only. None for the user's own database.
     kernels
         The only kernels to follow: names, or paths of search-space files; empty for all.
     port
         TCP port of 127.0.0.1; 0 for any that is free.
     open_browser
-        Whether to open the page in a browser.
+        Only print the address; open no browser. In Python, whether to open one.
 
     Raises
     ------

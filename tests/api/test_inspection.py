@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotile.api import devices, explanation, inspection, targets
+from autotile.api import devices, inspection, targets
 from autotile.core.device import profile_names
 from autotile.core.text import Result
 from autotile.errors import ConfigError, InputError, ProblemError
@@ -169,7 +169,7 @@ class TestExplain:
         assert time.monotonic() - start < 10
         assert found.resources is None
         assert found.fault == "it does not compile: the compiler was stopped after 1 s"
-        assert found.checks[-1] == explanation.Check("compiled", "source", False, found.fault)
+        assert found.checks[-1] == inspection.ConfigCheck("compiled", "source", False, found.fault)
 
     def test_a_compilation_that_takes_all_memory_is_refused(self, scale_toml, monkeypatch):
         monkeypatch.setattr(compile_pool, "memory_share_bytes", lambda workers: 2**28)

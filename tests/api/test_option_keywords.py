@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import autotile
-from autotile.api import keywords as module
-from autotile.cli.arguments import SearchArguments
+from autotile.api import targets as module
+from autotile.cli.derivation import describe
 
 N = 1048576
 
@@ -109,8 +110,10 @@ def test_other_functions_take_them_too(scale_toml: Path, recording: Path) -> Non
 
 
 def test_every_option_of_the_command_line_is_a_keyword() -> None:
-    names = {field for field in SearchArguments.__dataclass_fields__ if field != "device"}
-    assert names <= set(module.OPTION_NAMES)
+    _, described = describe("api.tuning.tune")
+    own = set(inspect.signature(autotile.tune).parameters)
+    options = {one.name for one in described} - own
+    assert {"trials", "budget", "verify_problem", "trace"} <= options <= set(module.OPTION_NAMES)
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ class TestTune:
             raise autotile.WorkerError("gone")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("autotile.api.tuning.session.tune", fail)
+            patch.setattr("autotile.tuning.session.tune", fail)
             with pytest.raises(autotile.WorkerError, match="gone"):
                 autotile.tune(scale_toml, n=1048576, options=autotile.TuneOptions(replay=recording))
         assert terminal.getvalue().endswith("\n")

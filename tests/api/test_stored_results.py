@@ -13,7 +13,7 @@ import pytest
 from stored_runs import add_trial, end_run, start_run
 
 from autotile.api import databases, results
-from autotile.api.listings import FamilyList, TunedFamily
+from autotile.api.results import FamilyList, TunedFamily
 from autotile.core.device import device_profile
 from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
@@ -181,7 +181,7 @@ class TestDatabase:
         assert "secret" not in databases.db_path("postgresql://me:secret@host/tuning")
 
 
-@pytest.mark.parametrize("module", ["results", "listings", "databases", "verification"])
+@pytest.mark.parametrize("module", ["results", "databases", "verification"])
 def test_the_functions_need_no_library_of_the_terminal(module: str) -> None:
     code = f"import autotile.api.{module}, sys; print([name for name in ('rich', 'typer') if name in sys.modules])"
     done = subprocess.run(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import autotile
-from autotile.api.surveying import SurveyProgress, survey
+from autotile.api.inspection import SurveyProgress, survey
 from autotile.errors import InputError
 
 

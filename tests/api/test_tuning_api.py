@@ -97,8 +97,14 @@ class TestTune:
         monkeypatch.setattr("autotile.api.targets.live_device", lambda number: gpus[number])
         chosen: list[int] = []
         monkeypatch.setattr(tuning, "served_so_far", lambda *_: None)
-        monkeypatch.setattr(tuning.session, "tune", lambda *given: chosen.append(given[3].device_index))
-        autotile.tune(scale_toml, n=4, device=device)
+
+        def refuse(*given: Any) -> None:
+            chosen.append(given[3].device_index)
+            raise autotile.WorkerError("no GPU at all")
+
+        monkeypatch.setattr("autotile.tuning.session.tune", refuse)
+        with pytest.raises(autotile.WorkerError):
+            autotile.tune(scale_toml, n=4, device=device)
         assert chosen == [index]
 
 
@@ -144,7 +150,7 @@ class TestMisses:
         tuned = autotile.tune_misses(options=options)
         found = [(entry.planned.problem.sizes["n"], entry.state) for entry in tuned.entries]
         assert found == [(N, "tuned"), (2048, "failed")]
-        assert repr(tuned).startswith("<PlanResult: plan misses: 2 problems: 1 tuned, 1 failed, in ")
+        assert repr(tuned).startswith("<MissesResult: plan misses: 2 problems: 1 tuned, 1 failed, in ")
         assert "expected scale n=2048 float32" in tuned.entries[1].reason
 
     @pytest.mark.usefixtures("missed")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotile.cli.assignments import read_assignments, read_sizes, read_values
+from autotile.cli.words import read_assignments, read_sizes, read_values
 from autotile.errors import InputError, ProblemError
 from autotile.kernel.library import load_kernel
 

@@ -64,7 +64,7 @@ main()
         ("typer", ["--json"]),
         ("rich", []),
         ("autotile.cli.output", ["--json"]),
-        ("autotile.cli.list", []),
+        ("autotile.api.results", []),
         ("sqlalchemy", ["--json"]),
     ],
 )

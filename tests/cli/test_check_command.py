@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import autotile
-from autotile.api import judging
+from autotile.api import verification
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.core.statistics import Interval
 from autotile.tuning.verifying import CandidateCheck
@@ -30,7 +30,7 @@ def answer(monkeypatch, run, scale_toml, tmp_path, device):
             asked.update(given, problem=problem, source=rewritten.source)
             return CandidateCheck(problem, device, candidate or trial(), trial(), speedup, 75, notices)
 
-        monkeypatch.setattr(judging, "judge", judge)
+        monkeypatch.setattr(verification, "judge", judge)
         found = run("verify", tmp_path / "mine.cu", "n=1000", "--like", scale_toml, *words)
         return found, asked
 
@@ -109,7 +109,7 @@ def test_a_person_reads_the_verdict_first(answer):
 def test_a_kernel_from_python_is_judged_too(monkeypatch, scale_toml, tmp_path, device):
     (tmp_path / "mine.cu").write_text("// rewritten")
     monkeypatch.setattr(
-        judging, "judge", lambda _, __, problem, **___: CandidateCheck(problem, device, trial(), trial(), None, 75)
+        verification, "judge", lambda _, __, problem, **___: CandidateCheck(problem, device, trial(), trial(), None, 75)
     )
     found = autotile.check(tmp_path / "mine.cu", autotile.kernel(scale_toml.with_suffix(".cu"), "scale", **SCALE))
     assert found.verdict == "right"

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 import autotile
 from autotile import __version__
-from autotile.cli.application import CommandLine, app, report_crash
+from autotile.cli.application import CommandLine, app, made_command, report_crash
+from autotile.cli.commands import add_command as add
 from autotile.cli.output import examples
 from autotile.settings import child_environment
 
@@ -72,16 +73,23 @@ def test_the_commands_are_these():
     assert {name for name, _ in commands()} == {"", *COMMANDS}
 
 
-def test_a_command_is_made_without_the_others():
+def test_a_command_is_made_without_the_others(run, monkeypatch):
+    made = []
+    monkeypatch.setattr("autotile.cli.application.add_command", lambda app, name: made.append(name) or add(app, name))
+    made_command.cache_clear()
+    assert run("db", "path").code == 0
+    assert made == ["db"]
+
+
+def test_help_imports_no_function():
     code = (
         "import atexit, sys; from autotile.cli.application import main; "
         "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
     )
-    done = python("-c", code, "db", "path")
-    assert done.returncode == 0
-    imported = {module.removeprefix("autotile.cli.") for module in done.stderr.split()}
-    assert "db" in imported
-    assert not {"tune", "best", "export"} & imported
+    for words in ((), ("tune",), ("export",)):
+        done = python("-c", code, *words, "--help")
+        assert done.returncode == 0
+        assert not [name for name in done.stderr.split() if name.startswith(("autotile.api.", "numpy"))]
 
 
 @pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n or "autotile") for n, c in commands()])

@@ -19,7 +19,7 @@ import autotile
 from autotile.database import engine
 from autotile.database.care import check_database
 from autotile.database.database import Database
-from autotile.errors import DatabaseError
+from autotile.errors import DatabaseError, InputError
 from autotile.settings import worker_environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "database.md"
@@ -211,8 +211,13 @@ def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch, run: Any) 
     monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:s3cret@host/name")
     monkeypatch.setenv("PGPASSWORD", "s3cret")
     assert "s3cret" not in str(worker_environment())
-    monkeypatch.setattr("autotile.api.devices.worker", lambda *_, **__: offered.append(dict(os.environ)))
     offered: list[dict[str, str]] = []
-    assert run("worker", "tcp://127.0.0.1:1").code == 0
+
+    def refuse(*_: Any, **__: Any) -> None:
+        offered.append(dict(os.environ))
+        raise InputError("no scheduler")
+
+    monkeypatch.setattr("autotile.tuning.cluster.connection.check_scheduler", refuse)
+    assert run("worker", "tcp://127.0.0.1:1").code == 2
     assert len(offered) == 1
     assert "s3cret" not in str(offered)

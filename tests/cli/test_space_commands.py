@@ -198,7 +198,7 @@ class TestExplain:
         def missing(*_: object) -> None:
             raise ToolchainError("no NVRTC here")
 
-        monkeypatch.setattr("autotile.api.explanation.compile_job", missing)
+        monkeypatch.setattr("autotile.api.inspection.compile_job", missing)
         found = run("explain", scale_toml, "--device", "h200", "--json").document
         assert (found["valid"], found["not_compiled"]) == (True, "no NVRTC here")
         shown = run("explain", scale_toml, "--device", "h200").out

@@ -12,9 +12,9 @@ from rich.console import Console, RenderableType
 from stored_rows import CEILINGS
 
 from autotile.api.devices import DeviceList
-from autotile.api.explanation import OperationExplanation
-from autotile.api.listings import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
+from autotile.api.inspection import OperationExplanation
 from autotile.api.plans import PlanEntry, PlanResult
+from autotile.api.results import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.cli.tables import Listing, Trimmed, below, facts, render, table, title
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial

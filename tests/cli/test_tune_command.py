@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autotile.api import tuning
-from autotile.api.keywords import read_duration, read_share
-from autotile.cli.arguments import fill_in_replay
+from autotile.api.targets import read_duration, read_share
 from autotile.cli.progress import TuneProgress
+from autotile.cli.words import fill_in_replay
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
 from autotile.database.database import Database
@@ -239,7 +239,7 @@ class TestRefusals:
         def broken(*_: object, **__: object) -> TuneResult:
             raise WorkerError("five workers died")
 
-        monkeypatch.setattr(tuning.session, "tune", broken)
+        monkeypatch.setattr("autotile.tuning.session.tune", broken)
         answer = run("tune", scale_toml, "n=4096")
         assert (answer.code, answer.out) == (1, "")
         assert "five workers died" in answer.err
@@ -332,7 +332,7 @@ class TestDevice:
             raise WorkerError("no GPU at all")
 
         monkeypatch.setattr(tuning, "served_so_far", lambda *_: None)
-        monkeypatch.setattr(tuning.session, "tune", session)
+        monkeypatch.setattr("autotile.tuning.session.tune", session)
         monkeypatch.setattr("autotile.tuning.session.record", session)
         return indices
 
@@ -355,9 +355,9 @@ class TestDevice:
 
 
 def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
-    tune = tuning.session.tune
+    tune = tuning.sessions.tune
     without = {"winner": None, "default": None, "speedup": None, "ties": (), "outcomes": {Outcome.CRASHED: 12}}
-    monkeypatch.setattr(tuning.session, "tune", lambda *given: replace(tune(*given), **without))
+    monkeypatch.setattr("autotile.tuning.session.tune", lambda *given: replace(tune(*given), **without))
     answer = run("tune", scale_toml, SIZES, f"--replay={recording}", "--json")
     assert answer.code == 1
     assert answer.document["winner"] is None

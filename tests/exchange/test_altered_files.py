@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mutations import altered, as_json
 from stored_rows import DEVICE, KERNEL, SIZES, make_database
 
-from autotile.api.listings import RecordingList
+from autotile.api.results import RecordingList
 from autotile.core.documents import encode_json
 from autotile.core.model import Resources
 from autotile.database.care import check_database

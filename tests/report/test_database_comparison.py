@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import update
 from stored_runs import add_trial, end_run, start_run
+from typer.testing import CliRunner
 
-from autotile.cli.report import are_databases, read_percentage, report_comparison
+from autotile.api.results import read_percentage, report
+from autotile.cli.application import app
+from autotile.cli.words import read_subject
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import median_interval
@@ -266,50 +268,43 @@ class TestMatching:
             compare(a.path, tmp_path / "missing.db")
 
 
-def outcome(a: Book, b: Book, capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[int, str, str]:
+def outcome(a: Book, b: Book, *options: str) -> tuple[int, str, str]:
     """Exit code, output and remarks of the command."""
-    code = 0
-    try:
-        report_comparison(str(a.path), str(b.path), **options)
-    except typer.Exit as end:
-        code = end.exit_code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    done = CliRunner().invoke(app, ["report", str(a.path), str(b.path), *options], catch_exceptions=False)
+    return done.exit_code, done.stdout, done.stderr
 
 
 class TestExitCode:
     @pytest.mark.parametrize(
         ("slower", "limit", "code"), [(1.08, "5%", 3), (1.08, "10%", 0), (1.0, "0%", 0), (0.5, "5 %", 0)]
     )
-    def test_slower_beyond_the_limit(
-        self, book: Any, capsys: pytest.CaptureFixture[str], slower: float, limit: str, code: int
-    ) -> None:
+    def test_slower_beyond_the_limit(self, book: Any, slower: float, limit: str, code: int) -> None:
         both(book, slower)
-        found, out, err = outcome(book("a.db"), book("b.db"), capsys, fail_if_slower=limit)
+        found, out, err = outcome(book("a.db"), book("b.db"), "--fail-if-slower", limit)
         assert found == code
         assert ("1 problem slower by more than" in err) == (code == 3)
         assert ("by more than" in out) == (code == 3)
 
-    def test_without_a_limit_it_is_zero(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_without_a_limit_it_is_zero(self, book: Any) -> None:
         both(book, 2.0)
-        assert outcome(book("a.db"), book("b.db"), capsys)[0] == 0
+        assert outcome(book("a.db"), book("b.db"))[0] == 0
 
-    def test_a_problem_that_fails(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_problem_that_fails(self, book: Any) -> None:
         both(book, 1.5)
         a, b = book("a.db"), book("b.db")
         a.put(2048, measured(FAST, samples(10.0, 1)))
         b.put(2048, Trial(FAST, Outcome.WRONG_RESULT, "y differs", "verify"), finals=False)
-        code, out, err = outcome(a, b, capsys, fail_if_slower="5%")
+        code, out, err = outcome(a, b, "--fail-if-slower", "5%")
         assert code == 1
         assert "1 problem with no valid result in B: scale n=2048" in err
         assert "1 problem slower" in err
         assert "no configuration works in the other" in out
 
-    def test_nothing_to_compare(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_nothing_to_compare(self, book: Any) -> None:
         a, b = book("a.db"), book("b.db")
         a.put(1024, measured(FAST, samples(10.0, 1)))
         b.put(2048, measured(FAST, samples(10.0, 1)))
-        code, _, err = outcome(a, b, capsys, fail_if_slower="5%")
+        code, _, err = outcome(a, b, "--fail-if-slower", "5%")
         assert code == 1
         assert "no problem in common" in err
 
@@ -320,9 +315,9 @@ class TestExitCode:
 
 
 class TestAnswer:
-    def test_the_document(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_document(self, book: Any) -> None:
         both(book, 1.08)
-        code, out, _ = outcome(book("a.db"), book("b.db"), capsys, fail_if_slower="5%", as_json=True)
+        code, out, _ = outcome(book("a.db"), book("b.db"), "--fail-if-slower", "5%", "--json")
         document = json.loads(out)
         assert code == 3
         assert (document["limit"], document["slower_than_limit"]) == (0.05, 1)
@@ -332,13 +327,13 @@ class TestAnswer:
         assert (problem["verdict"], problem["slower_than_limit"]) == ("slower", True)
         assert (problem["a"]["samples"], problem["a"]["driver"], problem["b"]["config"]) == (30, "580.65", FAST)
 
-    def test_the_table(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_table(self, book: Any) -> None:
         a, b = book("a.db"), book("b.db")
         for i, side in enumerate((a, b)):
             trials = [measured({"THREADS": t, "WORK": 1}, samples(10.0 + t, t)) for t in range(1, 9)]
             side.put(1024, *trials, gpu=("h200", "a100-sxm4-80gb")[i])
         a.put(512, measured(FAST, samples(3.0, 1)))
-        _, out, _ = outcome(a, b, capsys)
+        _, out, _ = outcome(a, b)
         for text in (
             "GPU: NVIDIA H200 -> ",
             "not told apart",
@@ -348,10 +343,10 @@ class TestAnswer:
         ):
             assert text in out
 
-    def test_a_hostile_name_does_not_reach_the_terminal(self, book: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_hostile_name_does_not_reach_the_terminal(self, book: Any) -> None:
         for name in ("a.db", "b.db"):
             book(name).put(1, measured(FAST, samples(1.0, 1)), kernel="\x1b[31mred\u202e")
-        _, out, _ = outcome(book("a.db"), book("b.db"), capsys)
+        _, out, _ = outcome(book("a.db"), book("b.db"))
         assert "\x1b" not in out
         assert "\u202e" not in out
 
@@ -362,14 +357,14 @@ class TestAnswer:
 
 
 class TestPage:
-    def test_it_is_written(self, book: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_it_is_written(self, book: Any, tmp_path: Path) -> None:
         pytest.importorskip("plotly", reason="Plotly is not installed")
         for name, factor in (("a.db", 1.0), ("b.db", 1.2)):
             book(name).put(1, measured(FAST, samples(factor, 1)), kernel="<script>alert(1)</script>")
             book(name).put(2, measured(FAST, samples(factor, 1)), gpu="h200" if factor == 1.0 else "a100-sxm4-80gb")
         book("a.db").put(3, measured(FAST, samples(1.0, 1)))
         page = tmp_path / "page.html"
-        code, _, err = outcome(book("a.db"), book("b.db"), capsys, output=str(page), fail_if_slower="5%")
+        code, _, err = outcome(book("a.db"), book("b.db"), "-o", str(page), "--fail-if-slower", "5%")
         assert (code, f"page: {page}" in err) == (3, True)
         text = page.read_text()
         assert "<script>alert" not in text
@@ -391,22 +386,20 @@ class TestPage:
     def test_a_page_that_cannot_be_written(self, book: Any, tmp_path: Path) -> None:
         both(book, 1.0)
         with pytest.raises(InputError, match="none"):
-            report_comparison(
-                str(book("a.db").path), str(book("b.db").path), output=str(tmp_path / "none" / "page.html")
-            )
+            report(book("a.db").path, other=book("b.db").path, output=tmp_path / "none" / "page.html")
 
 
 class TestArguments:
     def test_two_databases_or_a_kernel_and_its_sizes(self, tmp_path: Path) -> None:
         plain = tmp_path / "plain"
         plain.write_bytes(b"SQLite format 3\0")
-        assert are_databases(["a.db", "b.sqlite"])
-        assert are_databases(["a.db", str(plain)])
-        assert are_databases(["a.db", "postgresql://host/name"])
-        assert not are_databases(["sgemm_2d", "M=4096"])
-        assert not are_databases(["a.db"])
-        assert not are_databases(["a.db", "b.db", "c.db"])
-        assert not are_databases(["mine.toml", "N=4096"])
+        for words in (["a.db", "b.sqlite"], ["a.db", str(plain)], ["a.db", "postgresql://host/name"]):
+            assert read_subject(words) == {"kernel": words[0], "other": words[1]}
+        assert read_subject(["sgemm_2d", "M=4096"]) == {"kernel": "sgemm_2d", "sizes": {"M": 4096}}
+        assert read_subject(["a.db"]) == {"kernel": "a.db", "sizes": {}}
+        assert read_subject(["mine.toml", "N=4096"]) == {"kernel": "mine.toml", "sizes": {"N": 4096}}
+        with pytest.raises(InputError, match="is another"):
+            read_subject(["a.db", "b.db", "c.db"])
 
 
 @given(st.floats(0.5, 2.0), st.integers(1, 1000))

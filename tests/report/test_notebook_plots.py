@@ -12,7 +12,7 @@ import pytest
 from report_studies import SCRIPT, Session, store_session
 
 import autotile
-from autotile.api.listings import TrialList
+from autotile.api.results import TrialList
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Outcome, Problem
 from autotile.errors import InputError, ToolchainError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotile.api.surveying import survey
+from autotile.api.inspection import survey
 from autotile.report.survey import blocks_chart, limits_chart, parameter_table, registers_chart
 
 

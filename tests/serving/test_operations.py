@@ -13,8 +13,8 @@ import pytest
 from stored_runs import add_trial, end_run, start_run
 
 import autotile
-from autotile.api.explanation import OperationExplanation
-from autotile.api.operation_tuning import export_models
+from autotile.api.exchange import export_models
+from autotile.api.inspection import OperationExplanation
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version

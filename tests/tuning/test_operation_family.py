@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_sweep_worker import BREAKS, CRASHES, HANGS, RAGGED_WRONG, WRONG
 
-from autotile.api.operation_tuning import export_models
+from autotile.api.exchange import export_models
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database

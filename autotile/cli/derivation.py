@@ -1,0 +1,223 @@
+"""Commands that are derived from public functions: parameters from the signature, help from the docstring.
+
+The source of a function is read, not imported: a page of help must not wait for what the function needs to run.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+
+import typer
+
+from autotile.cli.words import completed
+from autotile.errors import InputError
+
+REQUIRED = inspect.Parameter.empty
+_INTERNAL = frozenset(("options", "progress", "observe", "announce", "search", "other", "kernels"))
+"""Parameters that only a program gives."""
+_SECTION = re.compile(r"^(\w[\w ]*)\n-+\n", re.MULTILINE)
+_ENTRY = re.compile(r"^(\S[^\n]*)\n((?:    [^\n]*\n?|\n)+)", re.MULTILINE)
+_SENTENCE = re.compile(r"\.\s+(?=[A-Z`])")
+_UNSAID = re.compile(r"(?:; |\A)?None for ([^;]*?)\.?(?=\Z|;|\.\s)")
+_COMPLETED = frozenset(("kernel", "like", "dtype", "outcome", "sampler", "keep_gpus"))
+_MAX_SEED = 2**63 - 1
+"""Largest integer that the database stores."""
+SEARCH, MEASUREMENT = "Search", "Measurement"
+"""Panels of options in a command's help."""
+_PANELS = {
+    **dict.fromkeys(("trials", "budget", "until", "spend", "sampler", "objective", "maximize"), SEARCH),
+    **dict.fromkeys(("transfer", "fresh"), SEARCH),
+    **dict.fromkeys(("l2", "finals", "verify_problem", "sanitize", "replay"), MEASUREMENT),
+    **dict.fromkeys(("scheduler", "insecure", "measure"), MEASUREMENT),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A parameter as its function's signature and docstring state it.
+
+    Attributes
+    ----------
+    hint
+        Its type as text: the annotation, or what stands behind its name in ``Other Parameters``.
+    is_positional
+        Whether it is given by its place.
+    help
+        First sentence of its description.
+    unsaid
+        What None stands for.
+    """
+
+    name: str
+    hint: str
+    default: Any
+    is_positional: bool
+    help: str
+    unsaid: str
+
+
+def describe(path: str) -> tuple[str, list[Described]]:
+    """Return the summary of a public function with what follows it, and its parameters, those of options included.
+
+    Parameters
+    ----------
+    path
+        Module below `autotile`, and name of the function.
+    """
+    module, _, name = path.rpartition(".")
+    source = _source(f"autotile.{module}")
+    begin = source.index(f"\ndef {name}(")
+    (node,) = ast.parse(source[begin : source.find("\n\n\n", begin)]).body
+    assert isinstance(node, ast.FunctionDef)
+    aliases = dict(re.findall(r"^(\w+) = (Literal\[.*\])$", source, re.MULTILINE))
+    text, *sections = _SECTION.split(ast.get_docstring(node) or "")
+    docs: dict[str, tuple[str, str]] = {}
+    others = []
+    for heading, body in zip(sections[::2], sections[1::2], strict=True):
+        if heading in ("Parameters", "Other Parameters"):
+            for entry in _ENTRY.finditer(body + "\n"):
+                names, _, hint = entry[1].partition(" : ")
+                for one in names.split(", "):
+                    docs[one] = hint, " ".join(entry[2].split())
+                    if heading == "Other Parameters":
+                        others.append(one)
+    arguments, found = node.args, []
+    places = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(places) - len(arguments.defaults)) + list(arguments.defaults)
+    for parameter, value in zip([*places, *arguments.kwonlyargs], [*defaults, *arguments.kw_defaults], strict=True):
+        if parameter.arg not in _INTERNAL:
+            hint = ast.unparse(parameter.annotation) if parameter.annotation else ""
+            found.append((parameter.arg, aliases.get(hint, hint), value, parameter in places))
+    if arguments.vararg is not None and arguments.vararg.arg in docs:
+        found.insert(0, (arguments.vararg.arg, "Sequence[str]", ast.Constant(None), True))
+    described = [
+        Described(one, hint, REQUIRED if value is None else _constant(value), positional, *_said(docs[one][1]))
+        for one, hint, value, positional in found
+    ]
+    for one in others:
+        hint, _, default = docs[one][0].partition(", default ")
+        described.append(Described(one, hint, ast.literal_eval(default or "None"), False, *_said(docs[one][1])))
+    return text.strip(), described
+
+
+@cache
+def _source(module: str) -> str:
+    spec = find_spec(module)
+    loader: Any = spec.loader if spec is not None else None
+    return str(loader.get_source(module))
+
+
+def _constant(node: ast.expr) -> Any:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _said(text: str) -> tuple[str, str]:
+    """Return the help that a description states, and what None stands for."""
+    unsaid = _UNSAID.search(text)
+    kept = (text[: unsaid.start()] + text[unsaid.end() :]) if unsaid else text
+    first = _SENTENCE.split(kept.strip())[0].strip().rstrip(".;")
+    again = " May be given again." if "May be given again" in kept and "again" not in first else ""
+    return f"{first}.{again}", unsaid[1] if unsaid else ""
+
+
+def flags_of(name: str, form: str = "") -> list[str]:
+    """Return the option of a parameter; a form may name it, as in ``-o --output FILE 1..9``."""
+    return [word for word in form.split() if word.startswith("-")] or [f"--{name.replace('_', '-')}"]
+
+
+def parameter_of(one: Described, form: str, flags: Mapping[str, str], *, hidden: bool) -> inspect.Parameter:
+    """Return a parameter of a command.
+
+    Parameters
+    ----------
+    one
+        The parameter of the function.
+    form
+        Option, metavar and bounds, in words; each may be left out.
+    flags
+        Options by the names of parameters, which replace these names in the help.
+    hidden
+        Whether it is left out of the page of help.
+    """
+    words = form.split()
+    bounds = next((word for word in words if re.fullmatch(r"[\d.]*\.\.[\d.]*", word)), "..")
+    least, most = (float(end) if "." in end else int(end) if end else None for end in bounds.split("..", 1))
+    metavar = " ".join(word for word in words if not word.startswith("-") and word != bounds)
+    kind = _kind(one.hint)
+    settings: dict[str, Any] = {
+        "help": in_options(one.help, flags),
+        "metavar": metavar or None,
+        "min": least,
+        "max": most,
+        "autocompletion": _completion(one.name, metavar),
+        "callback": {"database": _refuse_empty, "seed": _check_seed}.get(one.name),
+    }
+    if kind == list[str] and one.hint.startswith("Mapping") and not one.is_positional:
+        kind = str  # a configuration is one word
+    default = one.default
+    unsaid = in_options(one.unsaid, flags)
+    settings["show_default"] = True if default not in (None, "", REQUIRED) and kind is not bool else unsaid or False
+    is_argument = one.is_positional and not any(word.startswith("-") for word in words)
+    if is_argument:
+        option: Any = typer.Argument(**settings)
+    else:
+        declared = flags_of(one.name, form)
+        if kind is bool and default is True and not declared[0].startswith("--no-"):
+            declared, settings["show_default"] = [f"{declared[0]}/--no-{declared[0][2:]}"], True
+        elif declared[0].startswith("--no-"):
+            default = False  # the option is the opposite of the parameter
+        option = typer.Option(*declared, hidden=hidden, rich_help_panel=_PANELS.get(one.name), **settings)
+    hint = kind if default is REQUIRED or default not in (None, ()) else kind | None
+    if kind == list[str] and default is not REQUIRED:
+        default, hint = None, list[str] | None
+    return inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
+    )
+
+
+def in_options(text: str, flags: Mapping[str, str]) -> str:
+    """Return a text of a docstring with options in place of the parameters that it sets as code."""
+    return re.sub(r"``([^`]+)``", lambda found: flags.get(found[1], found[1]), text)
+
+
+def _kind(hint: str) -> Any:
+    """Return the type to which Typer converts the words of a parameter."""
+    if choices := re.findall(r"""['"]([\w-]+)['"]""", hint):
+        return Literal[tuple(choices)]
+    parts = set(re.split(r" \| | or ", hint))
+    if hint.startswith("list of") or (not {"str"} & parts and re.match("(Sequence|Iterable|Mapping)", hint)):
+        return list[str]
+    return next((kind for kind in (bool, int, float) if parts <= {kind.__name__, "None"}), str)
+
+
+def _completion(name: str, metavar: str) -> Callable[[str], list[str]] | None:
+    is_profile = name == "device" and "INDEX" in metavar
+    values = "kernel" if "KERNEL" in metavar else name
+    if not is_profile and values not in _COMPLETED:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        return completed(values, incomplete)
+
+    return complete
+
+
+def _refuse_empty(database: str | None) -> str | None:
+    """Raise if ``--db`` is empty: a shell variable that is not set must not select the user's own database."""
+    if database == "":
+        raise InputError("--db is empty; expected the path of an SQLite file or a postgresql:// URL")
+    return database
+
+
+def _check_seed(seed: int) -> int:
+    """Raise if a seed does not fit; in the help, a maximum of 19 digits would leave no space for the texts."""
+    if seed > _MAX_SEED:
+        raise typer.BadParameter(f"{seed} is not in the range 0<=x<={_MAX_SEED}.")
+    return seed
