@@ -8,6 +8,9 @@ on a shared virtual machine the same calls can cost half as much again for secon
 so that launching it is comparable. The first call of a process, imports and memory are measured in fresh processes with
 a warm database and cubin cache and with compiled modules, as in an installed package, for a small kernel tuned by this
 run and for the largest that ships with autotile. A run takes about a minute.
+
+A second table compares whole calls of small products that allocate their result, by PyTorch and by autotile: plain,
+recorded by autograd, and as `linear`; and of CuPy arrays.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -94,6 +98,7 @@ def main() -> None:
         autotile.tune(KERNEL, options=autotile.TuneOptions(trials=4, finals=2), **sizes)
         ours, others = _contenders(sizes)
         times_us = _race({**ours, **others}, arguments.rounds)
+        products = {name: _race(calls, arguments.rounds) for name, calls in _products().items()}
         first = {name: _first_call(name, size, arguments.processes) for name, size in FIRST_CALLS}
         kernel_bytes = _in_fresh_process(MEMORY.format(kernel=KERNEL, count=200))
     document = {
@@ -102,6 +107,9 @@ def main() -> None:
         "calls_us": {name: statistics.median(times_us[name]) for name in ours},
         "others_us": {name: statistics.median(times_us[name]) for name in others},
         "least_us": {name: min(times) for name, times in times_us.items()},
+        "products_us": {
+            name: {call: statistics.median(times) for call, times in found.items()} for name, found in products.items()
+        },
         "first_calls": first,
         "bytes_a_served_kernel": kernel_bytes,
     }
@@ -138,6 +146,37 @@ def _contenders(sizes: dict[str, int]) -> tuple[dict[str, Call], dict[str, Call]
         "torch.mm": lambda: torch.mm(x, y, out=z),
     }
     return ours, others
+
+
+PRODUCTS = (("bfloat16", (16, 256, 256)), ("float32", (256, 256, 512)), ("bfloat16", (33, 129, 255)))
+"""dtypes and sizes M, K, N of small products; the last one is not aligned."""
+
+
+def _products() -> dict[str, dict[str, Call]]:
+    """Return calls of products, PyTorch's and CuPy's before autotile's."""
+    found = {}
+    for dtype, (m, k, n) in PRODUCTS:
+        kind = getattr(torch, dtype)
+        a, b = (torch.randn(shape, device="cuda", dtype=kind) for shape in ((m, k), (k, n)))
+        weight, bias = b.t().contiguous(), torch.randn(n, device="cuda", dtype=kind)
+        x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
+        served = autotile.get_best_kernel("matmul", M=m, N=n, K=k, dtype=dtype)
+        calls: dict[str, Call] = {
+            "torch.mm": partial(torch.mm, a, b),
+            "autotile.torch.matmul": partial(autotile.torch.matmul, a, b),
+            "torch.mm, with gradient": partial(torch.mm, x, y),
+            "autotile.torch.matmul, with gradient": partial(autotile.torch.matmul, x, y),
+            "F.linear": partial(torch.nn.functional.linear, a, weight),
+            "autotile.torch.linear": partial(autotile.torch.linear, a, weight),
+            "F.linear, with bias": partial(torch.nn.functional.linear, a, weight, bias),
+            "autotile.torch.linear, with bias": partial(autotile.torch.linear, a, weight, bias),
+        }
+        if dtype == "float32":
+            of_cupy = cupy.asarray(a), cupy.asarray(b)
+            calls["cupy.matmul"] = partial(cupy.matmul, *of_cupy)
+            calls["autotile.matmul, CuPy arrays"] = partial(autotile.matmul, *of_cupy)
+        found[f"{dtype} {m} x {n} x {k}, {served.kernel}"] = calls
+    return found
 
 
 def _captured(launch: Call) -> Call:
@@ -194,6 +233,12 @@ def _show(document: dict[str, Any]) -> None:
         table.add_row(name, *_figures(document, name), target, other, *_figures(document, other))
     console = Console(width=100)
     console.print(table)
+    for product, calls in document["products_us"].items():
+        rows = Table(product, "us", "autotile", "us", "ratio")
+        pairs = list(calls.items())
+        for (peer, theirs), (own, ours) in zip(pairs[::2], pairs[1::2], strict=True):
+            rows.add_row(peer, f"{theirs:.2f}", own, f"{ours:.2f}", f"{ours / theirs:.2f}")
+        console.print(rows)
     for name, first in document["first_calls"].items():
         console.print(
             f"{name}: import autotile {first['import_autotile_over_numpy_ms']:.1f} ms over NumPy (target 30); first "

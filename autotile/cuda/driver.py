@@ -84,6 +84,7 @@ def outside_of_captures() -> Iterator[None]:
         exchange(ctypes.byref(mode))
 
 
+@lru_cache
 def has_driver() -> bool:
     """Return whether the NVIDIA driver is installed; true on systems where this cannot be checked quickly."""
     if not sys.platform.startswith("linux"):
