@@ -20,7 +20,6 @@ Numerics = Literal["any", "same"]
 """Whether what is served may be exchanged for any configuration, or only for those that compute the same bits."""
 
 _APPLICATION = "autotile"
-_SWITCH = {"on": True, "off": False}
 _MAX_CONFIG_BYTES = 2**16
 """Maximum size of ``config.toml``."""
 _PACKAGE = Path(__file__).resolve().parent
@@ -78,36 +77,41 @@ class Settings:
     """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
 
-class _Config(msgspec.Struct, forbid_unknown_fields=True):
+class ConfigFile(msgspec.Struct, forbid_unknown_fields=True):
     """Schema of ``config.toml``; an entry without a value takes the default of the setting."""
 
     database: str | msgspec.UnsetType = msgspec.UNSET
     cache: str | msgspec.UnsetType = msgspec.UNSET
     kernels: str | msgspec.UnsetType = msgspec.UNSET
     include: str | msgspec.UnsetType = msgspec.UNSET
-    cache_limit_mib: int | str = 1024
+    cache_limit_mib: int | str | msgspec.UnsetType = msgspec.UNSET
     sanitizer: str | msgspec.UnsetType = msgspec.UNSET
     capture: str | msgspec.UnsetType = msgspec.UNSET
-    capture_calls: int | str = 8
-    capture_limit_mib: int | str = 4096
+    capture_calls: int | str | msgspec.UnsetType = msgspec.UNSET
+    capture_limit_mib: int | str | msgspec.UnsetType = msgspec.UNSET
     graphs: str | msgspec.UnsetType = msgspec.UNSET
-    refresh: int | float | str = 5
+    refresh: int | float | str | msgspec.UnsetType = msgspec.UNSET
     pin: str | msgspec.UnsetType = msgspec.UNSET
     pin_strict: str | msgspec.UnsetType = msgspec.UNSET
     numerics: str | msgspec.UnsetType = msgspec.UNSET
     operations: str | msgspec.UnsetType = msgspec.UNSET
-    wait: str | msgspec.UnsetType = msgspec.UNSET
     race: str | msgspec.UnsetType = msgspec.UNSET
+    wait: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _EXPECTED_CONFIG = (
-    f"known are {', '.join(_Config.__struct_fields__)}, whose values are strings, with folders separated by "
+    f"known are {', '.join(ConfigFile.__struct_fields__)}, whose values are strings, with folders separated by "
     f"{os.pathsep!r}; correct it or delete it"
 )
 
 
+def _variable(name: str) -> str:
+    """Return the environment variable of an entry of ``config.toml``."""
+    return f"AUTOTILE_{'DB' if name == 'database' else name.upper()}"
+
+
 _VARIABLES = (
-    *(f"AUTOTILE_{'DB' if name == 'database' else name.upper()}" for name in _Config.__struct_fields__),
+    *map(_variable, ConfigFile.__struct_fields__),
     *("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
 )
 """Environment variables that settings are read from."""
@@ -134,7 +138,16 @@ def read_settings() -> Settings:
         return last[3]
     path = _user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
     state = _file_state(str(path))
-    settings = _parse_settings(_read_config(path))
+    try:
+        config = convert(parse_toml(read_regular(path, _MAX_CONFIG_BYTES).decode()), ConfigFile)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        config = ConfigFile()
+    except DataError as error:
+        raise InputError(f"{path}: {error}; {_EXPECTED_CONFIG}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: {reason}; correct it or delete it") from None
+    settings = _parse_settings(config)
     _last = values, str(path), state, settings
     return settings
 
@@ -148,65 +161,59 @@ def _file_state(path: str) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _parse_settings(config: _Config) -> Settings:
-    def entry(variable: str, configured: object, default: object) -> str:
-        return os.environ.get(variable) or str(default if configured is msgspec.UNSET else configured)
+def _parse_settings(config: ConfigFile) -> Settings:
+    def entry(name: str, default: object = "") -> str:
+        configured = getattr(config, name)
+        return os.environ.get(_variable(name)) or str(default if configured is msgspec.UNSET else configured)
 
-    limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", config.cache_limit_mib, 1024)
+    def switch(name: str, default: str) -> bool:
+        value = entry(name, default)
+        if value.lower() not in ("on", "off"):
+            raise InputError(f"the setting {name} ({_variable(name)}) is {value!r:.80}, expected on or off")
+        return value.lower() == "on"
+
+    def folders(name: str, what: str) -> tuple[Path, ...]:
+        named = entry(name).split(os.pathsep)
+        return tuple(absolute_path(folder, what, _FIRST_FOLDER) for folder in named if folder)
+
+    limit_mib = entry("cache_limit_mib", 1024)
     if not re.fullmatch("0*[1-9][0-9]{0,11}", limit_mib):
         raise InputError(f"the cubin cache limit is {limit_mib!r:.80}, expected a positive number of MiB")
-    graphs = _switch("graphs", entry("AUTOTILE_GRAPHS", config.graphs, "on"))
-    pin_strict = _switch("pin_strict", entry("AUTOTILE_PIN_STRICT", config.pin_strict, "off"))
-    pin = entry("AUTOTILE_PIN", config.pin, "")
-    numerics = entry("AUTOTILE_NUMERICS", config.numerics, "any").lower()
+    graphs, pin_strict, pin = switch("graphs", "on"), switch("pin_strict", "off"), entry("pin")
+    numerics = entry("numerics", "any").lower()
     if numerics not in ("any", "same"):
         raise InputError(f"the setting numerics (AUTOTILE_NUMERICS) is {numerics!r:.80}, expected any or same")
-    refresh = entry("AUTOTILE_REFRESH", config.refresh, 5)
+    refresh = entry("refresh", 5)
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
         raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
-    race = _switch("race", entry("AUTOTILE_RACE", config.race, "off"))
-    captured = entry("AUTOTILE_CAPTURE", config.capture, "")
-    bounds = {
-        name: entry(f"AUTOTILE_{name.upper()}", getattr(config, name), "")
-        for name in ("capture_calls", "capture_limit_mib")
-    }
+    race, wait = switch("race", "off"), switch("wait", "off")
+    bounds = {"capture_calls": entry("capture_calls", 8), "capture_limit_mib": entry("capture_limit_mib", 4096)}
     for name, text in bounds.items():
         if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
-            raise InputError(
-                f"the setting {name} (AUTOTILE_{name.upper()}) is {text!r:.80}, expected a positive number"
-            )
-    extra = entry("AUTOTILE_KERNELS", config.kernels, "").split(os.pathsep)
-    operations = entry("AUTOTILE_OPERATIONS", config.operations, "").split(os.pathsep)
-    include = entry("AUTOTILE_INCLUDE", config.include, "").split(os.pathsep)
+            raise InputError(f"the setting {name} ({_variable(name)}) is {text!r:.80}, expected a positive number")
+    location = entry("database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
+    if not set(":@?=") & set(location):  # else it may be meant as a URL
+        location = str(absolute_path(location, "a database", _FIRST_FOLDER))
+    cache, captured = entry("cache", _user_folder("XDG_CACHE_HOME", ".cache")), entry("capture")
     return Settings(
-        database=_database(
-            entry("AUTOTILE_DB", config.database, _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
-        ),
-        cache=_folder(
-            entry("AUTOTILE_CACHE", config.cache, _user_folder("XDG_CACHE_HOME", ".cache")), "the cubin cache"
-        ),
+        database=location,
+        cache=absolute_path(cache, "the cubin cache", _FIRST_FOLDER),
         cache_limit_bytes=int(limit_mib) * 2**20,
-        kernel_folders=(
-            *(_folder(folder, "a kernel folder") for folder in extra if folder),
-            data_folder("search_spaces"),
-        ),
+        kernel_folders=(*folders("kernels", "a kernel folder"), data_folder("search_spaces")),
         recording_folders=(data_folder("recordings"),),
-        include_folders=tuple(_folder(folder, "a folder of headers") for folder in include if folder),
-        sanitizer=entry("AUTOTILE_SANITIZER", config.sanitizer, ""),
-        capture=_folder(captured, "a folder of captured calls") if captured else None,
+        include_folders=folders("include", "a folder of headers"),
+        sanitizer=entry("sanitizer"),
+        capture=absolute_path(captured, "a folder of captured calls", _FIRST_FOLDER) if captured else None,
         capture_calls=int(bounds["capture_calls"]),
         capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
         graphs=graphs,
         pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
         pin_strict=pin_strict,
         numerics="same" if numerics == "same" else "any",
-        wait=_switch("wait", entry("AUTOTILE_WAIT", config.wait, "off")),
         race=race,
+        wait=wait,
         refresh_s=float(refresh),
-        operation_folders=(
-            *(_folder(folder, "a folder of operations") for folder in operations if folder),
-            data_folder("operations"),
-        ),
+        operation_folders=(*folders("operations", "a folder of operations"), data_folder("operations")),
     )
 
 
@@ -248,12 +255,9 @@ def expand_path(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def user_path(path: str | os.PathLike[str], what: str) -> Path:
-    """Return the path of a file or folder that the user named, which need not exist; parameters of `expand_path`.
+    """Return the path of a file or folder that the user named, which need not exist.
 
-    Raises
-    ------
-    InputError
-        As for `expand_path`; or the system cannot look the path up, as it is too long, for example.
+    Parameters and errors are those of `expand_path`; that the system cannot look the path up is an `InputError`, too.
     """
     expanded = expand_path(path, what)
     try:
@@ -267,17 +271,10 @@ def user_path(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def absolute_path(path: str | os.PathLike[str], what: str, folder: Path | None = None) -> Path:
-    """Return a path that means the same file after a change of the working directory; parameters of `expand_path`.
+    """Return a path that means the same file after a change of the working directory.
 
-    Parameters
-    ----------
-    folder
-        Folder that a relative path is below; None for the working directory.
-
-    Raises
-    ------
-    InputError
-        As for `expand_path`; or the path is relative, and the working directory was deleted.
+    A relative one is below ``folder``, or the working directory; that this was deleted is an `InputError`. Other
+    parameters and errors are those of `expand_path`.
     """
     expanded = expand_path(path, what)
     if expanded.is_absolute():
@@ -354,39 +351,8 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _switch(name: str, value: str) -> bool:
-    if value.lower() not in _SWITCH:
-        raise InputError(f"the setting {name} (AUTOTILE_{name.upper()}) is {value!r:.80}, expected on or off")
-    return _SWITCH[value.lower()]
-
-
-def _database(location: str) -> str:
-    """Return the path or URL of the user's database; only what cannot be meant as a URL is made absolute."""
-    return location if set(":@?=") & set(location) else str(absolute_path(location, "a database", _FIRST_FOLDER))
-
-
-def _folder(path: str, what: str) -> Path:
-    """Return a folder of the settings."""
-    return absolute_path(path, what, _FIRST_FOLDER)
-
-
 def _user_folder(variable: str, default: str) -> Path:
     """Return autotile's folder below one of the user's folders (XDG Base Directory Specification)."""
     named = Path(os.environ.get(variable, ""))
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises if there is none
     return (named if named.is_absolute() else home / default) / _APPLICATION
-
-
-def _read_config(path: Path) -> _Config:
-    try:
-        config = parse_toml(read_regular(path, _MAX_CONFIG_BYTES).decode())
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return _Config()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; correct it or delete it") from None
-    except ValueError as error:
-        raise InputError(f"{path}: {error}; correct it or delete it") from None
-    try:
-        return convert(config, _Config)
-    except DataError as error:
-        raise InputError(f"{path}: {error}; {_EXPECTED_CONFIG}") from None

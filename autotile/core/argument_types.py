@@ -41,8 +41,14 @@ def check_value(name: str, value: object, hint: Any) -> None:
     InputError
         The value has another type, or is out of its bounds.
     """
-    if not _matches(value, hint):
-        raise InputError(f"{name} is {_shown(value)}, expected {_expected(hint)}")
+    if _matches(value, hint):
+        return
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
+    shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    raise InputError(f"{name} is {shown}, expected {_expected(hint)}")
 
 
 def checked_except(
@@ -97,26 +103,16 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def _matches(value: object, hint: Any) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return _matches(value, inner[0]) and all(_is_within(value, one) for one in inner[1:])
+        number: Any = value
+        bounds = [one for one in inner[1:] if isinstance(one, msgspec.Meta)]
+        return _matches(value, inner[0]) and all(
+            (one.ge is None or number >= one.ge) and (one.le is None or number <= one.le) for one in bounds
+        )
     if origin in (Union, types.UnionType):
         return any(_matches(value, one) for one in inner)
     if origin is Literal:
         return isinstance(value, tuple(type(one) for one in inner))  # which of them, the function says
-    return _is_instance(value, origin or hint, inner)
-
-
-_TESTS: Mapping[Any, Callable[[Any], bool]] = {
-    Any: lambda _: True,
-    None: lambda value: value is None,
-    types.NoneType: lambda value: value is None,
-    bool: lambda value: isinstance(value, bool | np.bool_),
-    int: lambda value: isinstance(value, Integral) and not isinstance(value, bool),
-    float: lambda value: isinstance(value, Real) and not isinstance(value, bool),
-    collections.abc.Callable: callable,
-}
-
-
-def _is_instance(value: object, known: Any, inner: tuple[Any, ...]) -> bool:
+    known = origin or hint
     test = _TESTS.get(known, None if isinstance(known, type) else _TESTS[Any])
     if test is not None:
         return test(value)
@@ -133,10 +129,15 @@ def _is_instance(value: object, known: Any, inner: tuple[Any, ...]) -> bool:
     return isinstance(value, Iterable if known is Iterable else Sequence) and not is_one
 
 
-def _is_within(value: Any, bounds: object) -> bool:
-    if not isinstance(bounds, msgspec.Meta):
-        return True
-    return (bounds.ge is None or value >= bounds.ge) and (bounds.le is None or value <= bounds.le)
+_TESTS: Mapping[Any, Callable[[Any], bool]] = {
+    Any: lambda _: True,
+    None: lambda value: value is None,
+    types.NoneType: lambda value: value is None,
+    bool: lambda value: isinstance(value, bool | np.bool_),
+    int: lambda value: isinstance(value, Integral) and not isinstance(value, bool),
+    float: lambda value: isinstance(value, Real) and not isinstance(value, bool),
+    collections.abc.Callable: callable,
+}
 
 
 _WORDS: Mapping[Any, str] = {
@@ -163,10 +164,7 @@ def _expected(hint: Any) -> str:
         return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
     if origin is Literal:
         return " or ".join(map(repr, inner))
-    return _type_text(origin or hint, inner)
-
-
-def _type_text(known: Any, inner: tuple[Any, ...]) -> str:
+    known = origin or hint
     if known in _WORDS:
         return _WORDS[known]
     if issubclass(known, os.PathLike):
@@ -177,11 +175,3 @@ def _type_text(known: Any, inner: tuple[Any, ...]) -> str:
         is_pair = known is tuple and inner[-1] is not Ellipsis
         return f"a tuple of {' and '.join(map(_expected, inner))}" if is_pair else f"a list, each {_expected(inner[0])}"
     return f"a {known.__name__}"
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -110,19 +110,23 @@ class Ceiling:
     @property
     def text(self) -> str:
         """The value with its unit: ``"4,276 GB/s"``, ``"59.2 TFLOP/s"``, ``"2.31 us"``."""
-        return _text(self.value, self.unit)
+        return self._shown(self.value)
 
     @property
     def interval_text(self) -> str:
         """The interval with its unit: ``"4,270 to 4,281 GB/s"``."""
-        low, high = (_text(value, self.unit) for value in (self.low, self.high))
+        low, high = self._shown(self.low), self._shown(self.high)
         number, _, unit = low.partition(" ")
         return f"{number} to {high}" if high.endswith(unit) else f"{low} to {high}"
+
+    def _shown(self, value: float) -> str:
+        texts = {"B/s": bandwidth_text, "FLOP/s": flops_text}
+        return texts[self.unit](value) if self.unit in texts else f"{value:.3g} us"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DeviceCeilings(Result):
-    """Ceilings of one GPU, from one measurement.
+    """Ceilings of one GPU, from one measurement or, as `datasheet_ceilings` computes them, from a datasheet.
 
     Attributes
     ----------
@@ -136,8 +140,6 @@ class DeviceCeilings(Result):
         Those that the GPU has, in the order of `CEILINGS`.
     warnings
         What may have lowered them, one line each, such as another process on the GPU.
-    source
-        ``datasheet`` for what `datasheet_ceilings` computes.
     """
 
     gpu_uuid: Uuid
@@ -186,8 +188,7 @@ class DeviceCeilings(Result):
             return f"{self.gpu_name}, by its datasheet"
         return f"{self.gpu_name} ({self.gpu_uuid}), measured {moment_text(self.measured_at)}"
 
-    def _heading(self) -> str:
-        return self._headline()
+    _heading = _headline
 
     def _parts(self) -> Iterator[Part]:
         yield self.table
@@ -264,22 +265,21 @@ _TENSOR_CLOCK_MHZ = {"9.0": 1830.0, "10.0": 1856.0}
 an H100 or H200, 2.25 PFLOP/s on the 148 of a B200 (datasheets)."""
 
 
-def tensor_peak(device: DeviceProperties, name: str) -> float:
-    """Return the peak of the tensor cores of a device, such as ``tensor_float16``, by its datasheet; 0 if unknown."""
+def arithmetic_peak(device: DeviceProperties, name: str) -> float:
+    """Return the peak of an arithmetic unit of `ARITHMETIC` by the figures and the datasheet of a device; 0 if unknown.
+
+    Of the CUDA cores, that of fp32 alone is known.
+    """
+    if name == FMA_FP32:
+        return device.peak_fp32_flops_per_s
+    if not name.startswith("tensor_"):
+        return 0.0
     kind, capability = name.removeprefix("tensor_"), device.compute_capability
     flops = _TENSOR_FLOPS.get(capability, {}).get(kind, 0)
     if _HALF_RATE in device.name.casefold() and kind != "int8":
         flops //= 2
     limit_mhz = _TENSOR_CLOCK_MHZ.get(capability, math.inf) if kind != "float64" else math.inf
-    clock_mhz = min(device.clock_mhz, limit_mhz)
-    return 1e6 * device.sm_count * flops * clock_mhz
-
-
-def arithmetic_peak(device: DeviceProperties, name: str) -> float:
-    """Return the peak of an arithmetic unit of `ARITHMETIC` by the figures of a device; 0 if unknown."""
-    if name == FMA_FP32:
-        return device.peak_fp32_flops_per_s
-    return tensor_peak(device, name) if name.startswith("tensor_") else 0.0
+    return 1e6 * device.sm_count * flops * min(device.clock_mhz, limit_mhz)
 
 
 def unit_text(name: str, passes: int) -> str:
@@ -331,7 +331,3 @@ def impossible(measured: DeviceCeilings, device: DeviceProperties) -> tuple[str,
     if memory and limit and memory.value > _EXCESS * limit:
         found.append(f"{memory.label}: {memory.text} is more than the {bandwidth_text(limit)} of its clock and bus")
     return tuple(found)
-
-
-def _text(value: float, unit: Unit) -> str:
-    return f"{value:.3g} us" if unit == "us" else bandwidth_text(value) if unit == "B/s" else flops_text(value)

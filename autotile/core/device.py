@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -96,7 +96,7 @@ EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in (
 """Names of ``device.*`` in expressions: all integer properties."""
 
 
-class _Names(msgspec.Struct):
+class _Profile(msgspec.Struct):
     """Name and compute capability of a profile."""
 
     name: Name
@@ -110,21 +110,14 @@ class _Figure(msgspec.Struct, forbid_unknown_fields=True):
     source: str
 
 
-def read_table(text: str, source: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Raises
-    ------
-    InputError
-        The text is not TOML; the message gives ``source`` and the location.
-    """
+def _read_table(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source}: not TOML: {error}") from None
 
 
-def read_figures(table: Any, sources: Any, location: str) -> dict[str, Any]:
+def _read_figures(table: Any, sources: Any, location: str, known: Collection[str]) -> dict[str, Any]:
     """Return the values of the figures in a table, each of which names its source.
 
     Parameters
@@ -135,11 +128,13 @@ def read_figures(table: Any, sources: Any, location: str) -> dict[str, Any]:
         Table ``[sources]`` of the file: documents by the short names that figures refer to.
     location
         File and table, for messages.
+    known
+        Names of the figures that belong there.
 
     Raises
     ------
     InputError
-        A figure has no source.
+        A figure has no source, or does not belong there.
     """
     if not isinstance(sources, dict):
         raise InputError(f"{location}: there is no [sources] table; list the documents that the figures come from")
@@ -155,6 +150,8 @@ def read_figures(table: Any, sources: Any, location: str) -> dict[str, Any]:
             listed = ", ".join(sources)
             raise InputError(f"{location}: {name}: source {figure.source!r} is not in [sources]; listed: {listed}")
         figures[name] = figure.value
+    if surplus := figures.keys() - {*known}:
+        raise InputError(f"{location}: does not belong here: {', '.join(sorted(surplus))}")
     return figures
 
 
@@ -257,13 +254,12 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
     InputError
         The text is malformed; the message gives ``source`` and the figure.
     """
-    table = read_table(text, source)
+    table = _read_table(text, source)
     sources = table.pop("sources", None)
     names = {key: table.pop(key) for key in ("name", "compute_capability") if key in table}
-    figures = read_figures(table, sources, source)
-    _check_names(figures, _CHIP_FIGURES, source)
+    figures = _read_figures(table, sources, source, _CHIP_FIGURES)
     try:
-        limits = asdict(limits_for(convert(names, _Names).compute_capability))
+        limits = asdict(limits_for(convert(names, _Profile).compute_capability))
         return convert({**names, **limits, **figures, "source": "profile"}, DeviceProperties)
     except DataError as error:
         raise InputError(f"{source}: {error}") from None
@@ -291,7 +287,7 @@ class Capabilities:
     """
 
     def __init__(self, text: str, source: str) -> None:
-        self._rows = read_table(text, source)
+        self._rows = _read_table(text, source)
         self._source = source
         self._sources = self._rows.pop("sources", None)
         self._names = {_version(name): name for name in self._rows}
@@ -314,14 +310,13 @@ class Capabilities:
     def _figures(self, name: str) -> dict[str, Any]:
         """Return the figures of a row, completed by those of the row that it is ``like``."""
         location = f"{self._source}: [{name}]"
-        figures = read_figures(self._rows[name], self._sources, location)
+        figures = _read_figures(self._rows[name], self._sources, location, {*_LIMITS, "like"})
         like = figures.pop("like", None)
         if like is not None:
             above = list(self._rows)[: list(self._rows).index(name)]
             if like not in above:
                 raise InputError(f"{location}: like: {like!r} is not a row above this one")
             figures = {**self._figures(like), **figures}
-        _check_names(figures, _LIMITS, location)
         return figures
 
 
@@ -341,11 +336,6 @@ def _profile(key: str) -> DeviceProperties:
 def _capabilities() -> Capabilities:
     file = _FOLDER.joinpath("compute_capabilities.toml")
     return Capabilities(file.read_text(encoding="utf-8"), file.name)
-
-
-def _check_names(figures: Mapping[str, Any], known: frozenset[str], location: str) -> None:
-    if surplus := figures.keys() - known:
-        raise InputError(f"{location}: does not belong here: {', '.join(sorted(surplus))}")
 
 
 def _version(compute_capability: str) -> tuple[int, int]:

@@ -23,10 +23,6 @@ _WAIT_S = 60.0
 """Time that a fork waits for threads that use databases; a transaction waits 30 s for another process at most."""
 
 
-class _Uses(threading.local):
-    depth = 0
-
-
 class ForkGuard:
     """Keeps forks and uses of databases apart; several threads may use databases at the same time.
 
@@ -42,7 +38,7 @@ class ForkGuard:
         self._active = 0
         """Number of threads that use a database."""
         self._is_forking = False
-        self._uses = _Uses()
+        self._uses = threading.local()
         self._closers: list[Callable[[], None]] = []
         self._leavers: list[Callable[[], None]] = []
         os.register_at_fork(
@@ -66,20 +62,26 @@ class ForkGuard:
     def use(self) -> Iterator[None]:
         """Use databases, or import modules, for the length of the block; a fork waits for its end."""
         uses = self._uses
-        if not uses.depth:
+        depth = self._depth
+        if not depth:
             with self._changed:
                 while self._is_forking:
                     self._changed.wait()
                 self._active += 1
-        uses.depth += 1
+        uses.depth = depth + 1
         try:
             yield
         finally:
-            uses.depth -= 1
-            if not uses.depth:
+            uses.depth = depth
+            if not depth:
                 with self._changed:
                     self._active -= 1
                     self._changed.notify_all()
+
+    @property
+    def _depth(self) -> int:
+        """Number of blocks of `use` that the calling thread is in."""
+        return getattr(self._uses, "depth", 0)
 
     def _before(self) -> None:
         FORK_LOCK.acquire()
@@ -87,7 +89,7 @@ class ForkGuard:
         while self._is_forking:  # by another thread
             self._changed.wait()
         self._is_forking = True
-        own, end = int(self._uses.depth > 0), time.monotonic() + _WAIT_S
+        own, end = int(self._depth > 0), time.monotonic() + _WAIT_S
         while self._active > own and (left_s := end - time.monotonic()) > 0:
             self._changed.wait(left_s)
         for close in self._closers:
@@ -104,7 +106,7 @@ class ForkGuard:
         self.generation += 1
         self._changed.release()
         self._changed = threading.Condition(threading.Lock())
-        self._active, self._is_forking = int(self._uses.depth > 0), False
+        self._active, self._is_forking = int(self._depth > 0), False
         for leave in self._leavers:
             leave()
         FORK_LOCK.release()

@@ -78,15 +78,13 @@ class Timeline:
             if track
             for kind, key, value in (("thread_name", "name", track), ("thread_sort_index", "sort_index", number))
         ]
-        spans = [self._event(event, tracks) for event in self._events]
+        spans = []
+        for kind, track, name, start_s, end_s, arguments in self._events:
+            span = {"ph": kind, "name": name, "pid": _PROCESS, "ts": round(1e6 * (start_s - self._origin_s), 1)}
+            if kind == "X":
+                span |= {"tid": tracks[track], "dur": round(1e6 * (end_s - start_s), 1)}
+            spans.append({**span, "args": arguments})
         return {"displayTimeUnit": "ms", "traceEvents": [*names, *spans]}
-
-    def _event(self, event: _Event, tracks: dict[str, int]) -> dict[str, Any]:
-        kind, track, name, start_s, end_s, arguments = event
-        found = {"ph": kind, "name": name, "pid": _PROCESS, "ts": round(1e6 * (start_s - self._origin_s), 1)}
-        if kind == "X":
-            found |= {"tid": tracks[track], "dur": round(1e6 * (end_s - start_s), 1)}
-        return {**found, "args": arguments}
 
 
 NO_TIMELINE = Timeline(is_recording=False)
