@@ -106,32 +106,17 @@ def test_figures_of_a_datasheet_are_not_stored_as_a_measurement() -> None:
 @pytest.mark.parametrize(
     ("gpu", "name", "tflops"),
     [
-        ("v100", "tensor_float16", 125),
-        ("t4", "tensor_float16", 65),
-        ("t4", "tensor_int8", 130),
-        ("a100", "tensor_bfloat16", 312),
-        ("a100", "tensor_tf32", 156),
-        ("a100", "tensor_int8", 624),
-        ("a100", "tensor_float64", 19.5),
-        ("h100", "tensor_float16", 989.4),
-        ("h200", "tensor_tf32", 494.7),
-        ("h200", "tensor_float8_e4m3fn", 1979),
-        ("h200", "tensor_int8", 1979),
-        ("h200", "tensor_float64", 67),
-        ("l40s", "tensor_bfloat16", 362),
-        ("l40s", "tensor_float8_e4m3fn", 733),
-        ("rtx-3090", "tensor_float16", 71),
-        ("rtx-3090", "tensor_int8", 284),
-        ("rtx-4090", "tensor_bfloat16", 165.2),
-        ("rtx-4090", "tensor_float8_e4m3fn", 330.3),
-        ("rtx-4090", "tensor_int8", 660.6),
-        ("rtx-5090", "tensor_float16", 209.5),
-        ("rtx-5090", "tensor_float8_e4m3fn", 419),
-        ("b200", "tensor_float16", 2250),
-        ("b200", "tensor_float8_e4m3fn", 4500),
-        ("b200", "tensor_float64", 37),
+        ("v100", "tensor_float16", 125), ("t4", "tensor_float16", 65), ("t4", "tensor_int8", 130),
+        ("a100", "tensor_bfloat16", 312), ("a100", "tensor_tf32", 156), ("a100", "tensor_int8", 624),
+        ("a100", "tensor_float64", 19.5), ("h100", "tensor_float16", 989.4), ("h200", "tensor_tf32", 494.7),
+        ("h200", "tensor_float8_e4m3fn", 1979), ("h200", "tensor_int8", 1979), ("h200", "tensor_float64", 67),
+        ("l40s", "tensor_bfloat16", 362), ("l40s", "tensor_float8_e4m3fn", 733), ("rtx-3090", "tensor_float16", 71),
+        ("rtx-3090", "tensor_int8", 284), ("rtx-4090", "tensor_bfloat16", 165.2),
+        ("rtx-4090", "tensor_float8_e4m3fn", 330.3), ("rtx-4090", "tensor_int8", 660.6),
+        ("rtx-5090", "tensor_float16", 209.5), ("rtx-5090", "tensor_float8_e4m3fn", 419),
+        ("b200", "tensor_float16", 2250), ("b200", "tensor_float8_e4m3fn", 4500), ("b200", "tensor_float64", 37),
     ],
-)
+)  # fmt: skip
 def test_peaks_of_tensor_cores_are_those_of_the_datasheets(gpu: str, name: str, tflops: float) -> None:
     """Dense products with sums in fp32, or int32."""
     found = datasheet_ceilings(device_profile(gpu)).find(name)
@@ -147,14 +132,10 @@ def test_a_gpu_without_such_cores_has_no_such_peak() -> None:
 @pytest.mark.parametrize(
     ("unit", "dtype", "name"),
     [
-        ("tensor", "bfloat16", "tensor_bfloat16"),
-        ("tensor", "float32", "tensor_tf32"),
-        ("tensor", "int8", "tensor_int8"),
-        ("tensor", "int64", None),
-        ("fma", "float16", "fma_float16"),
-        ("fma", "bfloat16", "fma_float32"),
-        ("tensor_bfloat16", "float32", "tensor_bfloat16"),
+        ("tensor", "bfloat16", "tensor_bfloat16"), ("tensor", "float32", "tensor_tf32"),
+        ("tensor", "int8", "tensor_int8"), ("tensor", "int64", None), ("fma", "float16", "fma_float16"),
+        ("fma", "bfloat16", "fma_float32"), ("tensor_bfloat16", "float32", "tensor_bfloat16"),
     ],
-)
+)  # fmt: skip
 def test_a_unit_is_that_of_the_element_type_unless_it_names_its_own(unit: str, dtype: str, name: str | None) -> None:
     assert unit_ceiling(unit, dtype) == name

@@ -8,28 +8,9 @@ import pytest
 from autotile.core.text import file_name
 
 HOSTILE = [
-    "../x",
-    "../../x",
-    "/abs",
-    "a/b",
-    "..",
-    ".",
-    "",
-    " ",
-    "\0",
-    "a\0b",
-    "a\nb",
-    "x" * 5000,
-    "é" * 300,
-    "\ud800",
-    "-rf",
-    ".hidden",
-    "a\\b",
-    "~root",
-    "$(x)",
-    "CON",
-    "\u202egpj",
-]
+    "../x", "../../x", "/abs", "a/b", "..", ".", "", " ", "\0", "a\0b", "a\nb", "x" * 5000, "é" * 300, "\ud800", "-rf",
+    ".hidden", "a\\b", "~root", "$(x)", "CON", "\u202egpj",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("separator", "suffix"), [("-", ".npz"), (".", ".json")])

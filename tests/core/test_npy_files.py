@@ -68,55 +68,39 @@ def test_a_type_of_ml_dtypes_that_numpy_does_not_know() -> None:
     assert same(parse_npy(data), np.frombuffer(b"abcd", "V1"))
 
 
+SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}"
+DESCR = "{'descr': %s, 'fortran_order': False, 'shape': (4,)}"
+LARGE = "9" * 19
 HEADERS = [
-    "",
-    "{",
-    "(" * 5000,
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "(" * 9000,
-    "-" * 9000 + "1",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), 'extra': 1}",
+    "", "{", "(" * 5000, "-" * 9000 + "1", "\0" * 100, b"\xff" * 100, " if x:\n  y\n z",
     "{'descr': '<f4', 'fortran_order': False}",
-    "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (4,)}",
     "{'descr': '<f4', 'descr': '<f4', 'shape': (4,)}",
+    "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (4,)}",
     "{'descr': '<f4', 'fortran_order': 0, 'shape': (4,)}",
-    "{'descr': False, 'fortran_order': False, 'shape': (4,)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (4)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (-4,)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (,)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (4,,)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (4.0,)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 5000 + ",)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 19 + ",)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (0, " + "9" * 19 + ", " + "9" * 19 + ")}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "4294967296, " * 4 + ")}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "1," * 33 + ")}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "1" * 9000 + "}",
-    "{'descr': '|O', 'fortran_order': False, 'shape': (4,)}",
-    "{'descr': '<U4', 'fortran_order': False, 'shape': (4,)}",
-    "{'descr': '<M8[ns]', 'fortran_order': False, 'shape': (4,)}",
-    "{'descr': '<f99999999', 'fortran_order': False, 'shape': (4,)}",
-    "{'descr': '|V0', 'fortran_order': False, 'shape': (4,)}",
-    "{'descr': '|V999999999', 'fortran_order': False, 'shape': (4,)}",
-    "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (4,)}",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': __import__('os')}",
-    "\0" * 100,
-    b"\xff" * 100,
-    " if x:\n  y\n z",
-]
+    SHAPE % "(4,), 'extra': 1",
+    SHAPE.removesuffix("}") % ("(" * 9000),
+    *(SHAPE % shape for shape in ("(4)", "(-4,)", "(,)", "(4,,)", "(4.0,)", "(True,)", "__import__('os')")),
+    *(SHAPE % f"({extents})" for extents in ("9" * 5000 + ",", f"{LARGE},", f"0, {LARGE}, {LARGE}", "1," * 33)),
+    *(SHAPE % shape for shape in (f"({'4294967296, ' * 4})", "(" + "1" * 9000)),
+    *(DESCR % f"'{name}'" for name in ("|O", "<U4", "<M8[ns]", "<f99999999", "|V0", "|V999999999")),
+    *(DESCR % descr for descr in ("False", "[('a', '<f4')]")),
+]  # fmt: skip
+
+
+def refused(path: Path, data: bytes) -> None:
+    """Assert that a file is refused, from memory and from the disk, with a few printable words."""
+    path.write_bytes(data)
+    for call in (lambda: parse_npy(data), lambda: map_npy(path), lambda: load_npy(path)):
+        with pytest.raises(DataError) as caught:
+            call()
+        assert len(str(caught.value)) < 300
+        assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda header: repr(header)[:40])
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (255, 255)])
 def test_a_hostile_header_is_refused(tmp_path: Path, header: str, version: tuple[int, int]) -> None:
-    data = with_header(header, bytes(16), version)
-    path = tmp_path / "a.npy"
-    path.write_bytes(data)
-    for call in (lambda: parse_npy(data), lambda: map_npy(path)):
-        with pytest.raises(DataError) as caught:
-            call()
-        assert len(str(caught.value)) < 300
-        assert str(caught.value).isprintable()
+    refused(tmp_path / "a.npy", with_header(header, bytes(16), version))
 
 
 @pytest.mark.parametrize(
@@ -135,11 +119,7 @@ def test_a_hostile_header_is_refused(tmp_path: Path, header: str, version: tuple
     ],
 )
 def test_what_is_no_whole_array_is_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "a.npy"
-    path.write_bytes(data)
-    for call in (lambda: parse_npy(data), lambda: map_npy(path), lambda: load_npy(path)):
-        with pytest.raises(DataError):
-            call()
+    refused(tmp_path / "a.npy", data)
 
 
 def test_a_path_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -215,28 +195,21 @@ def fault_of(path: Path) -> str:
     return ""
 
 
-def test_recordings_with_altered_members_are_read_or_refused(tmp_path: Path) -> None:
+def test_altered_recordings_are_read_or_refused(tmp_path: Path) -> None:
     source = data_folder("recordings") / "matmul_tiled-nvidia-h200-2048x2048x2048-float32.npz"
+    data, path, random = source.read_bytes(), tmp_path / "recording.npz", Random(3)
     with zipfile.ZipFile(source) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    path = tmp_path / "recording.npz"
     path.write_bytes(npz(members))
     assert len(read_recording(path))
-    random = Random(3)
-    for number in range(600):
+    for number in range(600):  # members
         name = random.choice(sorted(members))
         (changed,) = mutations(members[name], 1, seed=number, head=100)
         path.write_bytes(npz({**members, name: changed}, zipfile.ZIP_STORED))
         assert "\n" not in fault_of(path)
         list_recordings([tmp_path])
-
-
-def test_recordings_with_altered_bytes_are_read_or_refused(tmp_path: Path) -> None:
-    source = data_folder("recordings") / "matmul_tiled-nvidia-h200-2048x2048x2048-float32.npz"
-    data = source.read_bytes()
-    path = tmp_path / "recording.npz"
     directory = data.index(b"PK\x01\x02")
-    for number in range(600):
+    for number in range(600):  # bytes, of the directory or of the whole file
         rest = data[directory:] if number % 2 else data
         (changed,) = mutations(rest, 1, seed=number, head=len(rest))
         path.write_bytes(data[:directory] + changed if number % 2 else changed)

@@ -1,3 +1,5 @@
+"""TOML and files that are read, and TOML that is written and read back."""
+
 import os
 import signal
 import socket
@@ -7,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotile.core.documents import MAX_KEY_PARTS, NotRegularError, open_regular, parse_toml, read_regular
+from autotile.core.documents import MAX_KEY_PARTS, NotRegularError, open_regular, parse_toml, read_regular, toml_text
 
 DEEP = ".".join("a" * 40_000)
 """A dotted key of 80 kB, for which tomllib takes the better part of a minute and some gigabytes."""
@@ -27,26 +29,14 @@ def _limit() -> Iterator[None]:
 @pytest.mark.parametrize(
     "text",
     [
-        f"{DEEP} = 1",
-        f"[{DEEP}]",
-        f"[[{DEEP}]]",
-        f"[ {DEEP} ]\n" + "b.c = 1\n",
-        f"x = {{ {DEEP} = 1 }}",
-        f"x = [1, {{ y = {{ z = 1, {DEEP} = 1 }} }}]",
-        DEEP.replace(".", " . ") + " = 1",
-        DEEP.replace(".", "\t.") + " = 1",
-        DEEP.replace("a", '"a.b"') + " = 1",
-        DEEP.replace("a", "'a'") + " = 1",
-        DEEP.replace("a", '""') + " = 1",
-        DEEP.replace("a", "1") + " = 1",
-        f'# "\n{DEEP} = 1',
-        f'x = """\n# \\"""""\n{DEEP} = 1',
-        f"x = '''\n# \\'''''\n{DEEP} = 1",
-        f'x = """a""\\""""\r\n{DEEP} = 1',
-        f'x = "\\"" # \'\ny = \'\\\'\nz = ""\n{DEEP} = 1',
-        f'x = "#"\ny = [\n  1, # [\n]\nz = 1.5\n{DEEP} = 1',
+        f"{DEEP} = 1", f"[{DEEP}]", f"[[{DEEP}]]", f"[ {DEEP} ]\n" + "b.c = 1\n", f"x = {{ {DEEP} = 1 }}",
+        f"x = [1, {{ y = {{ z = 1, {DEEP} = 1 }} }}]", DEEP.replace(".", " . ") + " = 1",
+        DEEP.replace(".", "\t.") + " = 1", DEEP.replace("a", '"a.b"') + " = 1", DEEP.replace("a", "'a'") + " = 1",
+        DEEP.replace("a", '""') + " = 1", DEEP.replace("a", "1") + " = 1", f'# "\n{DEEP} = 1',
+        f'x = """\n# \\"""""\n{DEEP} = 1', f"x = '''\n# \\'''''\n{DEEP} = 1", f'x = """a""\\""""\r\n{DEEP} = 1',
+        f'x = "\\"" # \'\ny = \'\\\'\nz = ""\n{DEEP} = 1', f'x = "#"\ny = [\n  1, # [\n]\nz = 1.5\n{DEEP} = 1',
     ],
-)
+)  # fmt: skip
 def test_a_key_of_many_parts_is_refused_at_once(text: str) -> None:
     started = time.perf_counter()
     with pytest.raises(
@@ -64,19 +54,12 @@ def test_its_line_and_column() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"# {DEEP}\nx = 1",
-        f"x = '{DEEP}'",
-        f'x = "{DEEP}"',
-        f"x = '''\n{DEEP}\n'' '''",
-        f'x = """\n{DEEP}\n"" \\""""',
-        f'"{DEEP}" = 1',
-        "x = [" + "1.5, " * 100 + "]",
-        "x = [" + "1979-05-27T07:32:00.999, " * 30 + "]",
-        "x = 1.5\r\n" * 1 + "y = " + "'......................'",
-        ".".join("a" * MAX_KEY_PARTS) + " = 1",
-        "[" + ".".join(["a", "'.'"] * (MAX_KEY_PARTS // 2)) + "]\nx.y = 1",
+        f"# {DEEP}\nx = 1", f"x = '{DEEP}'", f'x = "{DEEP}"', f"x = '''\n{DEEP}\n'' '''",
+        f'x = """\n{DEEP}\n"" \\""""', f'"{DEEP}" = 1', "x = [" + "1.5, " * 100 + "]",
+        "x = [" + "1979-05-27T07:32:00.999, " * 30 + "]", "x = 1.5\r\n" * 1 + "y = " + "'......................'",
+        ".".join("a" * MAX_KEY_PARTS) + " = 1", "[" + ".".join(["a", "'.'"] * (MAX_KEY_PARTS // 2)) + "]\nx.y = 1",
     ],
-)
+)  # fmt: skip
 def test_dots_elsewhere_are_read(text: str) -> None:
     assert parse_toml(text) == tomllib.loads(text)
 
@@ -84,15 +67,10 @@ def test_dots_elsewhere_are_read(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "." * 2**20,
-        '"' * 2**20,
-        "'" * 2**20,
-        'x = """' + '\\"""' * 2**18 + "." * 20,
-        "a. " * 2**18,
-        "\"'." * 2**18,
+        "." * 2**20, '"' * 2**20, "'" * 2**20, 'x = """' + '\\"""' * 2**18 + "." * 20, "a. " * 2**18, "\"'." * 2**18,
         "a " * 2**19,
     ],
-)
+)  # fmt: skip
 def test_what_is_not_toml_is_refused_in_little_time(text: str) -> None:
     started = time.perf_counter()
     with pytest.raises(ValueError):  # noqa: PT011 - which fault is found first does not matter
@@ -149,3 +127,36 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
     assert read_regular(path, 5) == b"12345"
     with pytest.raises(OSError, match="more than 4 bytes"):
         read_regular(path, 4)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+scalars = st.one_of(
+    texts, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False)
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12
+)
+tables = st.dictionaries(texts, values, max_size=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(texts, tables, max_size=5))
+def test_a_document_is_read_back(document):
+    assert tomllib.loads(toml_text(document)) == document
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(tables, min_size=1, max_size=3))
+def test_an_array_of_tables_is_read_back(steps):
+    assert tomllib.loads(toml_text({"steps": steps})) == {"steps": steps}
+
+
+def test_an_entry_has_one_line_and_none_is_left_out():
+    text = toml_text({"arguments": {"x": {"buffer": "float32", "shape": ["N"], "init": None}}})
+    assert text == '[arguments]\nx = { buffer = "float32", shape = ["N"] }\n'
+
+
+@pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
+def test_what_toml_cannot_hold_is_refused(value):
+    with pytest.raises(TypeError, match="TOML cannot hold"):
+        toml_text({"kernel": {"name": value}})

@@ -48,11 +48,7 @@ def test_interval_of_a_quantised_timer_covers_too():
     assert sum(median_interval(row).contains(20.0) for row in samples) / len(samples) >= 0.95
 
 
-def test_one_sample_is_its_own_interval():
-    assert median_interval([3.0]) == Interval(3.0, 3.0, 3.0)
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_few_samples_give_the_range(n):
     samples = [5.0, 1.0, 4.0, 2.0, 3.0][:n]
     interval = median_interval(samples)
@@ -99,10 +95,6 @@ def test_pairs_see_through_a_drift_that_hides_the_difference():
     assert is_tie(ratio_of(median_interval(a), median_interval(b)))
 
 
-def test_paired_ratio_is_above_one_where_the_second_is_slower():
-    assert paired_ratio([1.0] * 6, [2.0] * 6) == Interval(2.0, 2.0, 2.0)
-
-
 def test_equal_kernels_tie_about_as_often_as_promised():
     rng = np.random.default_rng(5)
     a, b = rng.normal(100.0, 1.0, (2, 1500, 20))
@@ -110,7 +102,8 @@ def test_equal_kernels_tie_about_as_often_as_promised():
     assert 0.94 <= ties / 1500 < 1.0
 
 
-def test_paired_times_need_equal_rounds():
+def test_paired_times_need_equal_rounds_and_tell_the_slower():
+    assert paired_ratio([1.0] * 6, [2.0] * 6) == Interval(2.0, 2.0, 2.0)
     with pytest.raises(ValueError, match="equal numbers of rounds: 2 of a, 3 of b"):
         paired_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
 

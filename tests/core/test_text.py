@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -5,22 +6,17 @@ import pytest
 from autotile.core import text
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome
-from autotile.core.text import funnel_text, outcomes_text
+from autotile.core.text import RIGHT, Part, Result, ResultTable, funnel_text, outcomes_text
 from autotile.space.limits import occupancy
 
 
 @pytest.mark.parametrize(
     ("time_us", "shown"),
     [
-        (None, "-"),
-        (0.5, "0.500 us"),
-        (4.4063, "4.406 us"),
-        (12.345, "12.35 us"),
-        (123.45, "123.5 us"),
-        (4790.1, "4,790 us"),
-        (1234567.8, "1,234,568 us"),
+        (None, "-"), (0.5, "0.500 us"), (4.4063, "4.406 us"), (12.345, "12.35 us"), (123.45, "123.5 us"),
+        (4790.1, "4,790 us"), (1234567.8, "1,234,568 us"),
     ],
-)
+)  # fmt: skip
 def test_times(time_us, shown):
     assert text.time_text(time_us) == shown
 
@@ -28,14 +24,10 @@ def test_times(time_us, shown):
 @pytest.mark.parametrize(
     ("count", "shown"),
     [
-        (0, "0 B"),
-        (1023, "1,023 B"),
-        (1024, "1 KiB"),
-        (232448, "227 KiB"),
-        (151397597184, "141 GiB"),
+        (0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (232448, "227 KiB"), (151397597184, "141 GiB"),
         (2**41, "2,048 GiB"),
     ],
-)
+)  # fmt: skip
 def test_bytes(count, shown):
     assert text.bytes_text(count) == shown
 
@@ -43,16 +35,10 @@ def test_bytes(count, shown):
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (0.00371, "3.7 ms"),
-        (0.0544, "54 ms"),
-        (0.104, "0.10 s"),
-        (6.666, "6.67 s"),
-        (21.34, "21.3 s"),
-        (59.96, "60.0 s"),
-        (125, "2 min 05 s"),
-        (3720, "1 h 02 min"),
+        (0.00371, "3.7 ms"), (0.0544, "54 ms"), (0.104, "0.10 s"), (6.666, "6.67 s"), (21.34, "21.3 s"),
+        (59.96, "60.0 s"), (125, "2 min 05 s"), (3720, "1 h 02 min"),
     ],
-)
+)  # fmt: skip
 def test_durations(seconds, shown):
     assert text.duration_text(seconds) == shown
 
@@ -91,3 +77,29 @@ def test_the_funnel_is_one_line():
         "8,294,400 combinations -> 24,906 valid -> 200 tried: 180 ok, 8 compile_failed, 12 pruned"
     )
     assert funnel_text(gates, {}) == "8,294,400 combinations -> 24,906 valid -> 0 tried"
+
+
+class Bare(Result):
+    def _headline(self) -> str:
+        return "sgemm M=64 on <GPU> (replayed)"
+
+
+class Full(Bare):
+    def _parts(self) -> Iterator[Part]:
+        yield "a <paragraph>"
+        yield [("time & rate", "5 us"), ("ties", ["one", "two"])]
+        yield ResultTable(("BM", f"{RIGHT}BN"), [("1", "<2>")])
+        yield ResultTable(("row",), [(str(row),) for row in range(120)])
+
+
+def test_a_result_has_a_repr_of_one_line_and_escaped_html() -> None:
+    assert repr(Bare()) == "<Bare: sgemm M=64 on <GPU> (replayed)>"
+    assert "<table>" not in Bare()._repr_html_()
+    html = Full()._repr_html_()
+    assert "<p><b>sgemm M=64 on &lt;GPU&gt; (replayed)</b></p><p>a &lt;paragraph&gt;</p>" in html
+    assert "<th>time &amp; rate</th><td>5 us</td>" in html
+    assert "<th>ties</th><td>one\ntwo</td>" in html
+    assert "<thead><tr><th>BM</th><th>BN</th></tr></thead><tbody><tr><td>1</td><td>&lt;2&gt;</td></tr></tbody>" in html
+    assert "<td>99</td>" in html
+    assert "<td>100</td>" not in html
+    assert html.endswith("<p>and 20 more rows</p>")
