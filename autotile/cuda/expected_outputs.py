@@ -18,10 +18,10 @@ from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.function import Function, Module
 from autotile.cuda.packing import pack_arguments
-from autotile.cuda.support import GuardedBuffer, SupportKernels
+from autotile.cuda.support import GuardedBuffer, SupportKernels, workspace_buffer
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, DataError, InputError, ToolchainError
-from autotile.kernel.arguments import Workspace, encode_value
+from autotile.kernel.arguments import encode_value
 from autotile.kernel.expressions import ArrayExpression, Matmul, ShapeOnly
 from autotile.kernel.inputs import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
@@ -80,27 +80,21 @@ def checked_output(
         raise InputError(f"{place} has shape {values.shape}, but the argument {name} has {shape}")
     if values.dtype.kind == "c" and not dtype.is_complex:
         raise InputError(f"{place} is complex, but the argument {name} is {dtype.name}; take real(...) of it")
-    if values.dtype.kind in "biu" and dtype.component.is_integer:
-        return _whole_output(values, name, dtype, place)
+    if values.dtype.kind in "biu" and dtype.component.is_integer:  # exact
+        storage = np.dtype(dtype.component.storage)
+        stored = cupy.ascontiguousarray(values, storage)
+        if values.dtype != storage:
+            low, high = (0, 1) if storage.kind == "b" else (np.iinfo(storage).min, np.iinfo(storage).max)
+            least, most = int(values.min()), int(values.max())
+            if least < low or most > high:
+                raise InputError(f"{place} has values from {least} to {most}, which do not fit in {name}, {dtype.name}")
+        return ReferenceOutput(stored, math.sqrt(float((stored.astype(np.float64) ** 2).mean())))
     values = cupy.ascontiguousarray(values, np.complex128 if dtype.is_complex else np.float64)
     parts = values.view(np.float64)
     unfinite, squares = support.summarise(parts.data.ptr, parts.size)
     if unfinite:
         raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
     return ReferenceOutput(values, math.sqrt(squares / values.size))
-
-
-def _whole_output(values: Any, name: str, dtype: Dtype, place: str) -> ReferenceOutput:
-    """Return exact values of an integer output."""
-    cupy = load_cupy()
-    storage = np.dtype(dtype.component.storage)
-    stored = cupy.ascontiguousarray(values, storage)
-    if values.dtype != storage:
-        low, high = (0, 1) if storage.kind == "b" else (np.iinfo(storage).min, np.iinfo(storage).max)
-        least, most = int(values.min()), int(values.max())
-        if least < low or most > high:
-            raise InputError(f"{place} has values from {least} to {most}, which do not fit in {name}, {dtype.name}")
-    return ReferenceOutput(stored, math.sqrt(float((stored.astype(np.float64) ** 2).mean())))
 
 
 class ReferenceSolution:
@@ -143,61 +137,43 @@ class ReferenceSolution:
         ToolchainError
             The results of the device and of NumPy differ.
         """
-        output = checked_output(
-            self._evaluate(expression, place), name, shape, dtype, place=place, support=self._support
-        )
-        if self._is_small(expression):
-            self._check(output.values, output.scale, expression, place)
-        return output
-
-    def _evaluate(self, expression: ArrayExpression, place: str) -> Any:
-        """Evaluate on the device; with NumPy if CuPy cannot compile its kernels or the memory does not suffice."""
         cupy = load_cupy()
         try:
-            return cupy.asarray(_guarded(expression, self._environment, self._product, place))
-        except (cupy.cuda.compiler.CompileException, cupy.cuda.memory.OutOfMemoryError):
-            return cupy.asarray(_guarded(expression, self._on_host(), np.matmul, place))
-
-    def _product(self, a: Any, b: Any) -> Any:
-        if "c" in (a.dtype.kind, b.dtype.kind) or min(a.ndim, b.ndim) < 2:
-            return a @ b
-        if a.dtype.kind + b.dtype.kind != "ff":
-            return self._mixed_product(a, b)
-        product = self._support.matmul(a, b)
-        self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
-        return product
-
-    def _mixed_product(self, a: Any, b: Any) -> Any:
-        """Multiply whole numbers, or whole and real ones: in float64 where that is exact, which is faster."""
-        exact = all(x.dtype.kind == "f" or (abs(int(x.max())) < 2**53 and abs(int(x.min())) < 2**53) for x in (a, b))
-        of_whole = "f" not in (a.dtype.kind, b.dtype.kind)
-        if of_whole and exact:
-            largest = [max(abs(int(x.max())), abs(int(x.min()))) for x in (a, b)]
-            exact = a.shape[-1] * largest[0] * largest[1] < 2**53
-        if not exact:
-            return a @ b
-        product = self._product(a.astype(np.float64), b.astype(np.float64))
-        return product.astype(np.int64) if of_whole else product
-
-    def _is_small(self, expression: ArrayExpression) -> bool:
+            values = cupy.asarray(_guarded(expression, self._environment, self._product, place))
+        except (cupy.cuda.compiler.CompileException, cupy.cuda.memory.OutOfMemoryError):  # NumPy can do without
+            values = cupy.asarray(_guarded(expression, self._on_host(), np.matmul, place))
+        output = checked_output(values, name, shape, dtype, place=place, support=self._support)
         shapes = {
             name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in self._environment.items()
         }
         largest = getattr(expression.evaluate(shapes), "largest", 1)
-        return largest <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS
+        if largest <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS:
+            found, expected = output.values.get(), np.asarray(_guarded(expression, self._on_host(), np.matmul, place))
+            if found.dtype.kind in "biu" and expected.dtype.kind in "biu":
+                error = found != expected
+            else:
+                error = np.abs(found - expected) > _AGREEMENT * np.maximum(np.abs(expected), output.scale)
+            if error.any():
+                raise ToolchainError(
+                    f"{place}: {np.count_nonzero(error)} of {found.size} values differ between the device and NumPy; "
+                    "see `autotile doctor`"
+                )
+        return output
 
-    def _check(self, values: Any, scale: float, expression: ArrayExpression, place: str) -> None:
-        expected = _guarded(expression, self._on_host(), np.matmul, place)
-        found, expected = values.get(), np.asarray(expected)
-        if found.dtype.kind in "biu" and expected.dtype.kind in "biu":
-            error = found != expected
-        else:
-            error = np.abs(found - expected) > _AGREEMENT * np.maximum(np.abs(expected), scale)
-        if error.any():
-            raise ToolchainError(
-                f"{place}: {np.count_nonzero(error)} of {values.size} values differ between the device and NumPy; "
-                "see `autotile doctor`"
-            )
+    def _product(self, a: Any, b: Any) -> Any:
+        if "c" in (a.dtype.kind, b.dtype.kind) or min(a.ndim, b.ndim) < 2:
+            return a @ b
+        if a.dtype.kind + b.dtype.kind == "ff":
+            product = self._support.matmul(a, b)
+            self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
+            return product
+        # Whole numbers, or whole and real ones, are multiplied in float64 where that is exact, as it is faster.
+        of_whole = "f" not in (a.dtype.kind, b.dtype.kind)
+        largest = [0 if x.dtype.kind == "f" else max(abs(int(x.max())), abs(int(x.min()))) for x in (a, b)]
+        if max(largest) >= 2**53 or (of_whole and a.shape[-1] * largest[0] * largest[1] >= 2**53):
+            return a @ b
+        product = self._product(a.astype(np.float64), b.astype(np.float64))
+        return product.astype(np.int64) if of_whole else product
 
     def _on_host(self) -> dict[str, Any]:
         return {name: value.get() if np.ndim(value) else value for name, value in self._environment.items()}
@@ -325,28 +301,30 @@ class ExpectedOutputs:
         ToolchainError
             The reference values of the device and of NumPy differ.
         """
-        reference = self._spec.reference
+        spec, reference = self._spec, self._spec.reference
         at = " ".join(f"{name}={value}" for name, value in sizes.items())
         expected: dict[str, ReferenceOutput] = {}
         if reference.outputs:
-            expected |= self._of_expressions(sizes, inputs, scalars, at)
+            whole = {s.name for s in spec.scalars if DTYPES[s.element_type(self._dtype)].is_integer}
+            environment: dict[str, Any] = {
+                name: int(value) if name in whole and np.ndim(value) == 0 else value for name, value in scalars.items()
+            }
+            environment |= sizes  # a scalar may pass a size, which is exact
+            for name, buffer in inputs.items():  # whole numbers stay whole, and exact
+                kind = self._element_type(name, sizes)
+                environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
+            solution = ReferenceSolution(environment, self._support)
+            for name, expression in reference.outputs.items():
+                place = f"{spec.source}: [reference] outputs.{name} at {at}"
+                shape, kind = self._shape(name, sizes), self._element_type(name, sizes)
+                expected[name] = solution.output(name, expression, shape, kind, place)
         if reference.kernel is not None:
-            function, module = self._reference_kernel(sizes)
-            run = ReferenceRun(
-                self._spec,
-                sizes,
-                self._dtype,
-                function=function,
-                module=module,
-                device=self._known_device,
-                support=self._support,
-            )
-            place = f"{self._spec.source}: [reference] kernel {reference.kernel.entry} at {at}"
-            for name, values in run.outputs(inputs, scalars).items():
+            place = f"{spec.source}: [reference] kernel {reference.kernel.entry} at {at}"
+            for name, values in self._of_kernel(sizes, inputs, scalars, place).items():
                 if name not in reference.unchecked:
                     expected[name] = self._checked(name, values, sizes, f"{place}: {name}")
         for name, path in self._files(sizes, seed, check=check).items():
-            values = _read_array(path, f"{self._spec.source}: [reference] outputs.{name}")
+            values = _read_array(path, f"{spec.source}: [reference] outputs.{name}")
             expected[name] = self._checked(name, values, sizes, f"{path}: the reference of {name} at {at}")
         load_cupy().get_default_memory_pool().free_all_blocks()
         return expected
@@ -359,33 +337,6 @@ class ExpectedOutputs:
             path = expected_file(self._folder, name, sizes, seed, check=check)
             with suppress(OSError):  # without room or the folder, a successor compares anew
                 np.save(path, output.values.get(), allow_pickle=False)
-
-    @property
-    def _compared(self) -> list[str]:
-        """Names of the outputs that are compared."""
-        unchecked = self._spec.reference.unchecked
-        return [buffer.name for buffer in self._spec.buffers if buffer.is_written and buffer.name not in unchecked]
-
-    def _of_expressions(
-        self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
-    ) -> dict[str, ReferenceOutput]:
-        whole = {s.name for s in self._spec.scalars if DTYPES[s.element_type(self._dtype)].is_integer}
-        environment: dict[str, Any] = {n: int(v) if n in whole and np.ndim(v) == 0 else v for n, v in scalars.items()}
-        environment |= sizes  # a scalar may pass a size, which is exact
-        for name, buffer in inputs.items():  # whole numbers stay whole, and exact
-            kind = self._element_type(name, sizes)
-            environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
-        solution = ReferenceSolution(environment, self._support)
-        return {
-            name: solution.output(
-                name,
-                expression,
-                self._shape(name, sizes),
-                self._element_type(name, sizes),
-                f"{self._spec.source}: [reference] outputs.{name} at {at}",
-            )
-            for name, expression in self._spec.reference.outputs.items()
-        }
 
     def _files(self, sizes: Mapping[str, int], seed: int, *, check: bool) -> dict[str, Path]:
         """Return the files of the outputs for these inputs: those that the author gives, or a function's results."""
@@ -403,43 +354,115 @@ class ExpectedOutputs:
         base = Path(self._spec.folder) if self._spec.folder else Path(self._spec.source).parent
         return {name: base / file for name, file in reference.files.items()}
 
-    def _reference_kernel(self, sizes: Mapping[str, int]) -> tuple[Function, int]:
-        """Compile and load the reference kernel for a problem; return it with the driver handle of its module."""
-        key = tuple(sizes.values())  # macros may depend on all
-        if key not in self._functions:
-            self._functions[key] = self._loaded(sizes)
-        return self._functions[key]
+    def _of_kernel(
+        self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], place: str
+    ) -> dict[str, Any]:
+        """Run the reference kernel, which is compiled once for a problem, twice, and return the values of each output.
 
-    def _loaded(self, sizes: Mapping[str, int]) -> tuple[Function, int]:
-        assert self._source is not None
-        assert self._cache is not None
-        declared = self._spec.reference.kernel
+        They are arrays on the device: float64, complex128, or an integer type.
+
+        Raises
+        ------
+        InputError
+            The kernel fails, writes outside its outputs, changes an input, or gives different results in two launches.
+        """
+        source, cache, device, declared = self._source, self._cache, self._device, self._spec.reference.kernel
+        assert source is not None
+        assert cache is not None
+        assert device is not None
         assert declared is not None
         spec = reference_spec(self._spec, self._dtype, sizes)
-        chosen = reference_config(spec, sizes)
-        names = known_names(spec, chosen, sizes, self._known_device)
-        kernel = replace(self._source, spec=spec)
-        dtype = declared.element_type or self._dtype
-        config = {**chosen, **declared.macros(names)}
-        job = compile_job(kernel, config, dtype, self._known_device.architecture, sizes)
-        try:
-            cubin = self._cache.get_or_compile(job)
-        except CompileError as error:
-            raise InputError(
-                f"{self._spec.source}: the reference kernel {declared.entry} does not compile: {error}"
-            ) from None
-        function = cubin.functions[job.entry]
-        fault = signature_fault(spec, spec.steps[0], self._dtype, function.parameter_bytes, kernel.source)
-        if fault:
-            problem = fault.replace("[arguments]", "arguments of [reference]")
-            raise InputError(f"{self._spec.source}: [reference] kernel {declared.entry}: {problem}")
-        module = Module(cubin.path)
-        return module.function(function.symbol), module.pointer
+        config = reference_config(spec, sizes)
+        names = known_names(spec, config, sizes, device)
+        key = tuple(sizes.values())  # macros may depend on all
+        if key not in self._functions:
+            kernel = replace(source, spec=spec)
+            macros = {**config, **declared.macros(names)}
+            job = compile_job(kernel, macros, declared.element_type or self._dtype, device.architecture, sizes)
+            try:
+                cubin = cache.get_or_compile(job)
+            except CompileError as error:
+                raise InputError(
+                    f"{self._spec.source}: the reference kernel {declared.entry} does not compile: {error}"
+                ) from None
+            compiled = cubin.functions[job.entry]
+            fault = signature_fault(spec, spec.steps[0], self._dtype, compiled.parameter_bytes, kernel.source)
+            if fault:
+                problem = fault.replace("[arguments]", "arguments of [reference]")
+                raise InputError(f"{self._spec.source}: [reference] kernel {declared.entry}: {problem}")
+            module = Module(cubin.path)
+            self._functions[key] = module.function(compiled.symbol), module.pointer
+        function, module_pointer = self._functions[key]
+        data = LaunchData.of(spec, self._dtype, names)
+        plan = LaunchPlan.of(spec, config, sizes, device)
+        geometry = launch_geometry(spec, config, sizes, device)
+        kinds = {s.name: DTYPES[s.element_type(self._dtype)] for s in spec.scalars}
+        values = {**scalars, **dict(plan.main.scalars)}
+        types = {buffer.name: DTYPES[buffer.element_type(self._dtype, sizes)] for buffer in spec.buffers}
+        written = [buffer.name for buffer in spec.buffers if buffer.is_written]
 
-    @property
-    def _known_device(self) -> DeviceProperties:
-        assert self._device is not None
-        return self._device
+        def new_buffers() -> dict[str, GuardedBuffer]:
+            """Return buffers with the inputs, converted to the types of the reference kernel, and poisoned outputs."""
+            made: dict[str, GuardedBuffer] = {}
+            for buffer in spec.buffers:
+                kind = types[buffer.name]
+                made[buffer.name] = GuardedBuffer(buffer.extents(sizes), kind, self._support)
+                if buffer.is_initialized:
+                    given = self._element_type(buffer.name, sizes)
+                    if given == kind:
+                        made[buffer.name].copy_from(inputs[buffer.name])
+                    else:  # to double precision, which is exact
+                        made[buffer.name].array[...] = given.decode(inputs[buffer.name].array)
+            return made
+
+        def new_workspaces() -> dict[str, GuardedBuffer]:
+            return {w.name: workspace_buffer(w, self._support) for w in data.workspaces if w.size_bytes}
+
+        def launch() -> dict[str, Any]:
+            """Launch, wait, and return copies of the outputs: integers exactly, other values decoded."""
+            function.opt_in(geometry.dynamic_smem_bytes)
+            function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
+            cuda.runtime.deviceSynchronize()
+            arrays = {name: buffers[name].array for name in written}
+            return {
+                name: array.copy() if types[name].is_integer else types[name].decode(array)
+                for name, array in arrays.items()
+            }
+
+        cuda = load_cupy().cuda
+        try:
+            buffers, given = new_buffers(), new_buffers()
+            workspaces = new_workspaces()
+            pointers = {name: buffer.pointer for name, buffer in buffers.items()}
+            arguments = pack_arguments(
+                spec,
+                data,
+                pointers=pointers,
+                scalars={name: encode_value(name, values[name], kind) for name, kind in kinds.items()},
+                workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
+            )
+            copies = constant_copies(spec, module_pointer, sizes, self._dtype)
+            copy_constants(copies, pointers, cuda.get_current_stream().ptr)
+            first = launch()
+            for name, buffer in {**buffers, **workspaces}.items():
+                if words := buffer.broken_guard_words():
+                    raise InputError(f"{place}: the reference kernel wrote {words} words outside {name}")
+            for argument in spec.buffers:
+                if not argument.is_written and buffers[argument.name].differs_from(given[argument.name]):
+                    raise InputError(f"{place}: the reference kernel changed its input {argument.name}")
+            for name, fresh in new_workspaces().items():
+                workspaces[name].copy_from(fresh)
+            for argument in spec.buffers:  # zeros: an element that is not written differs from the first launch
+                if argument.is_initialized:
+                    buffers[argument.name].copy_from(given[argument.name])
+                else:
+                    buffers[argument.name].clear()
+            second = launch()
+        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+            raise InputError(f"{place}: the reference kernel failed: {error}") from None
+        for name, found in first.items():
+            _check_repeated(found, second[name], place, name)
+        return first
 
     def _checked(self, name: str, values: Any, sizes: Mapping[str, int], place: str) -> ReferenceOutput:
         dtype, shape = self._element_type(name, sizes), self._shape(name, sizes)
@@ -468,174 +491,17 @@ _REPEATED = 1e-3
 additions depend on their order. A wrong reference differs by more."""
 
 
-class ReferenceRun:
-    """One problem of a reference kernel on the device.
-
-    Parameters
-    ----------
-    spec, sizes, dtype
-        The tuned kernel and the problem.
-    function, module
-        The reference kernel, and the driver handle of its module.
-    device
-        Properties of the device, for the launch.
-    support
-        Support kernels of the worker.
-    """
-
-    def __init__(
-        self,
-        spec: KernelSpec,
-        sizes: Mapping[str, int],
-        dtype: str,
-        *,
-        function: Function,
-        module: int,
-        device: DeviceProperties,
-        support: SupportKernels,
-    ) -> None:
-        self._tuned = spec
-        self._spec = reference_spec(spec, dtype, sizes)
-        self._sizes = sizes
-        self._config = reference_config(self._spec, sizes)
-        self._dtype = dtype
-        self._function = function
-        self._module = module
-        self._device = device
-        self._support = support
-
-    def outputs(self, inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the kernel twice, and return the values of each output.
-
-        Parameters
-        ----------
-        inputs
-            Contents of the buffers that are read.
-        scalars
-            Values of the scalars, decoded.
-
-        Returns
-        -------
-        dict
-            Arrays on the device: float64, complex128, or an integer type.
-
-        Raises
-        ------
-        InputError
-            The kernel fails, writes outside its outputs, changes an input, or gives different results in two launches.
-        """
-        cuda = load_cupy().cuda
-        try:
-            buffers, given = self._new_buffers(inputs), self._new_buffers(inputs)
-            workspaces = self._new_workspaces()
-            arguments = self._arguments(buffers, workspaces, scalars)
-            pointers = {name: buffer.pointer for name, buffer in buffers.items()}
-            copies = constant_copies(self._spec, self._module, self._sizes, self._dtype)
-            copy_constants(copies, pointers, cuda.get_current_stream().ptr)
-            self._launch(arguments)
-            first = self._values(buffers)
-            self._check_memory({**buffers, **workspaces}, given)
-            for name, workspace in workspaces.items():
-                workspace.copy_from(self._new_workspaces()[name])
-            for buffer in self._spec.buffers:  # zeros: an element that is not written differs from the first launch
-                if buffer.is_initialized:
-                    buffers[buffer.name].copy_from(given[buffer.name])
-                else:
-                    buffers[buffer.name].clear()
-            self._launch(arguments)
-            second = self._values(buffers)
-        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
-            raise InputError(f"{self._place}: the reference kernel failed: {error}") from None
-        for name, values in first.items():
-            self._check_equal(name, values, second[name])
-        return first
-
-    @property
-    def _place(self) -> str:
-        at = " ".join(f"{name}={value}" for name, value in self._sizes.items())
-        return f"{self._spec.source}: [reference] kernel {self._spec.entry} at {at}"
-
-    def _new_buffers(self, inputs: Mapping[str, GuardedBuffer]) -> dict[str, GuardedBuffer]:
-        """Return buffers with the inputs, converted to the types of the reference kernel, and poisoned outputs."""
-        made: dict[str, GuardedBuffer] = {}
-        for buffer in self._spec.buffers:
-            kind = self._element_type(buffer.name)
-            made[buffer.name] = GuardedBuffer(buffer.extents(self._sizes), kind, self._support)
-            if not buffer.is_initialized:
-                continue
-            given = DTYPES[self._tuned.buffer(buffer.name).element_type(self._dtype, self._sizes)]
-            if given == kind:
-                made[buffer.name].copy_from(inputs[buffer.name])
-            else:  # to double precision, which is exact
-                made[buffer.name].array[...] = given.decode(inputs[buffer.name].array)
-        return made
-
-    def _new_workspaces(self) -> dict[str, GuardedBuffer]:
-        return {w.name: self._new_workspace(w) for w in self._data.workspaces if w.size_bytes}
-
-    def _new_workspace(self, workspace: Workspace) -> GuardedBuffer:
-        buffer = GuardedBuffer(workspace.shape, DTYPES[workspace.dtype], self._support)
-        if workspace.zeroed:
-            buffer.clear()
-        return buffer
-
-    @property
-    def _data(self) -> LaunchData:
-        names = known_names(self._spec, self._config, self._sizes, self._device)
-        return LaunchData.of(self._spec, self._dtype, names)
-
-    def _arguments(
-        self, buffers: Mapping[str, GuardedBuffer], workspaces: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any]
-    ) -> tuple[Any, ...]:
-        kinds = {s.name: DTYPES[s.element_type(self._dtype)] for s in self._spec.scalars}
-        data = self._data
-        plan = LaunchPlan.of(self._spec, self._config, self._sizes, self._device)
-        values = {**scalars, **dict(plan.main.scalars)}
-        return pack_arguments(
-            self._spec,
-            data,
-            pointers={name: buffer.pointer for name, buffer in buffers.items()},
-            scalars={name: encode_value(name, values[name], kind) for name, kind in kinds.items()},
-            workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
+def _check_repeated(first: Any, second: Any, place: str, name: str) -> None:
+    cupy = load_cupy()
+    if first.dtype.kind in "biu":
+        differ = first != second
+    else:
+        scale = cupy.sqrt(cupy.mean(cupy.abs(first) ** 2))
+        same = (first == second) | (cupy.isnan(first) & cupy.isnan(second))  # not finite: reported later
+        near = cupy.abs(first - second) <= _REPEATED * cupy.maximum(cupy.abs(first), scale)
+        differ = ~(same | near)
+    if count := int(cupy.count_nonzero(differ)):
+        raise InputError(
+            f"{place}: {count} of {first.size} elements of {name} differ between two launches of the "
+            "reference kernel, or were not written; it must write every element, and the same values each time"
         )
-
-    def _launch(self, arguments: tuple[Any, ...]) -> None:
-        geometry = launch_geometry(self._spec, self._config, self._sizes, self._device)
-        self._function.opt_in(geometry.dynamic_smem_bytes)
-        self._function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
-        load_cupy().cuda.runtime.deviceSynchronize()
-
-    def _values(self, buffers: Mapping[str, GuardedBuffer]) -> dict[str, Any]:
-        """Return copies of the outputs: integers exactly, other values decoded."""
-        written = [buffer.name for buffer in self._spec.buffers if buffer.is_written]
-        values: dict[str, Any] = {}
-        for name in written:
-            kind, array = self._element_type(name), buffers[name].array
-            values[name] = array.copy() if kind.is_integer else kind.decode(array)
-        return values
-
-    def _check_memory(self, memory: Mapping[str, GuardedBuffer], given: Mapping[str, GuardedBuffer]) -> None:
-        for name, buffer in memory.items():
-            if words := buffer.broken_guard_words():
-                raise InputError(f"{self._place}: the reference kernel wrote {words} words outside {name}")
-        for argument in self._spec.buffers:
-            if not argument.is_written and memory[argument.name].differs_from(given[argument.name]):
-                raise InputError(f"{self._place}: the reference kernel changed its input {argument.name}")
-
-    def _check_equal(self, name: str, first: Any, second: Any) -> None:
-        cupy = load_cupy()
-        if first.dtype.kind in "biu":
-            differ = first != second
-        else:
-            scale = cupy.sqrt(cupy.mean(cupy.abs(first) ** 2))
-            same = (first == second) | (cupy.isnan(first) & cupy.isnan(second))  # not finite: reported later
-            near = cupy.abs(first - second) <= _REPEATED * cupy.maximum(cupy.abs(first), scale)
-            differ = ~(same | near)
-        if count := int(cupy.count_nonzero(differ)):
-            raise InputError(
-                f"{self._place}: {count} of {first.size} elements of {name} differ between two launches of the "
-                "reference kernel, or were not written; it must write every element, and the same values each time"
-            )
-
-    def _element_type(self, name: str) -> Dtype:
-        return DTYPES[self._spec.buffer(name).element_type(self._dtype, self._sizes)]

@@ -18,10 +18,10 @@ from autotile.core.model import Config, Outcome
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import Agreement, ExpectedOutputs, ReferenceOutput, checked_output, launch_key
 from autotile.cuda.packing import pack_launches
-from autotile.cuda.support import GuardedBuffer, SupportKernels
+from autotile.cuda.support import GuardedBuffer, SupportKernels, workspace_buffer
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
-from autotile.kernel.arguments import BufferArgument, Workspace, decode_scalar
+from autotile.kernel.arguments import BufferArgument, decode_scalar
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.spec import KernelSpec, Tolerance
@@ -72,12 +72,8 @@ class BoundArguments:
     launch_key: Hashable = None
 
 
-class _InputSet(NamedTuple):
-    """Contents of the inputs, and the outputs that are expected for them."""
-
-    pristine: Mapping[str, GuardedBuffer]
-    expected: dict[str, ReferenceOutput]
-    agreement: Agreement
+_Inputs = tuple[Mapping[str, GuardedBuffer], dict[str, ReferenceOutput], Agreement]
+"""Contents of the inputs, the outputs that are expected for them, and those that configurations must agree on."""
 
 
 class ProblemInstance:
@@ -134,7 +130,7 @@ class ProblemInstance:
                 self._buffers[buffer.name] = self._new_buffer(buffer)
         else:
             self._buffers = twin._buffers
-        self._sets: dict[int, _InputSet] = {0: self._new_inputs(0)} if twin is None else twin._sets
+        self._sets: dict[int, _Inputs] = {0: self._new_inputs(0)} if twin is None else twin._sets
         self._input_digests: dict[int, str] = {}
         self.use_inputs(0)
 
@@ -157,8 +153,8 @@ class ProblemInstance:
     @property
     def size_bytes(self) -> int:
         """Device memory of the buffers, the inputs and the expected outputs, without guard bands."""
-        kept = [*self._buffers.values(), *(b for one in self._sets.values() for b in one.pristine.values())]
-        expected = (output.values for one in self._sets.values() for output in one.expected.values())
+        kept = [*self._buffers.values(), *(b for pristine, *_ in self._sets.values() for b in pristine.values())]
+        expected = (output.values for _, outputs, _ in self._sets.values() for output in outputs.values())
         return sum(int(b.array.nbytes) for b in kept) + sum(int(values.nbytes) for values in expected)
 
     def add_inputs(self, seed: int) -> None:
@@ -195,7 +191,7 @@ class ProblemInstance:
         """
         names = known_names(self._spec, config, self.sizes, device)
         data = LaunchData.of(self._spec, self._dtype, names)
-        workspaces = {w.name: self._new_workspace(w) for w in data.workspaces if w.size_bytes}
+        workspaces = {w.name: workspace_buffer(w, self._support) for w in data.workspaces if w.size_bytes}
         plan = LaunchPlan.of(self._spec, config, self.sizes, device)
         arguments = pack_launches(
             self._spec,
@@ -243,10 +239,25 @@ class ProblemInstance:
 
     def verdict(self, bound: BoundArguments) -> Verdict:
         """Verify the state after a launch: guard bands, inputs, workspaces, outputs."""
-        verdict = self._memory_verdict(bound)
-        if verdict.outcome is not Outcome.OK or self._spec.reference.comparison is not None:
-            return verdict  # with a comparison, the process that tunes compares the outputs
-        if self._spec.reference.is_agreement and not self._expected:
+        at = self._sizes_text()
+        guarded = {**self._buffers, **bound.workspaces}
+        broken = {name: buffer.broken_guard_words() for name, buffer in guarded.items()}
+        for name, words in broken.items():
+            if words:
+                return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {at}")
+        for buffer in self._spec.buffers:
+            if not buffer.is_written and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
+                self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
+                return Verdict(Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {at}")
+        for name in bound.zeroed & bound.workspaces.keys():
+            words = bound.workspaces[name].nonzero_words()
+            if words:
+                bound.workspaces[name].clear()
+                reason = f"left {words} words of the workspace {name} other than zero, which the next launch relies on"
+                return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {at}")
+        if self._spec.reference.comparison is not None:
+            return Verdict(Outcome.OK)  # the process that tunes compares the outputs
+        if self.is_unconfirmed:
             return self._compared_with_others(bound)
         max_error = 0.0
         for name, expected in self._expected.items():
@@ -267,25 +278,6 @@ class ProblemInstance:
         written = {b.name: self._buffers[b.name] for b in self._spec.buffers if b.is_written}
         return f"{self._input_digests[self._seed]}:{_digest_of(written)}"
 
-    def _memory_verdict(self, bound: BoundArguments) -> Verdict:
-        """Verify what a launch must not change: guard bands, inputs, workspaces."""
-        guarded = {**self._buffers, **bound.workspaces}
-        broken = {name: buffer.broken_guard_words() for name, buffer in guarded.items()}
-        for name, words in broken.items():
-            if words:
-                return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {self._sizes_text()}")
-        for buffer in self._spec.buffers:
-            if not buffer.is_written and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
-                self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
-                return Verdict(Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {self._sizes_text()}")
-        for name in bound.zeroed & bound.workspaces.keys():
-            words = bound.workspaces[name].nonzero_words()
-            if words:
-                bound.workspaces[name].clear()
-                reason = f"left {words} words of the workspace {name} other than zero, which the next launch relies on"
-                return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {self._sizes_text()}")
-        return Verdict(Outcome.OK)
-
     @property
     def is_unconfirmed(self) -> bool:
         """Whether nothing is expected of the outputs yet, as no two configurations have agreed."""
@@ -297,27 +289,27 @@ class ProblemInstance:
         def agrees(outputs: Mapping[str, ReferenceOutput]) -> bool:
             return all(self._compare(name, other).outcome is Outcome.OK for name, other in outputs.items())
 
+        def copies() -> dict[str, ReferenceOutput]:
+            """Return copies of the outputs, which must be finite."""
+            found: dict[str, ReferenceOutput] = {}
+            for buffer in self._spec.buffers:
+                if buffer.is_written and buffer.name not in self._spec.reference.unchecked:
+                    array, dtype = self._buffers[buffer.name].array, self._element_type(buffer.name)
+                    values = array.copy() if dtype.component.is_integer else dtype.decode(array)
+                    place = f"{buffer.name}, as it was written, or left, at {self._sizes_text()},"
+                    found[buffer.name] = checked_output(
+                        values, buffer.name, array.shape, dtype, place=place, support=self._support
+                    )
+            return found
+
         try:
-            agreed = self._agreement.offer(bound.launch_key, agrees, self._written)
+            agreed = self._agreement.offer(bound.launch_key, agrees, copies)
         except InputError as error:
             return Verdict(Outcome.WRONG_RESULT, str(error))
         if agreed is not None:
             self._expected.update(agreed)
             self._references.keep(self.sizes, agreed, seed=self._seed, check=self._check)
         return Verdict(Outcome.OK)
-
-    def _written(self) -> dict[str, ReferenceOutput]:
-        """Return copies of the outputs, which must be finite."""
-        copies: dict[str, ReferenceOutput] = {}
-        for buffer in self._spec.buffers:
-            if buffer.is_written and buffer.name not in self._spec.reference.unchecked:
-                array, dtype = self._buffers[buffer.name].array, self._element_type(buffer.name)
-                values = array.copy() if dtype.component.is_integer else dtype.decode(array)
-                place = f"{buffer.name}, as it was written, or left, at {self._sizes_text()},"
-                copies[buffer.name] = checked_output(
-                    values, buffer.name, array.shape, dtype, place=place, support=self._support
-                )
-        return copies
 
     def content(self, name: str) -> NDArray[Any]:
         """Return the content of a buffer, in the type that it is stored in; see `Inspection.buffers` for suffixes."""
@@ -331,7 +323,13 @@ class ProblemInstance:
 
     def _compare(self, name: str, expected: ReferenceOutput) -> Verdict:
         output = self._buffers[name]
-        dtype, tolerance, scale = self._element_type(name), self._tolerance(name), expected.scale
+        dtype, reference, scale = self._element_type(name), self._spec.reference, expected.scale
+        tolerance = reference.tolerances.get(name)
+        if tolerance is None and reference.tolerance is not None:
+            tolerance = Tolerance(reference.tolerance)
+        if tolerance is None:
+            inputs = [self._element_type(b.name) for b in self._spec.buffers]
+            tolerance = Tolerance(output_tolerance(dtype, inputs, int(reference.reduction.evaluate(self.sizes))))
         wrong, first, max_error = self._support.compare(
             output.pointer, expected.values, output.elements, dtype, tolerance=tolerance, scale=scale
         )
@@ -348,7 +346,7 @@ class ProblemInstance:
             f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {tolerance.text(scale)}",
         )
 
-    def _new_inputs(self, seed: int) -> _InputSet:
+    def _new_inputs(self, seed: int) -> _Inputs:
         pristine: dict[str, GuardedBuffer] = {}
         inputs = InputMaker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
@@ -358,30 +356,13 @@ class ProblemInstance:
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
         expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
-        return _InputSet(pristine, expected, Agreement())
-
-    def _tolerance(self, name: str) -> Tolerance:
-        reference = self._spec.reference
-        if name in reference.tolerances:
-            return reference.tolerances[name]
-        if reference.tolerance is not None:
-            return Tolerance(reference.tolerance)
-        inputs = [self._element_type(b.name) for b in self._spec.buffers]
-        return Tolerance(
-            output_tolerance(self._element_type(name), inputs, int(reference.reduction.evaluate(self.sizes)))
-        )
+        return pristine, expected, Agreement()
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
         return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
 
     def _element_type(self, name: str) -> Dtype:
         return DTYPES[self._spec.buffer(name).element_type(self._dtype, self.sizes)]
-
-    def _new_workspace(self, workspace: Workspace) -> GuardedBuffer:
-        buffer = GuardedBuffer(workspace.shape, DTYPES[workspace.dtype], self._support)
-        if workspace.zeroed:
-            buffer.clear()
-        return buffer
 
     def _sizes_text(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.sizes.items())

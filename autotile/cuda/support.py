@@ -12,6 +12,7 @@ from autotile.core.dtypes import DTYPES, Array, Dtype
 from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
+from autotile.kernel.arguments import Workspace
 from autotile.kernel.spec import Tolerance
 
 _SOURCE = Path(__file__).with_name("support.cu")
@@ -312,3 +313,11 @@ class GuardedBuffer:
 def _guard_bytes(row_bytes: int) -> int:
     guard = min(max(_MIN_GUARD_BYTES, 2 * row_bytes), _MAX_GUARD_BYTES)
     return -(-guard // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def workspace_buffer(workspace: Workspace, support: SupportKernels) -> GuardedBuffer:
+    """Return a buffer for a workspace that is not empty."""
+    buffer = GuardedBuffer(workspace.shape, DTYPES[workspace.dtype], support)
+    if workspace.zeroed:
+        buffer.clear()
+    return buffer
