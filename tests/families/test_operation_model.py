@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -162,59 +161,23 @@ def test_json_round_trip(fitted: Fitted) -> None:
     assert _choose(again, sizes, libraries=("cublas",)) == _choose(fitted.model, sizes, libraries=("cublas",))
 
 
-def _without_a_network(document: dict[str, Any]) -> None:
-    document["kernels"] = None
-
-
-def _with_a_candidate_twice(document: dict[str, Any]) -> None:
-    document["candidates"][1] = document["candidates"][0]
-
-
-def _of_another_format(document: dict[str, Any]) -> None:
-    document["format"] = 2
-
-
-def _without_doubt(document: dict[str, Any]) -> None:
-    del document["doubts"]["sgemm"]
-
-
-def _with_an_empty_range(document: dict[str, Any]) -> None:
-    document["ranges"]["M"] = [0, 5]
-
-
-def _with_a_further_size(document: dict[str, Any]) -> None:
-    document["vocabulary"]["sizes"].append("L")
-    document["ranges"]["L"] = [1, 2]
-
-
-def _with_a_negative_doubt(document: dict[str, Any]) -> None:
-    document["doubts"]["sgemm"][0] = -1.0
-
-
-def _with_a_candidate_less(document: dict[str, Any]) -> None:
-    document["candidates"].pop(0)
-
-
-def _without_its_kernels(document: dict[str, Any]) -> None:
-    document["vocabulary"]["members"] = []
-
-
 @pytest.mark.parametrize(
     "damage",
     [
-        _without_a_network,
-        _with_a_candidate_twice,
-        _of_another_format,
-        _without_doubt,
-        _with_an_empty_range,
-        _with_a_further_size,
-        _with_a_negative_doubt,
-        _with_a_candidate_less,
-        _without_its_kernels,
+        lambda document: document.update(kernels=None),
+        lambda document: document["candidates"].__setitem__(1, document["candidates"][0]),
+        lambda document: document.update(format=2),
+        lambda document: document["doubts"].pop("sgemm"),
+        lambda document: document["ranges"].update(M=[0, 5]),
+        lambda document: (document["vocabulary"]["sizes"].append("L"), document["ranges"].update(L=[1, 2])),
+        lambda document: document["doubts"]["sgemm"].__setitem__(0, -1.0),
+        lambda document: document["candidates"].pop(0),
+        lambda document: document["vocabulary"].update(members=[]),
     ],
+    ids=["no network", "twice", "format", "no doubt", "empty range", "more sizes", "doubt", "one less", "no kernels"],
 )
 def test_a_damaged_model_is_refused(fitted: Fitted, damage: Any) -> None:
-    document = copy.deepcopy(decode_json(encode_json(fitted.model.to_json()), dict))
+    document = decode_json(encode_json(fitted.model.to_json()), dict)
     damage(document)
     with pytest.raises(DataError):
         OperationModel.from_json(document)
