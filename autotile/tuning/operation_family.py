@@ -226,46 +226,43 @@ def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu |
     return FreeGpu(lane, options.run_deadline_s)
 
 
+@dataclass
 class Sweep:
     """Measures problems of an operation, and stores the results.
 
     The libraries are those that the operation file names; the database is open for writing. An `InputError` is raised
     if the reference of a kernel cannot be computed in the GPU worker alone.
+
+    Attributes
+    ----------
+    banned
+        Configurations that failed at any problem, with the reason.
+    resources
+        Resources of each configuration that was compiled.
     """
 
-    def __init__(
-        self,
-        operation: Operation,
-        dtype: str,
-        kernels: Mapping[str, Kernel],
-        libraries: Sequence[Library],
-        *,
-        settings: Settings,
-        options: TuneOptions,
-        device: DeviceProperties,
-        database: Database,
-        compile_pool: CompilePool,
-        gpu: Gpu | FreeGpu,
-    ) -> None:
-        for kernel in kernels.values():
+    operation: Operation
+    dtype: str
+    kernels: Mapping[str, Kernel]
+    libraries: Sequence[Library]
+    settings: Settings
+    options: TuneOptions
+    device: DeviceProperties
+    database: Database
+    compile_pool: CompilePool
+    gpu: Gpu | FreeGpu
+    banned: dict[CandidateKey, str] = field(default_factory=dict)
+    resources: dict[CandidateKey, Resources] = field(default_factory=dict)
+    _compiled: dict[str, Future[Compiled]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kernel in self.kernels.values():
             reference = kernel.spec.reference
             if reference.function is not None or reference.comparison is not None or reference.is_agreement:
                 raise InputError(
                     f"{kernel.spec.source}: a family of an operation needs references that are expressions or kernels"
                 )
-        self._operation, self._dtype = operation, dtype
-        self._kernels, self._libraries = kernels, libraries
-        self._settings = settings
-        self._options = replace(options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
-        self._device = device
-        self._database = database
-        self._compile_pool = compile_pool
-        self._gpu = gpu
-        self._compiled: dict[str, Future[Compiled]] = {}
-        self.banned: dict[CandidateKey, str] = {}
-        """Configurations that failed at any problem, with the reason."""
-        self.resources: dict[CandidateKey, Resources] = {}
-        """Resources of each configuration that was compiled."""
+        self.options = replace(self.options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
 
     def prepare(self, problem: Problem, kernels: KernelSizes, candidates: Sequence[ModelCandidate]) -> CompilingProblem:
         """Start the compilation of the configurations that are valid for a problem, best first."""
@@ -282,7 +279,7 @@ class Sweep:
             if one.kernel in kernels
             and one.key not in self.banned
             and not check_config(
-                self._kernels[one.kernel].spec, one.config, kernels[one.kernel], self._device, problem.dtype
+                self.kernels[one.kernel].spec, one.config, kernels[one.kernel], self.device, problem.dtype
             )
         ]
 
@@ -318,9 +315,9 @@ class Sweep:
             study_id = studies.get(self._key(name, Problem(name, sizes, problem.dtype)).digest)
             if study_id is None:
                 continue
-            samplers = {run.run_id: run.sampler for run in self._database.runs(study_id)}
+            samplers = {run.run_id: run.sampler for run in self.database.runs(study_id)}
             swept = swept or _SAMPLER in samplers.values()
-            found = self._database.stored_trials(study_id)
+            found = self.database.stored_trials(study_id)
             usable = [one.trial for one in found if samplers.get(one.run_id) != UNVERIFIED_SAMPLER]
             for trial in {config_key(trial.config): trial for trial in usable}.values():
                 key = name, config_key(trial.config)
@@ -332,51 +329,51 @@ class Sweep:
         if not swept:
             return None
         libraries = {}
-        for library in self._libraries:
+        for library in self.libraries:
             study_id = studies.get(self._library_key(problem, library).digest)
-            best = self._database.best(study_id=study_id) if study_id is not None else []
+            best = self.database.best(study_id=study_id) if study_id is not None else []
             if best and best[0].trial.time_us is not None:
                 libraries[library.name] = best[0].trial.time_us
         return SweptProblem(self.proper(problem), kernels, trials, libraries)
 
     def proper(self, problem: Problem) -> dict[str, int]:
         """Return the sizes and flags of a problem, without the conditions."""
-        return {name: size for name, size in problem.sizes.items() if name not in self._operation.conditions}
+        return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}
 
     def _compile(self, one: ModelCandidate, sizes: Mapping[str, int]) -> Compiling:
         """Start a compilation; one of the same code, of another problem too, is not started again."""
-        kernel, problem = self._kernels[one.kernel], Problem(one.kernel, sizes, self._dtype)
+        kernel, problem = self.kernels[one.kernel], Problem(one.kernel, sizes, self.dtype)
 
         def submit(make_job: Callable[[], CompileJob]) -> Future[Compiled]:
             job = make_job()
             if job.key not in self._compiled:
-                self._compiled[job.key] = self._compile_pool.submit(lambda: job)
+                self._compiled[job.key] = self.compile_pool.submit(lambda: job)
             return self._compiled[job.key]
 
         others = compiled_sizes(kernel.spec, problem, ())
-        return Compiling.begin(kernel, problem, one.config, self._device, submit=submit, other_sizes=others)
+        return Compiling.begin(kernel, problem, one.config, self.device, submit=submit, other_sizes=others)
 
     def _measure(
         self, job: CompilingProblem, ready: Sequence[tuple[ModelCandidate, Trial, Candidate]]
     ) -> tuple[dict[str, Reading], dict[CandidateKey, Trial]]:
         """Measure libraries and candidates; there is nothing of a problem that cannot be laid out."""
-        of = self._settings, self._options
+        of = self.settings, self.options
         workloads = {
-            name: workload_of(self._kernels[name], Problem(name, sizes, job.problem.dtype), *of)
+            name: workload_of(self.kernels[name], Problem(name, sizes, job.problem.dtype), *of)
             for name, sizes in job.kernels.items()
         }
         buffers = next(iter(workloads.values()))
-        calls = [LibraryCall(one.name, job.problem.sizes, job.problem.dtype) for one in self._libraries]
+        calls = [LibraryCall(one.name, job.problem.sizes, job.problem.dtype) for one in self.libraries]
         entries = (
             *(Entry(library=call, workload=buffers) for call in calls),
             *(Entry(candidate, workload=workloads[one.kernel]) for one, _, candidate in ready),
         )
         try:
-            readings = self._gpu.time(Time(entries, grid=True))
+            readings = self.gpu.time(Time(entries, grid=True))
         except InputError:  # it does not fit in memory
             return {}, {}
-        libraries = dict(zip([one.name for one in self._libraries], readings, strict=False))
-        for library in self._libraries:
+        libraries = dict(zip([one.name for one in self.libraries], readings, strict=False))
+        for library in self.libraries:
             self._check_version(library, libraries[library.name])
         measured = {
             one.key: _with_result(trial, reading)
@@ -394,27 +391,27 @@ class Sweep:
             )
 
     def _key(self, name: str, problem: Problem) -> TuningKey:
-        nvrtc, l2 = nvrtc_version(), self._options.l2
-        return key_of(self._kernels[name], problem, self._device, nvrtc_version=nvrtc, l2_mode=l2)
+        nvrtc, l2 = nvrtc_version(), self.options.l2
+        return key_of(self.kernels[name], problem, self.device, nvrtc_version=nvrtc, l2_mode=l2)
 
     def _library_key(self, problem: Problem, library: Library) -> TuningKey:
-        nvrtc, l2 = nvrtc_version(), self._options.l2
+        nvrtc, l2 = nvrtc_version(), self.options.l2
         name, version = library.name, library.version
-        return library_key(self._operation, problem, self._device, name, version, nvrtc_version=nvrtc, l2_mode=l2)
+        return library_key(self.operation, problem, self.device, name, version, nvrtc_version=nvrtc, l2_mode=l2)
 
     def _store(
         self, job: CompilingProblem, trials: Mapping[CandidateKey, Trial], libraries: Mapping[str, Reading]
     ) -> None:
         """Commit the trials of a problem, in one transaction a kernel."""
-        device = self._device
+        device = self.device
         add = partial(
-            self._database.add_run, sampler=_SAMPLER, device=device, driver=device.driver or "", host=platform.node()
+            self.database.add_run, sampler=_SAMPLER, device=device, driver=device.driver or "", host=platform.node()
         )
         for name, sizes in job.kernels.items():
             own = [trial for (kernel, _), trial in trials.items() if kernel == name]
             if own:
                 add(self._key(name, Problem(name, sizes, job.problem.dtype)), own)
-        for library in self._libraries:
+        for library in self.libraries:
             found = libraries.get(library.name)
             if found is not None and found.measurement is not None:
                 trial = _with_result(Trial({}, Outcome.OK), found)

@@ -178,16 +178,17 @@ class OperationResult(ScheduleResult, Reported):
         if self.interrupted:
             yield "interrupted", "the last race was not held; the same command goes on from there"
         if best is not None:
-            is_kernel = not best.is_library and best.trial is not None
-            config = f" {config_text(best.trial.config)}" if is_kernel and best.trial is not None else ""
+            config = f" {config_text(best.trial.config)}" if best.trial is not None and not best.is_library else ""
             yield ("winner" if best.state == "won" else "best so far"), best.name + config
             yield "rate", self.rate_text()
         for one in self.libraries:
-            if one is not best and one.ratio is None:
-                yield one.name, one.reason or "not timed"
-            elif one is not best and (ratio := one.ratio) is not None:
-                known = f"{ratio.value:.3f}x the winner's time, {ratio.low:.3f}x to {ratio.high:.3f}x"
-                yield one.name, f"{known}: not told apart" if is_tie(ratio) else known
+            if one is best:
+                continue
+            text = one.reason or "not timed"
+            if one.ratio is not None:
+                text = f"{one.ratio.value:.3f}x the winner's time, {one.ratio.low:.3f}x to {one.ratio.high:.3f}x"
+                text += ": not told apart" if is_tie(one.ratio) else ""
+            yield one.name, text
         yield from (("note", text) for text in self.notices)
         yield "tried", self.tried_text()
         yield from self._effort(is_served=self.winner is not None)

@@ -189,6 +189,17 @@ class TestResuming:
         assert result.to_json()["winner"] is None
 
 
+def test_time_is_reserved_for_all_checks_of_the_finals_and_for_the_last_race(operation: Operation) -> None:
+    kernel = operation.members[0].load()
+    problem = operation.resolve({"n": 4096})
+    trial = Trial({}, Outcome.OK, measurement=Measurement(10_000.0, 9_900.0, 10_100.0))
+    entrants = [operation_session._Entrant(kernel, problem, best=trial)]
+    schedule: Any = None
+    halving = operation_session._Halving(operation, problem, schedule, (), lambda kernel, problem: None, entrants)
+    checks_s, contest_s = 75 * (2 * 0.01 + 0.002), 60 * 4 * 0.01
+    assert halving._reserve_s(4) == pytest.approx(3 + checks_s + contest_s + 2)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
