@@ -43,8 +43,12 @@ def openings(folder: Path) -> int:
     return (folder / "openings").stat().st_size
 
 
+def doing(deed: str) -> Candidate:
+    return Candidate({"DO": deed}, "a.cubin")
+
+
 def run(gpu: Gpu, deed: str) -> Reading:
-    return evaluate(gpu, Candidate({"DO": deed}, "a.cubin"), None)
+    return evaluate(gpu, doing(deed), None)
 
 
 def test_a_healthy_worker_serves_all_candidates(start: Callable[..., Gpu], tmp_path: Path) -> None:
@@ -128,20 +132,14 @@ def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start: Call
         run(gpu, "ok")
 
 
-def test_deaths_in_a_row_are_the_candidates_fault_where_what_ran_before_still_runs(
-    start: Callable[..., Gpu], tmp_path: Path
+@pytest.mark.parametrize("deeds", [["ok", *["exit"] * 12], ["exit", "exit", "exit", "exit", "wrong"] * 2])
+def test_deaths_after_what_still_runs_or_between_other_failures_stop_nothing(
+    start: Callable[..., Gpu], deeds: list[str]
 ) -> None:
     gpu = start()
-    assert run(gpu, "ok").outcome is Outcome.OK
-    for _ in range(12):
-        assert run(gpu, "exit").outcome is Outcome.CRASHED
-    assert run(gpu, "ok").outcome is Outcome.OK
-
-
-def test_other_failures_between_deaths_count_as_life(start: Callable[..., Gpu]) -> None:
-    gpu = start()
-    for deed in ("exit", "exit", "exit", "exit", "wrong") * 2:
-        run(gpu, deed)
+    outcomes = {"ok": Outcome.OK, "exit": Outcome.CRASHED, "wrong": Outcome.WRONG_RESULT}
+    for deed in deeds:
+        assert run(gpu, deed).outcome is outcomes[deed]
     assert run(gpu, "ok").outcome is Outcome.OK
 
 
@@ -188,31 +186,31 @@ class TestHangsInFinals:
 
     def test_each_repeat_has_a_limit_by_the_verifications_before(self, gpu: Gpu) -> None:
         assert run(gpu, "verified").outcome is Outcome.OK
-        hung = verify(gpu, Candidate({"DO": "sleep"}, "a.cubin"), 75)
+        hung = verify(gpu, doing("sleep"), 75)
         assert hung.outcome is Outcome.TIMED_OUT
         assert hung.reason == "no answer within 0.6 s while in stage verify"
-        assert verify(gpu, Candidate({"DO": "slow_repeats"}, "a.cubin"), 75).outcome is Outcome.OK
+        assert verify(gpu, doing("slow_repeats"), 75).outcome is Outcome.OK
 
     def test_where_none_is_known_it_has_a_third_of_the_deadline(self, start: Callable[..., Gpu]) -> None:
-        hung = verify(start(deadline_s=1.5), Candidate({"DO": "sleep"}, "a.cubin"), 75)
+        hung = verify(start(deadline_s=1.5), doing("sleep"), 75)
         assert hung.reason == "no answer within 0.5 s while in stage verify"
 
     def test_a_race_ends_soon(self, gpu: Gpu) -> None:
         with pytest.raises(WorkerError, match=r"no answer within 0\.6 s"):
-            gpu.raced(Race((Entry(Candidate({"DO": "sleep"}, "a.cubin")),), 9, 0), 0.1)
+            gpu.raced(Race((Entry(doing("sleep")),), 9, 0), 0.1)
 
     def test_what_passed_here_shows_that_the_device_works(self, gpu: Gpu) -> None:
-        assert verify(gpu, Candidate({"DO": "ok"}, "a.cubin"), 75).outcome is Outcome.OK
+        assert verify(gpu, doing("ok"), 75).outcome is Outcome.OK
         for _ in range(6):
-            assert verify(gpu, Candidate({"DO": "exit"}, "a.cubin"), 75).outcome is Outcome.CRASHED
-        assert verify(gpu, Candidate({"DO": "ok"}, "a.cubin"), 75).outcome is Outcome.OK
+            assert verify(gpu, doing("exit"), 75).outcome is Outcome.CRASHED
+        assert verify(gpu, doing("ok"), 75).outcome is Outcome.OK
 
 
 class TestChecksBeforeARace:
     """One participant that ends the worker, or hangs, costs the others nothing."""
 
     def race(self, gpu: Gpu, *deeds: str) -> list[Reading]:
-        entries = [Entry(Candidate({"DO": deed}, "a.cubin"), workload=gpu._workload) for deed in deeds]
+        entries = [Entry(doing(deed), workload=gpu._workload) for deed in deeds]
         return gpu.raced(Race(tuple(entries), 2, 0, checks=4))
 
     @pytest.mark.parametrize(
@@ -239,11 +237,10 @@ class TestChecksBeforeARace:
 
 def test_verifying_again_is_judged_alike(start: Callable[..., Gpu]) -> None:
     gpu = start()
-    assert verify(gpu, Candidate({"DO": "ok"}, "a.cubin"), 10).outcome is Outcome.OK
-    assert verify(gpu, Candidate({"DO": "wrong"}, "a.cubin"), 10).outcome is Outcome.WRONG_RESULT
-    assert verify(gpu, Candidate({"DO": "exit"}, "a.cubin"), 10).outcome is Outcome.CRASHED
-    assert verify(gpu, Candidate({"DO": "sleep"}, "a.cubin"), 10).outcome is Outcome.TIMED_OUT
-    assert verify(gpu, Candidate({"DO": "ok"}, "a.cubin"), 10).outcome is Outcome.OK
+    for deed, outcome in [("ok", Outcome.OK), ("wrong", Outcome.WRONG_RESULT), ("exit", Outcome.CRASHED)] * 2:
+        assert verify(gpu, doing(deed), 10).outcome is outcome
+    assert verify(gpu, doing("sleep"), 10).outcome is Outcome.TIMED_OUT
+    assert verify(gpu, doing("ok"), 10).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize("deed", ["exit", "not_json", "no_keys", "times_of_wrong_shape", "error_of_no_kind"])
@@ -251,11 +248,11 @@ def test_a_race_that_breaks_the_worker_is_told_and_blamed_on_no_later_candidate(
     start: Callable[..., Gpu], deed: str
 ) -> None:
     gpu = start()
-    runners: list[Any] = [Candidate({"DO": deed}, "a.cubin"), Candidate({"DO": "ok"}, "a.cubin")]
+    runners: list[Any] = [doing(deed), doing("ok")]
     with pytest.raises(WorkerError):
         race(gpu, runners, 2, 0)
     assert run(gpu, "ok").outcome is Outcome.OK
-    found = race(gpu, [Candidate({"DO": "times"}, "a.cubin")], 2, 0)
+    found = race(gpu, [doing("times")], 2, 0)
     assert found == [raced((1.0, 2.5)), raced((3.0, 4.0), Outcome.WRONG_RESULT, "y[0] is 1")]
 
 
@@ -263,7 +260,7 @@ def test_second_inputs_that_cannot_be_drawn_are_reported(start: Callable[..., Gp
     gpu = start()
     assert run(gpu, "ok").outcome is Outcome.OK
     with pytest.raises(InputError, match="too large"):
-        verify(gpu, Candidate({"DO": "setup_error"}, "a.cubin"), 10, seed=7)
+        verify(gpu, doing("setup_error"), 10, seed=7)
     assert run(gpu, "ok").outcome is Outcome.OK
 
 

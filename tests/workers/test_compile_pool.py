@@ -1,12 +1,13 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cache_settings import cache_settings
@@ -40,11 +41,32 @@ extern "C" __global__ void fill(int* x) { x[0] = table[x[1]]; }
 """
 
 
+MakePool = Callable[..., CompilePool]
+
+
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[CompilePool]:
-    pool = CompilePool(cache_settings(tmp_path), workers=2, deadline_s=30)
-    yield pool
-    pool.close()
+def make(tmp_path: Path) -> Iterator[MakePool]:
+    """Return a function that makes a pool, which is closed in the end."""
+    with ExitStack() as stack:
+
+        def make(workers: int = 1, deadline_s: float = 30, folder: Path = tmp_path, **options: Any) -> CompilePool:
+            return stack.enter_context(closing(CompilePool(cache_settings(folder), workers, deadline_s, **options)))
+
+        yield make
+
+
+@pytest.fixture
+def pool(make: MakePool) -> CompilePool:
+    return make(2)
+
+
+@pytest.fixture
+def bad(clean: None, make: MakePool) -> MakePool:
+    return partial(make, module="bad_worker")
+
+
+def entry(name: str) -> CompileJob:
+    return replace(JOB, entry=name)
 
 
 def test_jobs_are_compiled_into_the_cache(pool: CompilePool) -> None:
@@ -54,30 +76,25 @@ def test_jobs_are_compiled_into_the_cache(pool: CompilePool) -> None:
     assert len({c.cubin.cubin_hash for c in compiled if c.cubin is not None}) == 6
 
 
-def test_a_cached_job_needs_no_worker(pool: CompilePool, tmp_path: Path) -> None:
+def test_a_cached_job_needs_no_worker(pool: CompilePool, make: MakePool) -> None:
     first = pool.submit(lambda: JOB).result()
-    again = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=0.0)  # a worker would miss this deadline
-    try:
-        assert again.submit(lambda: JOB).result().cubin == first.cubin
-    finally:
-        again.close()
+    again = make(deadline_s=0.0)  # a worker would miss this deadline
+    assert again.submit(lambda: JOB).result().cubin == first.cubin
 
 
-def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(tmp_path: Path) -> None:
+def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(make: MakePool, tmp_path: Path) -> None:
     with WorkerPool() as worker_pool:
-        for name in ("a", "b", "a"):
-            folder = tmp_path / name
-            pool = CompilePool(cache_settings(folder), workers=1, deadline_s=30, worker_pool=worker_pool)
-            compiled = pool.submit(lambda: JOB).result()
-            pool.close()
+        for folder in (tmp_path / name for name in "aba"):
+            compiled = make(folder=folder, worker_pool=worker_pool).submit(lambda: JOB).result()
             assert compiled.cubin is not None
             assert compiled.cubin.path.is_relative_to(folder)
 
 
-def test_sessions_that_share_workers_do_not_compile_more_at_once_than_these_allow(tmp_path: Path) -> None:
+def test_sessions_that_share_workers_do_not_compile_more_at_once_than_these_allow(
+    make: MakePool, tmp_path: Path
+) -> None:
     with WorkerPool(compilers=1) as worker_pool:
-        settings = [cache_settings(tmp_path / name) for name in "ab"]
-        pools = [CompilePool(each, 2, deadline_s=30, worker_pool=worker_pool) for each in settings]
+        pools = [make(2, folder=tmp_path / name, worker_pool=worker_pool) for name in "ab"]
         with worker_pool.compile_slots:
             compilations = [
                 pool.submit(partial(replace, JOB, options=(f"-DVALUE={n}",))) for n, pool in enumerate(pools)
@@ -88,8 +105,6 @@ def test_sessions_that_share_workers_do_not_compile_more_at_once_than_these_allo
         assert first is not None
         assert second is None  # both compilations ran in one process
         first.close()
-        for pool in pools:
-            pool.close()
 
 
 class Refusing:
@@ -107,17 +122,16 @@ class Refusing:
         return future
 
 
-def test_jobs_that_a_farm_gives_back_at_once_are_all_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_a_farm_gives_back_at_once_are_all_compiled(make: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, went_on = Compiled(None), threading.Event()
     monkeypatch.setattr(CompilePool, "_attempt", lambda *_: went_on.wait(60) and compiled)
-    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=30)
-    with closing(pool):
-        jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(500)]
-        waiting = [pool.submit(lambda job=job: job) for job in jobs]  # type: ignore[misc]
-        pool._farm = Refusing()  # its machines join when all of them wait
-        waiting.append(pool.submit(lambda: replace(JOB, options=())))
-        went_on.set()
-        assert not wait(waiting, 30).not_done
+    pool = make()
+    jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(500)]
+    waiting = [pool.submit(lambda job=job: job) for job in jobs]  # type: ignore[misc]
+    pool._farm = Refusing()  # its machines join when all of them wait
+    waiting.append(pool.submit(lambda: replace(JOB, options=())))
+    went_on.set()
+    assert not wait(waiting, 30).not_done
 
 
 def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
@@ -127,29 +141,23 @@ def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
     assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
 
 
-def test_a_compilation_that_hangs_costs_one_candidate(tmp_path: Path) -> None:
-    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=3)
-    try:
-        start = time.monotonic()
-        slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow")).result()
-        assert (slow.outcome, slow.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 3 s")
-        assert 3 < time.monotonic() - start < 6
-        assert 3 < slow.seconds < 6
-        assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
-    finally:
-        pool.close()
+def test_a_compilation_that_hangs_costs_one_candidate(make: MakePool) -> None:
+    pool = make(deadline_s=3)
+    start = time.monotonic()
+    slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow")).result()
+    assert (slow.outcome, slow.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 3 s")
+    assert 3 < time.monotonic() - start < 6
+    assert 3 < slow.seconds < 6
+    assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
 
 
 @pytest.mark.parametrize("source", [LARGE_TEXT, LARGE_TABLE], ids=["front end", "back end"])
-def test_a_compilation_that_takes_all_memory_costs_one_candidate(tmp_path: Path, source: str) -> None:
-    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60, memory_bytes=2**29)
-    try:
-        large = pool.submit(lambda: replace(JOB, source=source, source_hash="large")).result()
-        assert large.outcome is Outcome.COMPILE_FAILED
-        assert "out of memory" in large.reason
-        assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
-    finally:
-        pool.close()
+def test_a_compilation_that_takes_all_memory_costs_one_candidate(make: MakePool, source: str) -> None:
+    pool = make(deadline_s=60, memory_bytes=2**29)
+    large = pool.submit(lambda: replace(JOB, source=source, source_hash="large")).result()
+    assert large.outcome is Outcome.COMPILE_FAILED
+    assert "out of memory" in large.reason
+    assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -166,42 +174,31 @@ def test_a_compilation_that_takes_all_memory_costs_one_candidate(tmp_path: Path,
     ],
 )
 def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(
-    clean: None, tmp_path: Path, deed: str, outcome: Outcome, words: str
+    bad: MakePool, deed: str, outcome: Outcome, words: str
 ) -> None:
-    pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=5.0, module="bad_worker")
-    try:
-        assert pool.submit(lambda: replace(JOB, entry="compiled")).result().cubin is not None
-        pool._deadline_s = 0.5
-        bad = pool.submit(lambda: replace(JOB, entry=deed)).result()
-        assert bad.outcome is outcome
-        assert words in bad.reason
-        pool._deadline_s = 5.0
-        assert pool.submit(lambda: replace(JOB, entry="compiled")).result().cubin is not None
-    finally:
-        pool.close()
+    pool = bad(deadline_s=5.0)
+    assert pool.submit(lambda: entry("compiled")).result().cubin is not None
+    failed = pool.submit(lambda: entry(deed), 0.5).result()
+    assert failed.outcome is outcome
+    assert words in failed.reason
+    assert pool.submit(lambda: entry("compiled")).result().cubin is not None
 
 
-def test_a_killed_compiler_is_tried_again_alone(clean: None, tmp_path: Path) -> None:
-    pool = CompilePool(cache_settings(tmp_path), workers=4, deadline_s=30, module="bad_worker")
-    try:
-        jobs = [replace(JOB, entry=entry) for entry in ("busy", "busy", "killed_once", *["busy"] * 9)]
-        compiled = [future.result() for future in [pool.submit(lambda job=job: job) for job in jobs]]  # type: ignore[misc]
-        assert {one.outcome for one in compiled} == {Outcome.OK}
-        assert (tmp_path / "died").exists()
-        assert (tmp_path / "beside").read_text() == ""
-    finally:
-        pool.close()
+def test_a_killed_compiler_is_tried_again_alone(bad: MakePool, tmp_path: Path) -> None:
+    pool = bad(4)
+    jobs = [entry(name) for name in ("busy", "busy", "killed_once", *["busy"] * 9)]
+    compiled = [future.result() for future in [pool.submit(lambda job=job: job) for job in jobs]]  # type: ignore[misc]
+    assert {one.outcome for one in compiled} == {Outcome.OK}
+    assert (tmp_path / "died").exists()
+    assert (tmp_path / "beside").read_text() == ""
 
 
-def test_a_compiler_that_is_killed_twice_says_nothing_about_its_candidate(clean: None, tmp_path: Path) -> None:
-    pool = CompilePool(cache_settings(tmp_path), workers=2, deadline_s=30, module="bad_worker")
-    try:
-        killed = pool.submit(lambda: replace(JOB, entry="killed")).result()
-        assert killed.outcome is Outcome.NOT_COMPILED
-        assert "SIGKILL, as the system does when memory runs out" in killed.reason
-        assert pool.submit(lambda: replace(JOB, entry="compiled")).result().outcome is Outcome.OK
-    finally:
-        pool.close()
+def test_a_compiler_that_is_killed_twice_says_nothing_about_its_candidate(bad: MakePool) -> None:
+    pool = bad(2)
+    killed = pool.submit(lambda: entry("killed")).result()
+    assert killed.outcome is Outcome.NOT_COMPILED
+    assert "SIGKILL, as the system does when memory runs out" in killed.reason
+    assert pool.submit(lambda: entry("compiled")).result().outcome is Outcome.OK
 
 
 def test_at_most_two_workers_a_core() -> None:
@@ -209,9 +206,9 @@ def test_at_most_two_workers_a_core() -> None:
     assert [worker_count(number) for number in (None, 1, 2 * cores, 400 * cores)] == [cores, 1, 2 * cores, 2 * cores]
 
 
-def test_closing_ends_what_runs_and_what_waits(clean: None, tmp_path: Path) -> None:
-    pool = CompilePool(cache_settings(tmp_path), workers=2, deadline_s=60, module="bad_worker")
-    futures = [pool.submit(lambda: replace(JOB, entry="sleep")) for _ in range(6)]
+def test_closing_ends_what_runs_and_what_waits(bad: MakePool) -> None:
+    pool = bad(2, 60)
+    futures = [pool.submit(lambda: entry("sleep")) for _ in range(6)]
     time.sleep(0.3)
     start = time.monotonic()
     pool.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,19 +134,22 @@ def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> N
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
 
 
-@pytest.mark.parametrize(("fault", "threads"), [("shared_memory", 128), ("registers", 1024), ("device_memory", 128)])
-def test_what_the_driver_refuses_leaves_the_worker_alive(gpu: Gpu, candidate: Make, fault: str, threads: int) -> None:
-    worker = gpu._child
-    refused = evaluate(gpu, candidate(fault, threads), None)
-    assert refused.outcome is Outcome.RESOURCE_EXCEEDED, refused.reason
-    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
-    assert gpu._child is worker
-
-
-def test_a_missing_cubin_does_not_end_the_worker(gpu: Gpu, candidate: Make) -> None:
-    worker = gpu._child
-    missing = evaluate(gpu, Candidate(candidate().config, "/nowhere/gone.cubin"), None)
-    assert (missing.outcome, missing.stage) == (Outcome.CRASHED, "load")
+@pytest.mark.parametrize(
+    ("fault", "threads", "cubin", "outcome"),
+    [
+        ("shared_memory", 128, None, Outcome.RESOURCE_EXCEEDED),
+        ("registers", 1024, None, Outcome.RESOURCE_EXCEEDED),
+        ("device_memory", 128, None, Outcome.RESOURCE_EXCEEDED),
+        (HEALTHY, 128, "/nowhere/gone.cubin", Outcome.CRASHED),
+    ],
+)
+def test_what_the_driver_refuses_leaves_the_worker_alive(
+    gpu: Gpu, candidate: Make, *, fault: str, threads: int, cubin: str | None, outcome: Outcome
+) -> None:
+    worker, made = gpu._child, candidate(fault, threads)
+    refused = evaluate(gpu, replace(made, cubin_path=cubin or made.cubin_path), None)
+    assert refused.outcome is outcome, refused.reason
+    assert cubin is None or refused.stage == "load"
     assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
     assert gpu._child is worker
 
@@ -178,18 +182,17 @@ def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, ca
     assert len(workers) == 1
 
 
-def test_five_deaths_in_a_row_stop_what_never_ran(gpu: Gpu, candidate: Make) -> None:
-    for _ in range(5):
+@pytest.mark.parametrize("ran", [False, True])
+def test_five_deaths_in_a_row_stop_only_what_never_ran(gpu: Gpu, candidate: Make, ran: bool) -> None:
+    if ran:
+        assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
+    for _ in range(6 if ran else 5):
         assert evaluate(gpu, candidate("trap"), None).outcome is Outcome.CRASHED
-    with pytest.raises(WorkerError, match="5 GPU workers died"):
-        evaluate(gpu, candidate("trap"), None)
-
-
-def test_five_deaths_in_a_row_do_not_stop_what_still_runs(gpu: Gpu, candidate: Make) -> None:
-    assert evaluate(gpu, candidate(), None).outcome is Outcome.OK
-    for _ in range(6):
-        assert evaluate(gpu, candidate("trap"), None).outcome is Outcome.CRASHED
-    assert evaluate(gpu, candidate(threads=64), None).outcome is Outcome.OK
+    if ran:
+        assert evaluate(gpu, candidate(threads=64), None).outcome is Outcome.OK
+    else:
+        with pytest.raises(WorkerError, match="5 GPU workers died"):
+            evaluate(gpu, candidate("trap"), None)
 
 
 def test_a_race_times_every_candidate_in_every_round(gpu: Gpu, candidate: Make) -> None:
