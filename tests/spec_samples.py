@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from autotile.core.model import Value
+from autotile.errors import SpecError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
 
@@ -103,3 +106,49 @@ def make_spec(
         for name, entries in sections.items()
     )
     return parse_spec(text, "sample.toml")
+
+
+COPY_SPACE = """
+[kernel]
+name = "k"
+template = "k.cu"
+entry = "k"
+
+[problem]
+sizes = { @sizes }
+
+[parameters]
+BLOCK = [64, 128]
+
+[default]
+BLOCK = 64
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[arguments]
+x = { buffer = "@type", shape = ["N"], access = "in" }
+y = { buffer = "@type", shape = ["N"], access = "out" }
+@more
+
+[reference]
+outputs = { y = "x" }
+"""
+"""A kernel that copies a vector; further arguments go in place of ``@more``."""
+
+
+def copy_spec(*arguments: str, dtype: str = "float32", sizes: str = "N = 4096") -> KernelSpec:
+    """The kernel that copies a vector of a type, with further arguments."""
+    text = COPY_SPACE.replace("@type", dtype).replace("@sizes", sizes)
+    return parse_spec(text.replace("@more", "\n".join(arguments)), "k.toml")
+
+
+def refused(text: str, old: str, new: str, key: str, said: str, *, count: int = -1) -> SpecError:
+    """Expect an error, at a key unless that is empty, after a change of a file that is right without it."""
+    assert old in text
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text.replace(old, new, count), "k.toml")
+    assert said in caught.value.problem
+    assert key in ("", caught.value.key)
+    return caught.value

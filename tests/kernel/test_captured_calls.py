@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_element_types import spec_of
+from spec_samples import copy_spec
 
 from autotile.core.model import Problem
 from autotile.errors import InputError
@@ -17,7 +17,7 @@ from autotile.kernel.inputs import InputMaker, missing_input, read_captured_call
 from autotile.serving.bound import CaptureFolder, CapturingLauncher
 from autotile.settings import read_settings
 
-SPEC = spec_of("float32", 'alpha = { scalar = "float32", value = 1.0, check = 2.0 }')
+SPEC = copy_spec('alpha = { scalar = "float32", value = 1.0, check = 2.0 }')
 
 
 class View(np.ndarray):

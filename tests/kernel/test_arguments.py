@@ -1,0 +1,412 @@
+"""Each kind of argument: its table, its value in a launch, its part of the hash, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pytest
+from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
+from spec_samples import SGEMM, copy_spec, refused
+
+from autotile.core.device import device_profile
+from autotile.core.dtypes import DTYPES
+from autotile.cuda.compiler import CompileJob, compile_cubin
+from autotile.cuda.driver import variable_symbols
+from autotile.cuda.packing import by_value, pack_arguments, texture_object
+from autotile.database.keys import space_hash
+from autotile.errors import ArgumentError, CompileError, ConfigError, InputError, SpecError
+from autotile.kernel import arguments
+from autotile.kernel.arguments import ArgumentKind, ArgumentScope, StructArgument, Workspace, scalar_value
+from autotile.kernel.inputs import make_input
+from autotile.kernel.launch import LaunchData, known_names
+from autotile.kernel.library import load_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.sources import check_source
+from autotile.kernel.spec import KernelSpec, reference_spec
+from autotile.kernel.table import Table
+from autotile.space.limits import check_config
+from autotile.space.search_space import feasible_space
+
+H200 = device_profile("h200")
+
+
+def data_of(spec: KernelSpec) -> LaunchData:
+    return LaunchData.of(spec, "float32", known_names(spec, spec.default, spec.sizes, H200))
+
+
+def compiled(source: str) -> bytes:
+    return compile_cubin(CompileJob(source, source, str(Path(__file__)), "k", "sm_90", ())).cubin
+
+
+class TestKinds:
+    def test_each_answers(self) -> None:
+        spec = parse_spec(SPLIT_SPACE, "split.toml")
+        answers = {
+            a.name: (a.is_passed, a.is_given, a.is_operand, getattr(a, "repeats_size", False)) for a in spec.arguments
+        }
+        assert {name: answers[name] for name in ("A", "C", "partials", "M", "batches", "alpha")} == {
+            "A": (True, True, True, False),
+            "C": (True, True, True, False),
+            "partials": (True, False, False, False),
+            "M": (True, False, True, True),
+            "batches": (True, False, True, False),
+            "alpha": (True, False, True, False),
+        }
+        access = [(b.name, b.is_read, b.is_written) for b in spec.buffers]
+        assert access == [("A", True, False), ("B", True, False), ("C", True, True)]
+        assert {s.name: s.default for s in spec.scalars if s.binding is None} == {"alpha": 1.0, "beta": 0.0}
+
+    def test_a_tensor_map_and_the_buffer_that_it_describes(self) -> None:
+        examples = Path(__file__).parents[2] / "examples"
+        spec = load_kernel(str(examples / "transpose_tma" / "transpose_tma.toml")).spec
+        a, b, a_map = spec.arguments[:3]
+        answers = [(x.is_passed, x.is_given, x.is_operand) for x in (a, b, a_map)]
+        assert answers == [(False, True, True), (True, True, False), (True, False, False)]
+        assert a_map.described_buffer == "A"
+
+    @pytest.mark.parametrize(
+        ("name", "check", "value"), [("M", False, 7), ("M", True, 7), ("alpha", False, 1.0), ("alpha", True, 0.75)]
+    )
+    def test_values_of_scalars(self, name: str, check: bool, value: float) -> None:
+        (scalar,) = (s for s in parse_spec(SGEMM, "sgemm.toml").scalars if s.name == name)
+        assert scalar.operand({"M": 7, "N": 8, "K": 9}, check=check) == value
+
+    @pytest.mark.parametrize(
+        ("old", "new", "key", "said"),
+        [
+            ('{ scalar = "int32", v', '{ scalar = "int32", buffer = "int32", v', "M", "one of the keys buffer, scalar"),
+            ('K"], access = "in" }', 'K"], access = "in", acess = "in" }', "A.acess", "did you mean 'access'"),
+            ('init = "uniform"', 'intit = "uniform"', "B.intit", "did you mean 'init'"),
+            ("check = 0.75", "chek = 0.75", "alpha.chek", "did you mean 'check'"),
+            ('value = "M" }', 'value = "M", valu = "M" }', "M.valu", "did you mean 'value'"),
+            ("\nM = {", '\nw = { workspace = "float32", shape = ["M"], shap = ["M"] }\nM = {', "w.shap", "'shape'"),
+            ('value = "M" }', 'value = "M // (M - 4096)" }', "M.value", "division by zero where M = 4096"),
+            ('value = "M" }', 'value = "M // (M - 389)" }', "M.value", "division by zero where M = 389"),
+        ],
+    )
+    def test_refusals(self, old: str, new: str, key: str, said: str) -> None:
+        refused(SGEMM, old, new, f"arguments.{key}", said, count=1)
+
+    def test_another_kind_needs_no_more_than_its_class_and_the_two_matches(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = parse_spec(SGEMM, "sgemm.toml")
+        monkeypatch.setattr(arguments, "_KINDS", {**arguments._KINDS, "seed": SeedArgument})
+        first, second = (
+            parse_spec(SGEMM.replace("alpha = {", f"seed = {{ seed = {seed} }}\nalpha = {{"), "sgemm.toml")
+            for seed in (3, 4)
+        )
+        assert len({space_hash(spec) for spec in (plain, first, second)}) == 3
+        assert len(feasible_space(first, first.sizes, H200)) == len(feasible_space(plain, plain.sizes, H200))
+        assert data_of(first) == LaunchData((), ())
+        scalars = {"M": 1, "alpha": 1}
+        with pytest.raises(AssertionError, match=r"SeedArgument\(name='seed', seed=3\)"):
+            pack_arguments(first, data_of(first), pointers=dict.fromkeys("ABC", 0), scalars=scalars, workspaces={})
+
+
+@dataclass(frozen=True, slots=True)
+class SeedArgument(ArgumentKind):
+    """``{ seed = 3 }``: a kind defined by a test."""
+
+    name: str
+    seed: int
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        table.allow(("seed",))
+        return cls(name, table.whole_number("seed", minimum=0))
+
+    def meaning(self) -> dict[str, Any]:
+        return {"seed": self.name, "value": self.seed}
+
+
+class TestElementTypes:
+    @pytest.mark.parametrize("name", DTYPES)
+    def test_inputs_of_every_type(self, name: str) -> None:
+        spec = copy_spec(dtype=name)
+        buffer, dtype = spec.buffer("x"), DTYPES[name]
+        shape = buffer.array_shape(spec.sizes)
+        assert shape == dtype.array_shape((4096,))
+        stored = make_input(buffer, shape, name)
+        assert (stored.shape, stored.dtype) == (shape, np.dtype(dtype.storage))
+        values = dtype.decode(stored)
+        assert np.isfinite(values).all()
+        assert len(np.unique(values)) > 1
+        np.testing.assert_array_equal(dtype.encode(values), stored)
+        assert (make_input(buffer, shape, name, seed=1) != stored).any()
+
+    def test_another_name_of_a_type_is_the_same_type(self) -> None:
+        one, other = (copy_spec(dtype=name).buffer("x").meaning() for name in ("float8_e4m3", "float8_e4m3fn"))
+        assert one == other
+
+    def test_the_components_of_vectors_are_an_axis_in_references(self) -> None:
+        text = copy_spec(dtype="float4").text
+        parse_spec(text.replace('y = "x"', 'y = "shift(x, 1, 0)"'), "k.toml")
+        refused(text, 'y = "x"', 'y = "sum(x, 1)"', "", "shape (4096,), but the buffer y has (4096, 4)")
+        refused(text, "4096 }", '4096 }\ndtypes = ["float4"]', "problem.dtypes", "'float4' is a vector")
+
+    def test_vectors_and_complex_numbers_by_value(self) -> None:
+        spec = copy_spec(
+            'origin = { scalar = "float3", value = [1, 2.5, -3] }',
+            'factor = { scalar = "complex64", value = [0.5, -1] }',
+            'bright = { scalar = "bool", value = true }',
+        )
+        origin, factor, bright = (scalar_value(s, spec.sizes, "float32", check=False) for s in spec.scalars)
+        np.testing.assert_array_equal(origin, np.array([1, 2.5, -3], np.float32))
+        assert (by_value(origin).dtype.itemsize, by_value(origin).shape) == (12, (1,))
+        assert (factor, bright) == (np.complex64(0.5 - 1j), np.bool_(True))
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ('v = { scalar = "float3", value = [1, 2] }', "a list of 3 numbers"),
+        ('v = { scalar = "float3", value = 1 }', "a list of 3 numbers"),
+        ('v = { scalar = "int2", value = [1, 2.5] }', "a whole number"),
+        ('v = { scalar = "float2", value = "N" }', "a list of 2 numbers"),
+        ('v = { scalar = "float5", value = 1 }', "is not accepted; did you mean"),
+        ('m = { tensor_map = "x", box = [8] }', "a tensor map cannot describe x of type float4"),
+        ("p = { struct = {} }", "has no members"),
+        ('p = { struct = { a = { pointer = "z" } } }', "names no buffer or workspace"),
+        ("p = { struct = { a = { value = 1 } } }", "exactly one of the keys scalar, pointer, struct"),
+        ('p = { struct = { a = { scalar = "float2", value = [1, 2, 3] } } }', "expected 2 numbers for each float2"),
+        ('p = { struct = { a = { scalar = "int32", value = 1.5 } } }', "expected a whole number"),
+        ('p = { struct = { a = { scalar = "int32", value = "M" } } }', "unknown name"),
+        ('p = { struct = { "a b" = { scalar = "int32", value = 1 } } }', "is not a C identifier"),
+        (f'p = {{ struct = {{ a = {{ scalar = "double4", value = {[1] * 516} }} }} }}', "has 4128 bytes"),
+        ('f = { buffer = "float32", shape = [9], access = "in", constant = "d f" }', "is not the name of a variable"),
+        ('f = { buffer = "float32", shape = [9], access = "in", constant = "" }', "is not the name of a variable"),
+        ('f = { buffer = "float32", shape = [9], access = "out", constant = "d" }', "constant memory is read only"),
+        ('f = { buffer = "float32", shape = [9], access = "in", constant = "d", pass = false }', "remove pass"),
+    ],
+)
+def test_malformed_values(argument: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        copy_spec(argument, dtype="float4")
+
+
+class TestStructs:
+    """Their layout is the compiler's, and their content is what the file declares."""
+
+    STRUCT = """p = { struct = {
+        flag = { scalar = "bool", value = true },
+        n = { scalar = "int64", value = "N" },
+        tag = { scalar = "uint8", value = 7 },
+        origin = { scalar = "float3", value = [1, 2, 3] },
+        color = { scalar = "uchar4", value = [1, 2, 3, 4] },
+        corners = { scalar = "float2", value = [1, 2, 3, 4] },
+        box = { scalar = "double4", value = [1, 2, 3, "BLOCK"] },
+        x = { pointer = "x" },
+        inner = { struct = { small = { scalar = "int16", value = -1 }, y = { pointer = "y" } } },
+        weights = { scalar = "float16", value = [0.5, 0.25, 0.125] },
+        factor = { scalar = "complex64", value = [1, -1] },
+        last = { scalar = "int8", value = -3 } } }""".replace("\n", " ")
+    SOURCE = """
+    #include <cuda_fp16.h>
+    struct Inner { short small; float* y; };
+    struct P {
+        bool flag; long long n; unsigned char tag; float3 origin; uchar4 color; float2 corners[2]; double4 box;
+        const float* x; Inner inner; __half weights[3]; float2 factor; signed char last;
+    };
+    CHECKS
+    extern "C" __global__ void k(P p) {}
+    """
+
+    def test_the_layout_is_that_of_the_compiler(self) -> None:
+        struct = copy_spec(self.STRUCT).arguments[-1]
+        assert isinstance(struct, StructArgument)
+        layout = struct.layout("float32")
+        offsets = [offset for offset, _, _ in layout.scalars] + [offset for offset, _ in layout.pointers]
+        members = ["flag", "n", "tag", "origin", "color", "corners[0]", "corners[1]", "box", "inner.small"]
+        members += ["weights[0]", "weights[1]", "weights[2]", "factor", "last", "x", "inner.y"]
+        pairs = zip(members, offsets, strict=True)
+        checks = [f'static_assert(__builtin_offsetof(P, {m}) == {o}, "");' for m, o in pairs]
+        checks.append(f'static_assert(sizeof(P) == {layout.size_bytes}, "");')
+        compiled(self.SOURCE.replace("CHECKS", "\n".join(checks)))
+
+    def test_values_and_addresses_are_packed(self) -> None:
+        spec = copy_spec(
+            'w = { workspace = "float32", shape = ["BLOCK"], pass = false }',
+            'p = { struct = { n = { scalar = "int32", value = "N" }, x = { pointer = "x" }, w = { pointer = "w" } } }',
+        )
+        scalars = {s.name: scalar_value(s, spec.sizes, "float32", check=False) for s in spec.scalars}
+        pointers = {"x": 0x1000, "y": 0x2000}
+        packed = pack_arguments(spec, data_of(spec), pointers=pointers, scalars=scalars, workspaces={"w": 0x3000})
+        assert len(packed) == 3
+        assert packed[-1].tobytes() == np.array([4096, 0x1000, 0x3000], np.uint64).tobytes()
+
+    def test_the_members_are_part_of_the_hash(self) -> None:
+        one, two = (f'p = {{ struct = {{ n = {{ scalar = "int32", value = {n} }} }} }}' for n in (1, 2))
+        assert space_hash(copy_spec(one)) != space_hash(copy_spec(two))
+
+
+class TestTextures:
+    IMAGE = 'image = { buffer = "uchar4", shape = [16, "N"], access = "in", pass = false }'
+    TEXTURE = 't = { texture = "image", filter = "linear", address = "wrap", normalized = true, read = "@" }'
+    BOTH = (IMAGE, TEXTURE.replace("@", "normalized_float"))
+
+    @staticmethod
+    def spec_of(image: str, texture: str) -> KernelSpec:
+        return copy_spec(image, texture, sizes="N = 4096 }\nragged = { N = 96")
+
+    def test_a_texture_is_passed_instead_of_its_buffer(self) -> None:
+        spec = self.spec_of(*self.BOTH)
+        assert spec.steps[0].arguments == ("x", "y", "t")
+        (texture,) = data_of(spec).textures
+        assert (texture.shape, texture.dtype, texture.pitch_bytes) == ((16, 4096), "uchar4", 16384)
+        assert (texture.filter, texture.address, texture.is_normalized) == ("linear", "wrap", True)
+        image, other = self.BOTH
+        assert space_hash(spec) != space_hash(self.spec_of(image, other.replace("wrap", "mirror")))
+
+    @pytest.mark.parametrize(
+        ("old", "new", "said"),
+        [
+            ('"image", f', '"imag", f', "names no buffer; did you mean 'image'"),
+            ('"linear"', '"cubic"', "is not accepted"),
+            (", normalized = true", "", "needs normalized = true"),
+            ('"uchar4"', '"float3"', "textures do not hold"),
+            ('"uchar4"', '"float64"', "textures do not hold"),
+            ('"uchar4"', '"float4"', "only integers of 8 and 16 bits"),
+            (', read = "normalized_float"', "", "is filtered only with read"),
+            ('[16, "N"]', '["N"]', "a texture of one axis is read with tex1Dfetch"),
+            ('[16, "N"]', '[2, 16, "N"]', "has 3 axes"),
+            ('access = "in"', 'access = "inout"', "textures are read only"),
+            ('"N"]', '"N + 1"]', "rows of image are 16388 bytes apart"),
+            ('"N"]', '"max(N, 100)"]', "at the ragged sizes, rows of image are 400 bytes apart"),
+        ],
+    )
+    def test_refusals(self, old: str, new: str, said: str) -> None:
+        assert old in "".join(self.BOTH)
+        with pytest.raises(SpecError, match=said):
+            self.spec_of(*(part.replace(old, new) for part in self.BOTH))
+
+    def test_addresses_and_rows_that_a_texture_cannot_have(self) -> None:
+        (texture,) = data_of(self.spec_of(*self.BOTH)).textures
+        with pytest.raises(ArgumentError, match="16 bytes past a multiple of 512"):
+            texture_object(texture, 0x1000 + 16)
+        with pytest.raises(ArgumentError, match="rows of image are 12 bytes apart"):
+            texture_object(texture._replace(shape=(4, 3)), 0x1000)
+
+    def test_texture_references_have_a_cure(self) -> None:
+        with pytest.raises(CompileError, match="texture references were removed in CUDA 12"):
+            compiled("texture<float, 2> tex; __global__ void k(float* y) { y[0] = tex2D(tex, 0, 0); }")
+
+
+class TestConstantMemory:
+    FILTER = 'f = { buffer = "float32", shape = [9], access = "in", constant = "d_filter" }'
+
+    def test_a_constant_is_given_but_not_passed(self) -> None:
+        spec = copy_spec(self.FILTER)
+        buffer = spec.buffer("f")
+        assert (buffer.is_passed, buffer.is_given, buffer.constant) == (False, True, "d_filter")
+        assert spec.steps[0].arguments == ("x", "y")
+        assert space_hash(spec) != space_hash(copy_spec(self.FILTER.replace("d_filter", "e_filter")))
+
+    def test_the_template_must_have_the_variable(self) -> None:
+        spec = copy_spec(self.FILTER)
+        check_source(spec, "__constant__ float d_filter[9];")
+        check_source(copy_spec(self.FILTER.replace("d_f", "ns::d_f")), "namespace ns { int d_filter[1]; }")
+        with pytest.raises(InputError, match="the template has no variable d_filter; declare it"):
+            check_source(spec, "__constant__ float d_filters[9];")
+
+    def test_a_reference_kernel_takes_a_listed_buffer_as_a_pointer(self) -> None:
+        reference = '[reference]\nkernel = "naive"\nblock = [32]\ngrid = [1]\n'
+        text = copy_spec(self.FILTER).text.partition("[reference]")[0] + reference
+        spec = parse_spec(text + 'arguments = ["f", "x", "y"]\n', "k.toml")
+        assert reference_spec(spec, "float32", spec.sizes).steps[0].arguments == ("f", "x", "y")
+        assert spec.steps[0].arguments == ("x", "y")
+        naive = reference_spec(parse_spec(text, "k.toml"), "float32", spec.sizes)
+        assert (naive.steps[0].arguments, naive.buffer("f").constant) == (("x", "y"), "d_filter")
+
+    def test_symbols_are_mangled_as_the_compiler_does(self) -> None:
+        cubin = compiled(
+            "__constant__ float one[4];\n"
+            "namespace a { namespace bc { __constant__ float two[4]; } }\n"
+            "__global__ void k(float* y) { y[0] = one[threadIdx.x] + a::bc::two[threadIdx.x]; }\n"
+        )
+        for name in ("one", "a::bc::two"):
+            assert any(symbol.encode() + b"\0" in cubin for symbol in variable_symbols(name))
+
+
+class TestWorkspaces:
+    SPEC = parse_spec(SPLIT_SPACE, "split.toml")
+    SIZES: ClassVar = {**SPEC.sizes, "M": 100, "N": 200, "K": 320, "BATCH": 2}
+
+    def data(self, split_k: int, tile: int = 16, spec: KernelSpec = SPEC) -> LaunchData:
+        config = {"TILE": tile, "SPLIT_K": split_k, "FAULT": 0}
+        return LaunchData.of(spec, "float16", known_names(spec, config, self.SIZES, H200))
+
+    def test_shapes_follow_the_configuration(self) -> None:
+        partials, counters = self.data(5).workspaces
+        assert partials == Workspace("partials", "float32", (5, 2, 100, 200), zeroed=False)
+        assert counters == Workspace("counters", "uint32", (2, 7, 13), zeroed=True)
+        assert (partials.size_bytes, counters.size_bytes) == (4 * 5 * 2 * 100 * 200, 4 * 2 * 7 * 13)
+        assert [workspace.size_bytes for workspace in self.data(1).workspaces] == [0, 0]
+        assert self.data(5) != self.data(2)
+        assert self.data(1, tile=16) != self.data(1, tile=32)  # extents differ, though all are empty
+
+    def test_a_negative_extent_is_refused_where_it_cannot_be_left_out(self) -> None:
+        spec = parse_spec(SPLIT_SPACE.replace('"SPLIT_K if SPLIT_K > 1 else 0"', '"SPLIT_K - 2"'), "split.toml")
+        said = r"memory: the workspace partials would have the shape -1 x 2 x 100 x 200"
+        assert check_config(spec, {"TILE": 16, "SPLIT_K": 1, "FAULT": 0}, self.SIZES, H200) == said
+        found = feasible_space(spec, self.SIZES, H200)
+        assert {found.config(row)["SPLIT_K"] for row in range(len(found))} == {2, 5}
+        with pytest.raises(ConfigError, match="add a rule that excludes it"):
+            self.data(1, spec=spec)
+
+    def test_buffers_and_workspaces_fit_in_the_devices_memory(self) -> None:
+        elements = 2 * (100 * 320 + 320 * 200 + 100 * 200)
+        for split_k, workspace_bytes in ((1, 0), (2, 4 * 2 * 2 * 20_000 + 4 * 2 * 7 * 13)):
+            config = {"TILE": 16, "SPLIT_K": split_k, "FAULT": 0}
+            needed = 2 * elements + workspace_bytes
+            enough, little = (
+                check_config(self.SPEC, config, self.SIZES, replace(H200, memory_bytes=given), "float16")
+                for given in (needed, needed - 1)
+            )
+            assert enough == ""
+            assert "memory: its arrays and workspaces take 0.0 GiB" in little
+        absurd = {**self.SIZES, **dict.fromkeys("MNK", 2**31 - 1)}
+        said = r"the limit memory of NVIDIA H200 leaves none of the 27 .* choose smaller sizes"
+        with pytest.raises(SpecError, match=said):
+            feasible_space(self.SPEC, absurd, H200)
+
+    @pytest.mark.parametrize(
+        ("old", "new", "key", "said"),
+        [
+            ('init = "zeros"', 'init = "ones"', "arguments.counters.init", 'expected "zeros", or no init'),
+            ('workspace = "float32"', 'workspace = "float"', "arguments.partials.workspace", "write 'float32'"),
+            ('"SPLIT_K if', '"SPLITS if', "arguments.partials.shape", "did you mean 'SPLIT_K'"),
+            (
+                '{ workspace = "float32",',
+                '{ workspace = "float32", access = "in",',
+                "arguments.partials.access",
+                "unkn",
+            ),
+            ('{ workspace = "float32",', "{", "arguments.partials", "expected exactly one of the keys buffer"),
+            ("beta * C", "beta * partials", "reference.outputs.C", "unknown name 'partials'"),
+        ],
+    )
+    def test_refusals(self, old: str, new: str, key: str, said: str) -> None:
+        refused(SPLIT_SPACE, old, new, key, said)
+
+
+class TestClusters:
+    SPEC = parse_spec(CLUSTER_SPACE, "swap.toml")
+
+    @pytest.mark.parametrize("n", [1, 1000, 4096, 100_000])
+    def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(self, n: int) -> None:
+        found = feasible_space(self.SPEC, {"n": n}, H200)
+        assert [found.config(row) for row in range(len(found))] == [
+            {"THREADS": threads, "CLUSTER": cluster, "WHOLE": whole}
+            for threads in (64, 256)
+            for cluster in (1, 2, 3, 8)
+            for whole in (False, True)
+            if whole or int(np.ceil(n / threads)) % cluster == 0
+        ]
+
+    def test_an_invalid_cluster_is_explained(self) -> None:
+        reason = check_config(self.SPEC, {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}, {"n": 65}, H200)
+        assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")

@@ -1,0 +1,250 @@
+"""The forms of [reference], the shapes of its expressions, tolerances, and comparison by a function."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from feature_kernels import SPLIT_SPACE
+from hypothesis import given
+from hypothesis import strategies as st
+from spec_samples import SGEMM, copy_spec, refused
+
+from autotile.api.tunable import comparison_of
+from autotile.core.device import device_profile
+from autotile.core.dtypes import DTYPES
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.database.keys import space_hash
+from autotile.errors import SpecError
+from autotile.kernel.expressions import ShapeOnly, parse_array_expression
+from autotile.kernel.launch import known_names, launch_geometry
+from autotile.kernel.library import kernel_names, load_kernel, reference_source
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec, Reference, Tolerance, reference_spec, wide_type
+
+OUTPUTS = 'outputs = { C = "alpha * (A @ B) + C" }'
+KERNEL = 'kernel = "naive<double>"\nblock = [16, 16]\ngrid = ["ceil_div(N, 16)", "ceil_div(M, 16)"]'
+
+
+def parsed(reference: str, *, constant: bool = False) -> KernelSpec:
+    assert OUTPUTS in SGEMM
+    text = SGEMM.replace(OUTPUTS, reference).replace("tolerance = 1e-5", "")
+    if constant:
+        text = re.sub('(access = "in(out)?")', r'\1, init = "ones"', text.replace(', init = "uniform"', ""))
+    return parse_spec(text, "sgemm.toml")
+
+
+class TestKernels:
+    def test_a_kernel(self) -> None:
+        spec = parsed(KERNEL + '\nelement_type = "float64"\ndefines = { TILE = 16, T = "double", COUNT = "M * N" }')
+        kernel = spec.reference.kernel
+        assert kernel is not None
+        assert spec.reference.outputs == {}
+        assert kernel.entry == "naive<double>"
+        assert kernel.macros({"M": 3, "N": 5}) == {"TILE": 16, "T": "double", "COUNT": 15}
+        sizes = {**spec.sizes, "M": 33, "N": 7}
+        own = reference_spec(spec, "float32", sizes)
+        assert own.entry == "naive<double>"
+        assert launch_geometry(own, own.default, sizes, device_profile("h100")).grid == (1, 3, 1)
+        assert [b.element_type("float32", spec.sizes) for b in own.buffers] == ["float64"] * 3
+        assert [s.element_type("float32") for s in own.scalars if s.name == "alpha"] == ["float64"]
+
+    def test_it_takes_some_of_the_arguments(self) -> None:
+        spec = parsed(KERNEL + '\narguments = ["C", "A", "B"]')
+        assert [argument.name for argument in reference_spec(spec, "float32", spec.sizes).arguments] == ["C", "A", "B"]
+
+    def test_double_precision(self) -> None:
+        wide = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
+        wide |= {name: name for name in ("int32", "bool", "int4")} | {"float4": "double4", "half2": "double2"}
+        assert {name: wide_type(name) for name in wide} == wide
+        assert all(wide_type(name) in DTYPES for name in DTYPES)
+
+    def test_its_source_counts_and_compiles(self, tmp_path: Path) -> None:
+        text = 'extern "C" __global__ void sgemm(const float*, const float*, float*, float, int, int, int) {}\n'
+        naive = "template <class T> __global__ void naive(T* c) {{ c[0] = {}; }}\n"
+        (tmp_path / "sgemm.cu").write_text(text)
+        (tmp_path / "naive.cu").write_text(naive.format("TILE * sizeof(T)"))
+        more = '\ntemplate = "naive.cu"\narguments = ["C"]\ndefines = { TILE = "M // 16" }'
+        toml = tmp_path / "sgemm.toml"
+        toml.write_text(SGEMM.replace(OUTPUTS, KERNEL + more))
+        kernel = load_kernel(str(toml))
+        source = reference_source(kernel)
+        assert source is not None
+        own = replace(source, spec=reference_spec(kernel.spec, "float32", kernel.spec.sizes))
+        names = known_names(own.spec, own.spec.default, own.spec.sizes, device_profile("h100"))
+        assert kernel.spec.reference.kernel is not None
+        job = compile_job(own, {**own.spec.default, **kernel.spec.reference.kernel.macros(names)}, "float32", "sm_90")
+        assert list(compile_cubin(job).functions) == ["naive<double>"]
+        before = kernel.source_hash
+        (tmp_path / "naive.cu").write_text(naive.format("2 * TILE"))
+        assert load_kernel(str(toml)).source_hash != before
+
+
+def test_agreement_a_function_and_files() -> None:
+    assert parsed('verify = "agreement"').reference.is_agreement
+    assert parsed('function = "solve"').reference.function == "solve"
+    assert parsed('outputs.C = { file = "c.npy" }', constant=True).reference.files == {"C": "c.npy"}
+
+
+def test_every_form_gives_a_hash_of_its_own() -> None:
+    forms = [OUTPUTS, KERNEL, 'verify = "agreement"', 'function = "f"']
+    forms += [KERNEL + '\narguments = ["C", "A", "B"]', OUTPUTS + "\ntolerance = { C = 1e-3 }"]
+    assert len({space_hash(parsed(form)) for form in forms}) == len(forms)
+
+
+def test_tolerances() -> None:
+    reference = parsed(OUTPUTS + "\ntolerance = { C = { absolute = 1e-6, relative = 1e-4 } }").reference
+    assert reference.tolerances == {"C": Tolerance(1e-4, 1e-6, is_elementwise=True)}
+    assert reference.tolerances["C"].text(3.0) == "1e-06 and 0.0001 of |expected|"
+    assert parsed(OUTPUTS + "\ntolerance = { C = 1e-3 }").reference.tolerances == {"C": Tolerance(1e-3)}
+    assert Tolerance(1e-3).text(3.0) == "0.001 of max(|expected|, 3)"
+    assert Tolerance(0.0).text(3.0) == "0 of max(|expected|, 3)"
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("", "there is no reference"),
+        (OUTPUTS + '\nverify = "agreement"', "outputs and verify are both given"),
+        ('verify = "trust"', 'expected "agreement" or "nothing"'),
+        (OUTPUTS + "\nblock = [16]", "block belongs to a reference kernel"),
+        ('kernel = "naive; }"\nblock = [1]\ngrid = [1]', "the name of a __global__ function"),
+        ('kernel = "naive"\nblock = [1]', "grid"),
+        ('kernel = "naive"\nblock = [1]\ngrid = ["K / 2"]', "ceil_div"),
+        (KERNEL + '\ntemplate = "../naive.cu"', "a bare file name"),
+        (KERNEL + '\nelement_type = "float32"', 'expected "float64"'),
+        (KERNEL + '\narguments = ["A", "B"]', "the buffer 'C' is written by the kernel; add it"),
+        (KERNEL + '\narguments = ["A", "B", "D"]', "'D' is not an argument"),
+        (KERNEL + '\ndefines = { "A B" = 1 }', "is not the name of a macro"),
+        (KERNEL + '\ndefines = { X = "1; int y" }', "not an expression"),
+        ('outputs.C = { file = "c.pkl" }', "expected a .npy file"),
+        ('outputs.C = { file = "c.npy" }', "the content of A is random"),
+        (OUTPUTS + "\ntolerance = { D = 1e-3 }", "D"),
+        (OUTPUTS + "\ntolerance = { C = { absolute = -1.0 } }", "from 0"),
+        (OUTPUTS + "\ntolerance = { C = 0 }", "above 0"),
+        (OUTPUTS + '\nunchecked = ["X"]', "no buffer that is written"),
+        ("outputs = {}", "the buffer 'C' is written but has no reference"),
+    ],
+)
+def test_refusals(reference: str, said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
+        parsed(reference)
+
+
+class TestShapes:
+    """Errors in expressions are reported when the file is read."""
+
+    TEXTS = (
+        "A @ B", "A + B", "2 * A - v", "transpose(A) @ B", "A @ transpose(B)", "sum(A, 1)", "sum(A, -1) + v", "mean(A)",
+        "max(B, 0)", "max(B, 2)", "sum(v, -2)", "shift(A, 1, -2)", "shift(A, 1)", "exp(v) / sum(exp(v))", "v @ v",
+        "A @ v", "v @ A", "transpose(transpose(A) / sum(A, 1))", "maximum(A, 0) @ minimum(B, v)", "sqrt(abs(S @ A))",
+        "S @ transpose(S)",
+    )  # fmt: skip
+
+    @given(st.sampled_from(TEXTS), st.lists(st.integers(1, 3), min_size=8, max_size=8))
+    def test_they_are_those_that_numpy_computes(self, text: str, extents: list[int]) -> None:
+        a, b, c, d, e, f, g, h = extents
+        shapes = {"A": (a, b), "B": (c, d), "v": (e,), "S": (f, g, h)}
+        expression = parse_array_expression(text, shapes)
+
+        def outcome(env: dict[str, Any]) -> tuple[int, ...] | str:
+            try:
+                return tuple(expression.evaluate(env).shape)
+            except SpecError as error:
+                return f"column {error.column}"
+
+        arrays = {name: np.ones(shape) for name, shape in shapes.items()}
+        assert outcome({name: ShapeOnly(shape) for name, shape in shapes.items()}) == outcome(arrays)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("sum(C, 2)", "axis 2 is out of bounds for an array of 2 axes"),
+            ("sum(A @ B, 0)", "the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"),
+            ("transpose(A @ B)", "the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"),
+            ("A @ B + C / 0", "the divisor is zero"),
+            ("A @ B + C * (1 / 0)", "an operand is inf, so the result is not finite"),
+            ("shift(C, 1)", "takes 2 offsets, got 1"),
+            ("alpha", "the result has the shape ()"),
+        ],
+    )
+    def test_faults(self, text: str, said: str) -> None:
+        refused(SGEMM, "alpha * (A @ B) + C", text, "reference.outputs.C", said)
+
+    def test_each_flag_is_tried_both_ways(self) -> None:
+        refused(SPLIT_SPACE, "transpose(B) if TRANS_B else B", "B", "reference.outputs.C", "are not compatible")
+
+    @pytest.mark.parametrize("text", ["maximum(A @ B, -1e999) + C", "alpha * (A @ B) + C / 2", "C / (C - C) + A @ B"])
+    def test_what_only_the_device_can_tell_is_left_to_it(self, text: str) -> None:
+        assert parsed(f'outputs = {{ C = "{text}" }}')
+
+    def test_every_kernel_passes(self) -> None:
+        assert all(load_kernel(name).spec.reference.outputs for name in kernel_names())
+
+    def test_the_largest_array_of_an_expression_is_known(self) -> None:
+        """All pairs of 300 points are 90,000 elements, although 300 go in and 300 come out."""
+        expression = parse_array_expression("sum(abs(transpose(X) - X), 0) + 1", {"X"})
+        found: object = expression.evaluate({"X": ShapeOnly((1, 300))})
+        assert isinstance(found, ShapeOnly)
+        assert (found.shape, found.largest) == ((300,), 90_000)
+
+
+class TestUnchecked:
+    """References that leave buffers unchecked."""
+
+    @staticmethod
+    def reference(text: str) -> Reference:
+        more = 't = { buffer = "float32", shape = ["N"], access = "inout" }'
+        space = copy_spec().text.replace("[reference]", f"{more}\n[reference]")
+        return parse_spec(space.replace('outputs = { y = "x" }', text), "k.toml").reference
+
+    def test_what_is_unchecked_needs_no_expression(self) -> None:
+        reference = self.reference('unchecked = ["t"]\noutputs = { y = "x" }')
+        assert (reference.unchecked, list(reference.outputs)) == (("t",), ["y"])
+        assert reference.meaning()["unchecked"] == ["t"]
+        assert "unchecked" not in self.reference('outputs = { y = "x", t = "t" }').meaning()
+
+    def test_nothing_may_be_checked(self) -> None:
+        reference = self.reference('verify = "nothing"')
+        assert reference.unchecked == ("y", "t")
+        assert not reference.is_agreement
+
+
+class TestComparison:
+    """Comparison of outputs by a Python function."""
+
+    @staticmethod
+    def fails(expected: Any, got: Any) -> bool:
+        raise ValueError("no")
+
+    @pytest.mark.parametrize(
+        ("function", "said"),
+        [
+            (lambda expected, got: np.allclose(expected, got, atol=1), ""),
+            (lambda expected, got: None, ""),
+            (lambda expected, got: expected == got, "found a difference"),
+            (lambda expected, got: f"off by {np.abs(expected - got).max():.1f}", "off by 0.1"),
+            (lambda expected, got, tolerance: tolerance == 1e-5, ""),
+            (fails.__func__, "the comparison raises ValueError: no"),
+        ],
+    )
+    def test_what_it_says(self, function: Any, said: str, tmp_path: Path) -> None:
+        inspection = comparison_of(parse_spec(SGEMM, "sgemm.toml"), function, tmp_path)
+        assert inspection.buffers == ("C.expected", "C.value")
+        folder = tmp_path / "outputs"
+        folder.mkdir()
+        for name, values in (("C.expected", [1.0, 2.0]), ("C.value", [1.0, 2.1])):
+            np.save(folder / f"{name}.npy", np.array(values))
+        wrong, _ = inspection.inspect({}, folder)
+        assert said in wrong
+        assert bool(said) == bool(wrong)
+
+    def test_it_belongs_to_the_reference(self) -> None:
+        text = SGEMM.replace("tolerance = 1e-5", 'comparison = "near"')
+        assert parse_spec(text, "k.toml").reference.comparison == "near"
+        assert "near" in parse_spec(text, "k.toml").reference.notice
+        refused(text, OUTPUTS, 'verify = "agreement"', "reference.comparison", "no expected values")

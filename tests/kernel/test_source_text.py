@@ -1,0 +1,272 @@
+"""CUDA C++ as text: functions and their parameters, host code, entries, signatures, and macros of the parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotile.errors import InputError, SpecError
+from autotile.kernel.library import load_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.sources import (
+    FunctionParameter,
+    GlobalFunction,
+    check_signature,
+    global_functions,
+    signature_fault,
+    without_host_functions,
+)
+from autotile.kernel.spec import is_entry
+
+
+class TestGlobalFunctions:
+    SOURCE = """
+// __global__ void commented(int x);
+#define KERNEL __global__ void macro(int y)
+/* __global__ void too(int x); */
+extern "C" __global__ void __launch_bounds__(BM * (BN / 2), 2)
+plain(const float* __restrict__ x, float *y, int n) { const char* s = "__global__ void text(int)"; }
+template <int B, typename T = std::pair<float, int>>
+__global__ __launch_bounds__(B) void tiled(T const* const x, unsigned long long n, T (&a)[4], float4 b = {1, 2});
+namespace n { __global__ void none(void) {} }
+template <class T> struct S {};
+__global__ void nested(S<float> s, const __grid_constant__ Map map, int, float x[16], int* table[]);
+__global__
+void
+__launch_bounds__(32)
+split(int
+  a)
+{ }
+__global__ void unclosed(int a
+"""
+    WHOLE = GlobalFunction("g", (), (FunctionParameter("n", "int"),))
+
+    def test_functions_and_their_parameters(self) -> None:
+        found = {function.name: function for function in global_functions(self.SOURCE)}
+        assert list(found) == ["plain", "tiled", "none", "nested", "split"]
+        plain = [("x", "const float*"), ("y", "float*"), ("n", "int")]
+        assert found["plain"] == GlobalFunction("plain", (), tuple(FunctionParameter(*each) for each in plain))
+        assert found["tiled"].template == ("int B", "typename T = std::pair<float, int>")
+        assert list(found["tiled"].parameters[1::2]) == [("n", "unsigned long long"), ("b", "float4")]
+        assert found["none"].parameters == ()
+        assert [p.name for p in found["nested"].parameters] == ["s", "map", "", "x", "table"]
+        assert [p.type.endswith("*") for p in found["nested"].parameters] == [False, False, False, True, True]
+        assert found["split"].parameters == (FunctionParameter("a", "int"),)
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "__global__", "__global__ void f(", "__global__ void f(((", "template < typename T", "}" * 99, "/*", '"'],
+    )
+    def test_what_is_not_whole_is_no_function(self, text: str) -> None:
+        assert global_functions(text) == []
+        if text not in ("/*", '"'):  # which take the rest of the source
+            assert global_functions(f"{text}; __global__ void g(int n) {{}}") == [self.WHOLE]
+        assert global_functions(f"__global__ void g(int n) {{}}\n{text}") == [self.WHOLE]
+
+    @given(
+        st.lists(
+            st.sampled_from([*"(){}<>,;=*&\"'\\\n", "__global__ ", "template ", "void f", "int n", "//", "/*", "*/"])
+        )
+    )
+    def test_any_text_is_read(self, parts: list[str]) -> None:
+        """No text is an error, and every name and parameter that is found stands in it."""
+        text = "".join(parts)
+        for function in global_functions(text):
+            assert function.name in text
+            assert all(parameter.name in text for parameter in function.parameters)
+        assert self.WHOLE in global_functions(f"__global__ void g(int n) {{}}\n{text}")
+
+
+class TestHostCode:
+    KEPT = """#include <vector>
+#define DEV static __device__
+#define KERNEL(name) __global__ void name
+using namespace std;
+namespace a { namespace {
+DEV float macro(float x) { return x; }
+constexpr int div_up(int a, int b) { return (a + b - 1) / b; }
+} }
+struct P { int n; __device__ int get() const { return n; } P(int m) : n(m) {} };
+template <class T, int N = (3 > 2)> struct Op { __device__ T operator()(T a) const { return a; } };
+extern "C" {
+__global__ void plain(float* x) { if (x) { x[0] = 1; } }
+}
+KERNEL(by_macro)(float* x) { x[0] = 1; }
+template <int B> __global__ void __launch_bounds__(B) k(float* x, P p) { x[0] = p.n; }
+template __global__ void k<4>(float*, P);
+__host__ __device__ inline float both(float x) { return x; }
+static const char* text = "int main() {";
+const int table[] = {1, 2, (3)};
+static_assert(sizeof(int) == (4), "size");
+auto lambda = [] __device__(int x) { return x; };
+"""
+    HOST = """
+void run(std::vector<float>& v);
+static double seconds() { return 0; }
+template <typename T> void launch(T* x) { k<4><<<1, 32>>>(x, P{1}); }
+int main(int argc, char** argv)
+{
+    std::vector<float> h(10); /* } */
+    std::cout << "}" << '}' << std::endl; // }
+    return 0;
+}
+inline std::vector<float> make(int n = 3) { return std::vector<float>(n); }
+"""
+
+    def test_host_functions_are_blanked_and_lines_kept(self) -> None:
+        blank = "".join(" " * len(line) + "\n" for line in self.HOST.splitlines())
+        assert without_host_functions(self.KEPT + self.HOST + self.KEPT) == self.KEPT + blank + self.KEPT
+
+    def test_directives_in_host_functions_stay(self) -> None:
+        source = "int main() {\n#ifdef A\n  f();\n#endif\n}\n"
+        assert without_host_functions(source).split() == ["#ifdef", "A", "#endif"]
+
+    @pytest.mark.parametrize(
+        "source", ["int main() {", "}", "#if A\nvoid f() {\n#else\nvoid f(int) {\n#endif\n}\n"], ids=repr
+    )
+    def test_what_is_not_balanced_stays(self, source: str) -> None:
+        assert without_host_functions(source) == source
+
+
+ENTRIES = (
+    "softmax", "space::inner::softmax", "::softmax", "softmax<>", "softmax<BLOCK, float>", "softmax <'a'>",
+    "n::softmax<BLOCK * 2, n::Pair<float, 3>, (A > B), sizeof(float[4])>",
+    "(void (*)(float*, const int&))softmax", "(void(*)(float *))n::softmax<4>",
+)  # fmt: skip
+NO_ENTRIES = (
+    "", "a-b", "4th", "softmax<BLOCK", "softmax<BLOCK>; int x", "softmax<BLOCK)", "softmax<(BLOCK>", 'softmax<"a">',
+    "softmax<4>\n#include <x>", "softmax /* a */", "softmax<4> // >", "softmax()", "(softmax)",
+    "(int (*)(float*))softmax", "a" * 1001, "softmäx", "softmax<{4}>", "a<b>) + c<d>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ENTRIES + NO_ENTRIES)
+def test_names_of_functions(entry: str) -> None:
+    assert is_entry(entry) == (entry in ENTRIES)
+
+
+class TestSignatures:
+    SPEC = parse_spec(
+        """
+[kernel]
+name = "scale"
+template = "scale.cu"
+entry = "inner::scale<B>"
+[problem]
+sizes = { N = 64 }
+[parameters]
+B = [32, 64]
+[default]
+B = 32
+[launch]
+block = ["B"]
+grid = [1]
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "inout" }
+a = { scalar = "float64", value = 2.0 }
+N = { scalar = "int32", value = "N" }
+[reference]
+outputs = { x = "a * x" }
+""",
+        "scale.toml",
+    )
+    SOURCE = "namespace inner { template <int B> __global__ void scale(float* x, double const a, int n) {} }"
+
+    @pytest.mark.parametrize(
+        ("taken", "more", "said"),
+        [
+            ((8, 8, 4), "", ""),
+            (None, "", ""),
+            ((8, 8), "", "takes 2 parameters, but 3 are declared as arguments; remove N from"),
+            ((8, 4, 4), "", "the argument a has 8 bytes, but parameter 2 of inner::scale<B> (double const a) has 4"),
+            ((4, 8, 4), "", "the argument x has 8 bytes"),
+            ((), "", "remove x from"),
+            ((8, 8, 4, 4), "", "add parameter 4 of inner::scale<B> to [arguments]"),
+            ((8, 8, 4, 16), ", const float4 b", "add parameter 4 of inner::scale<B> (const float4 b) to [arguments]"),
+        ],
+    )
+    def test_faults(self, taken: tuple[int, ...] | None, more: str, said: str) -> None:
+        source = self.SOURCE.replace("int n", f"int n{more}")
+        found = signature_fault(self.SPEC, self.SPEC.steps[0], "float32", taken, source)
+        assert said in found
+        assert bool(said) == bool(found)
+
+    def test_the_error_names_the_file(self) -> None:
+        with pytest.raises(SpecError, match=r"scale\.toml.*arguments"):
+            check_signature(self.SPEC, self.SPEC.steps[0], "float32", (8,), self.SOURCE)
+
+
+def prepend(scale_toml: Path, line: str) -> None:
+    template = scale_toml.with_suffix(".cu")
+    template.write_text(f"{line}\n{template.read_text()}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["#define THREADS 128", " # define THREADS", "#ifdef X\n#endif\n#define THREADS 128", "#define THREADS(x) x"],
+)
+def test_a_parameter_that_the_template_defines(scale_toml: Path, line: str) -> None:
+    prepend(scale_toml, line)
+    with pytest.raises(InputError, match=r"#define THREADS in the template overrides .* between #ifndef THREADS"):
+        load_kernel(scale_toml)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#ifndef THREADS\n#define THREADS 128\n#endif",
+        "#if !defined(THREADS)\n#  define THREADS 128\n#endif",
+        "// #define THREADS 128",
+        "/*\n#define THREADS 128\n*/",
+        "#define THREADS_Y 128\n#define N_THREADS (2 * THREADS)",
+    ],
+)
+def test_a_default_in_the_template(scale_toml: Path, line: str) -> None:
+    prepend(scale_toml, line)
+    assert load_kernel(scale_toml).name == "scale"
+
+
+def test_the_only_value_of_a_parameter_once_more(scale_toml: Path) -> None:
+    prepend(scale_toml, "#define WORK 1")
+    with pytest.raises(InputError, match="overrides the values of WORK"):
+        load_kernel(scale_toml)
+    scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1]"))
+    assert load_kernel(scale_toml).name == "scale"
+
+
+OUTPUT = ('shape = ["n"], access = "out"', 'shape = [1], access = "out"')
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cure"),
+    [
+        ('block = ["THREADS"]', 'block = "THREADS"', r'write block = \["THREADS"\]'),
+        ('block = ["THREADS"]', "block = 128", r"write block = \[128\]"),
+        ('buffer = "dtype"', 'buffer = "float"', "write 'float32'"),
+        ('buffer = "dtype"', 'buffer = "__half"', "write 'float16'"),
+        ('scalar = "int32"', 'scalar = "unsigned int"', "write 'uint32'"),
+        ('scalar = "int32"', 'scalar = "size_t"', "write 'uint64'"),
+        ("x = {", "in = {", "such as in_; it need not be the name in the source"),
+        (*OUTPUT, "shape"),
+    ],
+)
+def test_an_error_gives_the_cure(scale_toml: Path, old: str, new: str, cure: str) -> None:
+    text = scale_toml.read_text()
+    assert old in text
+    with pytest.raises(SpecError, match=cure):
+        parse_spec(text.replace(old, new, 1), "x.toml")
+
+
+def test_a_sum_for_a_buffer_of_one_element(scale_toml: Path) -> None:
+    text = scale_toml.read_text().replace(*OUTPUT)
+    with pytest.raises(SpecError, match=r"write reshape\(\.\.\., 1\)"):
+        parse_spec(text.replace('"factor * x"', '"sum(x)"'), "x.toml")
+    parse_spec(text.replace('"factor * x"', '"reshape(sum(x), 1)"'), "x.toml")
+
+
+def test_a_reference_of_several_lines(scale_toml: Path) -> None:
+    text = scale_toml.read_text().replace('"factor * x"', '"""\n  t = factor * x;\n  t\n"""')
+    assert parse_spec(text, "x.toml").reference.outputs["y"].text == "t = factor * x;   t"
