@@ -1,18 +1,40 @@
+"""Problems: sizes, flags and types, the devices that support them, the memory that they take, and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from spec_samples import SGEMM
+from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
+from hypothesis import given
+from hypothesis import strategies as st
+from spec_samples import SGEMM, refused
 
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
-from autotile.errors import InputError, ProblemError
-from autotile.kernel.library import load_kernel
+from autotile.core.text import bandwidth_text, flops_text
+from autotile.errors import DeviceError, InputError, ProblemError, SpecError
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import check_memory, resolve_problem
+from autotile.kernel.problem import (
+    Workrate,
+    capability_of,
+    check_memory,
+    is_below,
+    resolve_problem,
+    size_distance,
+    unsupported_reason,
+)
+from autotile.kernel.spec import KernelSpec
+from autotile.space.limits import check_config
+from autotile.space.search_space import enumerate_space, feasible_space
 
+H200 = device_profile("h200")
 SPEC = parse_spec(SGEMM, "sgemm.toml")
 SIZES = {"M": 128, "N": 64, "K": 32}
+FLAGGED = parse_spec(SPLIT_SPACE, "split.toml")
 
 
 class TestResolve:
@@ -23,90 +45,276 @@ class TestResolve:
         assert str(problem) == "sgemm M=128 N=64 K=32 float32"
 
     def test_the_dtype_is_the_first_unless_named(self) -> None:
-        assert resolve_problem(SPEC, SIZES).dtype == "float32"
-        assert resolve_problem(SPEC, SIZES, "float64").dtype == "float64"
+        assert [resolve_problem(SPEC, SIZES, given).dtype for given in (None, "float64")] == ["float32", "float64"]
 
     def test_defaults_fill_in_only_where_asked(self) -> None:
         problem = resolve_problem(SPEC, {"M": 1}, defaults=True)
         assert dict(problem.sizes) == {"M": 1, "N": 4096, "K": 4096}
-        with pytest.raises(ProblemError, match=r"sgemm needs the size N; give its sizes like M=4096 N=4096 K=4096"):
-            resolve_problem(SPEC, {"M": 1})
 
-    @pytest.mark.parametrize("value", [1, 2**31 - 1])
-    def test_the_ends_of_the_range(self, value: int) -> None:
-        assert resolve_problem(SPEC, {**SIZES, "M": value}).sizes["M"] == value
+    @pytest.mark.parametrize("value", [1, 2**31 - 1, np.int64(3), np.uint8(4)])
+    def test_what_is_a_size(self, value: Any) -> None:
+        found = resolve_problem(SPEC, {**SIZES, "M": value}).sizes["M"]
+        assert (found, type(found)) == (value, int)
 
     @pytest.mark.parametrize(
-        ("value", "said"),
+        ("sizes", "dtype", "said"),
         [
-            (0, "size M is 0, expected 1 to 2147483647"),
-            (-5, "size M is -5, expected 1 to 2147483647"),
-            (2**31, "size M is 2147483648, expected 1 to 2147483647"),
-            (1.0, "size M is 1.0, expected a whole number such as 4096"),
-            ("128", "size M is '128', expected a whole number such as 4096"),
-            (True, "size M is True, expected a whole number such as 4096"),
-            (None, "size M is None, expected a whole number such as 4096"),
+            ({"M": 0}, None, "size M is 0, expected 1 to 2147483647"),
+            ({"M": -5}, None, "size M is -5, expected 1 to 2147483647"),
+            ({"M": 2**31}, None, "size M is 2147483648, expected 1 to 2147483647"),
+            ({"M": 1.0}, None, "size M is 1.0, expected a whole number such as 4096"),
+            ({"M": "128"}, None, "size M is '128', expected a whole number such as 4096"),
+            ({"M": True}, None, "size M is True, expected a whole number such as 4096"),
+            ({"M": None}, None, "size M is None, expected a whole number such as 4096"),
+            ({"L": 1}, None, "sgemm has no size 'L'; give its sizes like M=4096"),
+            ({}, "int8", "does not support dtype 'int8'; it supports float32, float64"),
         ],
     )
-    def test_bad_sizes(self, value: object, said: str) -> None:
+    def test_refusals(self, sizes: dict[str, Any], dtype: str | None, said: str) -> None:
         with pytest.raises(ProblemError, match=said):
-            resolve_problem(SPEC, {**SIZES, "M": value})  # type: ignore[dict-item]
+            resolve_problem(SPEC, {**SIZES, **sizes}, dtype)
+        assert issubclass(ProblemError, InputError)
+
+    def test_a_size_is_missing(self) -> None:
+        with pytest.raises(ProblemError, match=r"sgemm needs the size N; give its sizes like M=4096 N=4096 K=4096"):
+            resolve_problem(SPEC, {"M": 1})
 
     def test_arrays_that_would_be_empty(self) -> None:
         extra = 'D = { buffer = "dtype", shape = ["K", "N - 4"], access = "in" }'
         spec = parse_spec(SGEMM.replace("[reference]", f"{extra}\n[reference]"), "sgemm.toml")
         assert resolve_problem(spec, {**SIZES, "N": 5}).sizes["N"] == 5
-        with pytest.raises(
-            ProblemError, match=r"N=4 K=32 float32 is too small: its array D would have the shape \(32, 0"
-        ):
+        said = r"N=4 K=32 float32 is too small: its array D would have the shape \(32, 0"
+        with pytest.raises(ProblemError, match=said):
             resolve_problem(spec, {**SIZES, "N": 4})
 
-    def test_unknown_sizes_and_dtypes(self) -> None:
-        with pytest.raises(ProblemError, match=r"sgemm has no size 'L'; give its sizes like M=4096"):
-            resolve_problem(SPEC, {**SIZES, "L": 1})
-        with pytest.raises(ProblemError, match=r"does not support dtype 'int8'; it supports float32, float64"):
-            resolve_problem(SPEC, SIZES, "int8")
-        assert issubclass(ProblemError, InputError)
+
+class TestFlags:
+    """Problem parameters that are 0 or 1."""
+
+    MNK = {"M": 33, "N": 17, "K": 70}  # noqa: RUF012
+
+    def test_they_stand_behind_the_sizes(self) -> None:
+        assert list(FLAGGED.sizes) == ["M", "N", "K", "BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"]
+        assert FLAGGED.flags == ("TRANS_A", "TRANS_B", "OUT_FP32")
+        ragged = {"M": 45, "N": 37, "K": 67, "BATCH": 3, "TRANS_A": 1, "TRANS_B": 0, "OUT_FP32": 0}
+        assert FLAGGED.ragged_sizes({**FLAGGED.sizes, "TRANS_A": 1}) == ragged
+
+    def test_they_and_sizes_of_one_may_be_left_out(self) -> None:
+        problem = resolve_problem(FLAGGED, self.MNK)
+        assert problem.sizes == {**self.MNK, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
+        turned = resolve_problem(FLAGGED, {**self.MNK, "TRANS_B": True}).sizes["TRANS_B"]
+        assert (turned, type(turned)) == (1, int)
+        said = "needs the size K; give its sizes like M=256 N=192 K=320 BATCH=1 TRANS_A=0"
+        with pytest.raises(ProblemError, match=said):
+            resolve_problem(FLAGGED, {"M": 33, "N": 17})
+
+    @pytest.mark.parametrize(("value", "shown"), [(2, "2"), (-1, "-1"), ("1", "'1'")])
+    def test_other_values(self, value: Any, shown: str) -> None:
+        with pytest.raises(ProblemError, match=f"flag TRANS_A is {shown}, expected 0 or 1"):
+            resolve_problem(FLAGGED, {**self.MNK, "TRANS_A": value})
+
+    def test_shapes_and_types_follow_them(self) -> None:
+        a, _, c = FLAGGED.buffers
+        sizes = resolve_problem(FLAGGED, {**self.MNK, "BATCH": 2}).sizes
+        assert [a.extents({**sizes, "TRANS_A": flag}) for flag in (0, 1)] == [(2, 33, 70), (2, 70, 33)]
+        types = [c.element_type("float16", {**sizes, "OUT_FP32": flag}) for flag in (0, 1)]
+        assert types == ["float16", "float32"]
+
+    @pytest.mark.parametrize(
+        "text", ["TRANS_A", "not TRANS_B", "TRANS_A == 1", "TRANS_A + 1 > 1", "SPLIT_K > 1 and TRANS_A"]
+    )
+    @pytest.mark.parametrize("flags", [{"TRANS_A": a, "TRANS_B": b} for a in (0, 1) for b in (0, 1)])
+    def test_a_rule_means_the_same_for_a_table_and_for_one_row(self, text: str, flags: Mapping[str, int]) -> None:
+        rule = f'flagged = "TILE == 16 or ({text}) or not (TILE < 32 or TRANS_A and {text})"'
+        spec = parse_spec(SPLIT_SPACE.replace("[launch]", f"{rule}\n[launch]"), "split.toml")
+        sizes = {**spec.sizes, **flags}
+        whole, found = feasible_space(FLAGGED, sizes, H200), feasible_space(spec, sizes, H200)
+        configs = map(whole.config, range(len(whole)))
+        expected = [config for config in configs if not check_config(spec, config, sizes, H200)]
+        assert [found.config(row) for row in range(len(found))] == expected
+
+    def test_one_may_be_passed_on_as_a_number(self) -> None:
+        turned = 'turned = { scalar = "int32", value = "TRANS_A" }\nM = { scalar'
+        spec = parse_spec(SPLIT_SPACE.replace("M = { scalar", turned), "split.toml")
+        (binding,) = (scalar.binding for scalar in spec.scalars if scalar.name == "turned")
+        assert binding is not None
+        assert [binding.evaluate({**spec.sizes, "TRANS_A": flag}) for flag in (0, 1)] == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("old", "new", "key", "said"),
+        [
+            ("TRANS_A = 0,", "TRANS_A = 2,", "problem.flags.TRANS_A", "whole number from 0 to 1"),
+            ("TRANS_A = 0,", "TRANS_A = true,", "problem.flags.TRANS_A", "whole number"),
+            ("TRANS_A = 0,", "M = 0,", "problem.flags.M", "already names a size"),
+            ("TILE = [8,", "TRANS_A = [8,", "parameters.TRANS_A", "already names a flag"),
+            ("M = {", 'TRANS_A = { scalar = "int32", value = "TRANS_A" }\nM = {', "arguments.TRANS_A", "a flag"),
+            ("float32 if OUT_FP32", "floate32 if OUT_FP32", "arguments.C.buffer", "did you mean 'float32'"),
+            ("float32 if OUT_FP32", "float32 if M > 1", "arguments.C.buffer", "unknown name 'M'"),
+            ("float32 if OUT_FP32", "float32 if OUT_FP32 + 1", "arguments.C.buffer", "is a whole number"),
+            ("float32 if OUT_FP32 else dtype", "float32 or dtype", "arguments.C.buffer", "a type, or two as in"),
+            ("transpose(A) if TRANS_A", "transpose(A) if TURN_A", "reference.outputs.C", "unknown name 'TURN_A'"),
+            ("transpose(A) if TRANS_A", "transpose(A) if A", "reference.outputs.C", "unknown name 'A'"),
+        ],
+    )
+    def test_refusals(self, old: str, new: str, key: str, said: str) -> None:
+        refused(SPLIT_SPACE, old, new, key, said)
+
+
+class TestDistance:
+    def test_flags_count_before_sizes(self) -> None:
+        asked = {"M": 1024, "TRANS_A": 0, "TRANS_B": 1}
+        assert size_distance(asked, asked) == (0, 0.0)
+        assert size_distance({**asked, "M": 4096}, asked) == (0, 2.0)
+        assert size_distance({"M": 512, "TRANS_A": 1, "TRANS_B": 0}, asked) == (2, 1.0)
+
+    def test_names_of_one_side_are_passed_over(self) -> None:
+        assert size_distance({"M": 8, "L": 1}, {"M": 8, "K": 4}) == (0, 0.0)
+
+    NAMED = st.dictionaries(st.sampled_from("MNK"), st.integers(1, 2**31 - 1))
+
+    @given(NAMED, NAMED)
+    def test_it_is_the_same_both_ways(self, a: dict[str, int], b: dict[str, int]) -> None:
+        flags, doublings = size_distance(a, b)
+        assert (flags, doublings) == (0, pytest.approx(size_distance(b, a)[1]))
+        assert doublings >= 0
 
 
 class TestMemory:
     """A, B and C are held twice (C is updated), the reference in float64, and a buffer of the size of the L2 cache."""
 
-    def test_just_enough(self) -> None:
-        problem = resolve_problem(SPEC, {"M": 1000, "N": 1000, "K": 1000})
-        device = device_profile("h200")
-        needed = 1_000_000 * (2 * 4 + 2 * 4 + 2 * 4 + 8) + device.l2_bytes
-        check_memory(SPEC, problem, replace(device, memory_bytes=needed))
-        with pytest.raises(
-            ProblemError, match=r"needs 0\.1 GiB of device memory to tune, but NVIDIA H200 has 0\.1 GiB"
-        ):
-            check_memory(SPEC, problem, replace(device, memory_bytes=needed - 1))
-
-    def test_the_dtype_counts(self) -> None:
-        device = device_profile("h200")
-        sizes = {"M": 1000, "N": 1000, "K": 1000}
-        needed = 1_000_000 * (2 * 8 + 2 * 8 + 2 * 8 + 8) + device.l2_bytes
-        check_memory(SPEC, resolve_problem(SPEC, sizes, "float64"), replace(device, memory_bytes=needed))
-        with pytest.raises(ProblemError):
-            check_memory(SPEC, resolve_problem(SPEC, sizes, "float64"), replace(device, memory_bytes=needed - 1))
+    @pytest.mark.parametrize(
+        ("spec", "dtype", "element_bytes"),
+        [
+            (SPEC, "float32", 2 * 4 + 2 * 4 + 2 * 4 + 8),
+            (SPEC, "float64", 2 * 8 + 2 * 8 + 2 * 8 + 8),
+            # what is only written is held once
+            (
+                parse_spec(SGEMM.replace('access = "inout"', 'access = "out"').replace(" + C", ""), "sgemm.toml"),
+                "float32",
+                2 * 4 + 2 * 4 + 4 + 8,
+            ),
+        ],
+    )
+    def test_just_enough(self, spec: KernelSpec, dtype: str, element_bytes: int) -> None:
+        problem = resolve_problem(spec, {"M": 1000, "N": 1000, "K": 1000}, dtype)
+        needed = 1_000_000 * element_bytes + H200.l2_bytes
+        check_memory(spec, problem, replace(H200, memory_bytes=needed))
+        said = r"needs 0\.1 GiB of device memory to tune, but NVIDIA H200 has 0\.1 GiB"
+        with pytest.raises(ProblemError, match=said):
+            check_memory(spec, problem, replace(H200, memory_bytes=needed - 1))
 
     def test_absurd_sizes_do_not_overflow(self) -> None:
         huge = resolve_problem(SPEC, dict.fromkeys("MNK", 2**31 - 1))
         with pytest.raises(ProblemError, match=r"choose smaller sizes"):
-            check_memory(SPEC, huge, device_profile("h200"))
-
-    def test_what_is_only_written_is_held_once(self) -> None:
-        spec = parse_spec(SGEMM.replace('access = "inout"', 'access = "out"').replace(" + C", ""), "sgemm.toml")
-        problem = resolve_problem(spec, {"M": 1000, "N": 1000, "K": 1000})
-        device = device_profile("h200")
-        needed = 1_000_000 * (2 * 4 + 2 * 4 + 4 + 8) + device.l2_bytes
-        check_memory(spec, problem, replace(device, memory_bytes=needed))
-        with pytest.raises(ProblemError):
-            check_memory(spec, problem, replace(device, memory_bytes=needed - 1))
+            check_memory(SPEC, huge, H200)
 
 
-def test_numpys_integers_are_sizes() -> None:
-    kernel = load_kernel("sgemm_2d")
-    problem = resolve_problem(kernel.spec, {"M": np.int64(3), "N": np.uint8(4), "K": 5})  # type: ignore[dict-item]
-    assert problem.sizes == {"M": 3, "N": 4, "K": 5}
-    assert all(type(size) is int for size in problem.sizes.values())
+class TestCapabilities:
+    """Devices that a kernel supports."""
+
+    @staticmethod
+    def declared(line: str, text: str = SPLIT_SPACE) -> str:
+        return text.replace('entry = "split"\n', f'entry = "split"\n{line}\n')
+
+    @pytest.mark.parametrize(
+        ("line", "device", "said"),
+        [
+            ("", "g80", ""),
+            ('minimum_compute_capability = "8.0"', "a100", ""),
+            ('minimum_compute_capability = "8.0"', "b200", ""),
+            ('minimum_compute_capability = "8.0"', "t4", "split needs compute capability 8.0, but Tesla T4 has 7.5"),
+            ('architecture = "sm_90a"', "h100", ""),
+            ('architecture = "sm_90a"\nminimum_compute_capability = "8.0"', "h200", ""),
+            ('architecture = "sm_90a"', "b200", "for sm_90a only, which requires compute capability 9.0, but NVIDIA"),
+            ('architecture = "sm_90a"', "a100", "choose a device of capability 9.0, or another kernel"),
+        ],
+    )
+    def test_devices(self, line: str, device: str, said: str) -> None:
+        spec = parse_spec(self.declared(line), "split.toml")
+        fault = unsupported_reason(spec, device_profile(device))
+        assert said in fault
+        assert bool(said) == bool(fault)
+        if said:
+            assert check_config(spec, spec.default, spec.sizes, device_profile(device)) == fault
+            with pytest.raises(DeviceError, match="compute capability"):
+                enumerate_space(spec, spec.sizes, device_profile(device))
+
+    def test_what_the_file_uses_is_needed_though_it_says_nothing(self) -> None:
+        spec = parse_spec(CLUSTER_SPACE.replace('architecture = "sm_90a"', ""), "swap.toml")
+        assert "swap needs compute capability 9.0 for its clusters" in unsupported_reason(spec, device_profile("a100"))
+        assert unsupported_reason(spec, device_profile("b200")) == ""
+
+    def test_with_a_lower_minimum_older_devices_run_clusters_of_one_block(self) -> None:
+        text = CLUSTER_SPACE.replace('architecture = "sm_90a"', 'minimum_compute_capability = "8.0"')
+        spec = parse_spec(text, "swap.toml")
+        assert unsupported_reason(spec, device_profile("a100")) == ""
+        assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, device_profile("a100"))
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (declared('architecture = "sm90"'), "expected a target such as 'sm_90a'"),
+            (declared('architecture = "compute_90"'), "expected a target"),
+            (declared('minimum_compute_capability = "9"'), "expected a compute capability such as '8.0'"),
+            (declared("minimum_compute_capability = 9.0"), "expected a string"),
+            (
+                declared('architecture = "sm_90a"\nminimum_compute_capability = "10.0"'),
+                r"kernel\.architecture.*sm_90a runs on compute capability 9.0 only, but the kernel needs 10.0, its min",
+            ),
+            (
+                CLUSTER_SPACE.replace('"sm_90a"', '"sm_80"'),
+                r"kernel\.architecture.*sm_80 runs on compute capability 8.0 only, but the kernel needs 9.0 for its cl",
+            ),
+        ],
+    )
+    def test_refusals(self, text: str, said: str) -> None:
+        with pytest.raises(SpecError, match=said):
+            parse_spec(text, "split.toml")
+
+    def test_they_are_numbers_not_texts(self) -> None:
+        assert is_below("9.0", "10.0")
+        assert not is_below("9.0", "9.0")
+        assert [capability_of(name) for name in ("sm_80", "sm_90a", "sm_120")] == ["8.0", "9.0", "12.0"]
+        assert issubclass(DeviceError, InputError)
+
+
+SQUARE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("rate", "time_us", "device", "shown"),
+    [
+        (SQUARE, 4790, "h200", "28.7 TFLOP/s (42.9 % of fp32 peak)"),
+        # what tensor cores reach is not called a share of a limit
+        (SQUARE, 1453, "h200", "94.6 TFLOP/s (141.4 % of the CUDA cores' fp32 peak)"),
+        (Workrate(None, 2**30, "float32"), 251.1, "h200", "4,276 GB/s (89.1 % of bandwidth)"),
+        # work that is both is set against the nearer limit
+        (Workrate(2**28, 2**31, "float32"), 500, "h200", "4,295 GB/s (89.5 % of bandwidth)"),
+        (Workrate(2 * 4096**3, 6 * 4096**2, "float16"), 200, "h200", "687 TFLOP/s"),
+        (
+            Workrate(2 * 4096**3, 6 * 4096**2, "float16", "tensor_float16"),
+            200,
+            "h200",
+            "687 TFLOP/s (69.5 % of fp16 tensor peak)",
+        ),
+        (
+            Workrate(2 * 4096**3, 12 * 4096**2, "float32", "tensor_bfloat16", 6),
+            1453,
+            "h200",
+            "94.6 TFLOP/s (57.4 % of bf16 tensor peak over 6 products)",
+        ),
+        (Workrate(2**36, 2**26, "float32", "fma_float32"), 4790, "h200", "14.3 TFLOP/s (21.4 % of fp32 peak)"),
+        # a unit without a known peak is no reason to name the memory
+        (Workrate(2 * 4096**3, 6 * 4096**2, "float16", "tensor_float16"), 20_000, "g80", "6.87 TFLOP/s"),
+        (Workrate(None, None, "float32"), 1.0, "h200", "-"),
+        (SQUARE, None, "h200", "-"),
+        (SQUARE, 4790, None, "28.7 TFLOP/s"),
+    ],
+)
+def test_rates(rate: Workrate, time_us: float | None, device: str | None, shown: str) -> None:
+    assert rate.text(time_us, device_profile(device) if device else None) == shown
+
+
+def test_units_of_rates() -> None:
+    assert [flops_text(rate) for rate in (28.7e12, 812e9)] == ["28.7 TFLOP/s", "812 GFLOP/s"]
+    assert [bandwidth_text(rate) for rate in (4.276e12, 42e9)] == ["4,276 GB/s", "42 GB/s"]
