@@ -90,12 +90,26 @@ class Session:
     def end(self) -> None:
         end_run(self.database, self.run, {"seconds": 1.0})
 
+    def change(self, *statements: Any) -> None:
+        with self.database.writing() as connection:
+            for statement in statements:
+                connection.execute(statement)
+
 
 @pytest.fixture
 def session(path: Path, key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]) -> Iterator[Session]:
     made = Session(path, key, device, measured)
     yield made
     made.database.close()
+
+
+@pytest.fixture
+def name(client: Client, session: Session) -> str:
+    """The session with three trials, which are read from now on."""
+    session.add(3)
+    found = str(client.state()["sessions"][0]["name"])
+    assert client.get(f"session/{found}")["number"] == 0
+    return found
 
 
 class TestGuard:
@@ -108,13 +122,16 @@ class TestGuard:
         assert TOKEN not in answer.text
         assert answer.headers["content-security-policy"].startswith("default-src 'none'")
 
-    @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", ""])
-    def test_another_host_is_refused(self, client: Client, host: str) -> None:
-        assert client.http.get(f"/{TOKEN}/state", headers={"host": host}).status_code == 400
-
-    @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1234"])
-    def test_this_machine_is_answered(self, client: Client, host: str) -> None:
-        assert client.http.get(f"/{TOKEN}/state", headers={"host": host}).status_code == 200
+    @pytest.mark.parametrize(
+        ("hosts", "status"),
+        [
+            (("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", ""), 400),
+            (("127.0.0.1", "127.0.0.1:8000", "localhost:1234"), 200),
+        ],
+    )
+    def test_this_machine_alone_is_answered(self, client: Client, hosts: tuple[str, ...], status: int) -> None:
+        for host in hosts:
+            assert client.http.get(f"/{TOKEN}/state", headers={"host": host}).status_code == status
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
     @pytest.mark.parametrize("target", ["", "state", "session/d0-1", "page.js"])
@@ -145,55 +162,50 @@ class TestGuard:
 
 class TestState:
     def test_a_session_from_its_start_to_its_end(self, client: Client, session: Session) -> None:
-        (found,) = client.state()["sessions"]
-        assert (found["kernel"], found["state"], found["trials"]) == ("sgemm", "running", 0)
-        assert (found["device"], found["host"]) == ("NVIDIA H200", "a host")
+        versions = []
+
+        def listed() -> tuple[str, int]:
+            (found,) = client.state()["sessions"]
+            assert (found["kernel"], found["device"], found["host"]) == ("sgemm", "NVIDIA H200", "a host")
+            versions.append(found["version"])
+            return found["state"], found["trials"]
+
+        assert listed() == ("running", 0)
         session.add(3)
-        later = client.state()["sessions"][0]
-        assert (later["state"], later["trials"]) == ("running", 3)
-        assert later["version"] != found["version"]
+        assert listed() == ("running", 3)
         session.end()
-        last = client.state()["sessions"][0]
-        assert (last["state"], last["trials"]) == ("ended", 3)
-        assert last["version"] != later["version"]
+        assert listed() == ("ended", 3)
+        assert len(set(versions)) == 3
+        session.run = start_run(session.database, session.study, sampler="random", host="a host")
+        assert listed() == ("running", 0)  # the newest run of the study
 
     def test_one_that_stores_nothing_may_have_been_killed(self, client: Client, session: Session) -> None:
         before = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="microseconds")
-        with session.database.writing() as connection:
-            connection.execute(update(RUNS).values(started_at=before))
+        session.change(update(RUNS).values(started_at=before))
         (found,) = client.state()["sessions"]
         assert (found["state"], found["silent"]) == ("silent", "1 h 00 min")
 
-    def test_the_newest_run_of_a_study(self, client: Client, session: Session) -> None:
-        session.add(2)
-        session.end()
-        session.run = start_run(session.database, session.study, sampler="random")
-        (found,) = client.state()["sessions"]
-        assert (found["state"], found["trials"]) == ("running", 0)
-
-    def test_only_some_kernels(self, path: Path, session: Session) -> None:
-        for kernels, count in ((("sgemm",), 1), (("other",), 0)):
-            client = Client(path, kernels)
-            assert len(client.state()["sessions"]) == count
-            client.follower.close()
+    @pytest.mark.parametrize(("kernel", "count"), [("sgemm", 1), ("other", 0)])
+    def test_only_some_kernels(self, path: Path, session: Session, kernel: str, count: int) -> None:
+        client = Client(path, (kernel,))
+        assert len(client.state()["sessions"]) == count
+        client.follower.close()
 
     def test_a_row_that_does_not_match_its_schema(self, client: Client, session: Session) -> None:
         session.add(2)
-        with session.database.writing() as connection:
-            connection.execute(update(RUNS).values(started_at="yesterday"))
-        assert client.state()["sessions"] == []
-        with session.database.writing() as connection:
-            connection.execute(update(RUNS).values(started_at="2026-01-01T00:00:00+00:00"))
-            connection.execute(update(TRIALS).values(created_at="today"))
-        assert client.state()["sessions"] == []
-        with session.database.writing() as connection:
-            connection.execute(update(STUDIES).values(dtype=""))
-        client.follower._disconnect()
-        assert client.state()["sessions"] == []
+        started = update(RUNS).values(started_at="2026-01-01T00:00:00+00:00")
+        for changes in (
+            [update(RUNS).values(started_at="yesterday")],
+            [started, update(TRIALS).values(created_at="today")],
+            [update(STUDIES).values(dtype="")],
+        ):
+            session.change(*changes)
+            client.follower._disconnect()
+            assert client.state()["sessions"] == []
 
 
 class TestDrawing:
-    def answer(self, client: Client, name: str, since: int = 0) -> Any:
+    def answer(self, client: Client, name: str, since: Any = 0) -> Any:
         client.follower.read()
         return client.get(f"session/{name}?since={since}")
 
@@ -222,10 +234,9 @@ class TestDrawing:
         assert not {"limits", "roofline", "finals"} & changed  # a failure changes none of these
         assert self.answer(client, name)["texts"]["order"] == list(charts)
 
-    def test_drawing_rests_while_a_session_runs_and_not_at_its_end(self, client: Client, session: Session) -> None:
-        session.add(3)
-        name = client.state()["sessions"][0]["name"]
-        client.get(f"session/{name}")
+    def test_drawing_rests_while_a_session_runs_and_not_at_its_end(
+        self, client: Client, session: Session, name: str
+    ) -> None:
         first = self.answer(client, name)
         client.follower._drawings[name]._rest_until = time.monotonic() + 1000
         session.add(1)
@@ -236,39 +247,31 @@ class TestDrawing:
         assert last["version"] == client.get("state")["sessions"][0]["version"]
 
     @pytest.mark.parametrize("since", ["-1", "x", "1e9", "99999999999999", "\N{SUPERSCRIPT TWO}", ""])
-    def test_any_number_is_answered(self, client: Client, session: Session, since: str) -> None:
-        session.add(2)
-        name = client.state()["sessions"][0]["name"]
-        client.get(f"session/{name}")
-        client.follower.read()
-        assert client.http.get(f"/{TOKEN}/session/{name}", params={"since": since}).json()["charts"]
+    def test_any_number_is_answered(self, client: Client, name: str, since: str) -> None:
+        assert self.answer(client, name, since)["charts"]
 
     def test_an_unknown_session(self, client: Client) -> None:
         client.state()
         assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
 
-    def test_sessions_that_are_listed_no_longer_are_freed(self, client: Client, session: Session) -> None:
-        session.add(2)
-        name = client.state()["sessions"][0]["name"]
-        client.get(f"session/{name}")
+    def test_sessions_that_are_listed_no_longer_are_freed(self, client: Client, session: Session, name: str) -> None:
         client.follower.read()
-        with session.database.writing() as connection:
-            connection.execute(TRIALS.delete())
-            connection.execute(RUNS.delete())
+        assert client.follower._drawings.keys() == {name}
+        session.change(TRIALS.delete(), RUNS.delete())
         client.follower.read()
         assert not client.follower._readers
         assert not client.follower._drawings
 
 
 class TestDatabase:
-    def test_one_that_does_not_exist_yet(
-        self, client: Client, path: Path, key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
-    ) -> None:
+    def test_one_that_does_not_exist_yet(self, path: Path, request: pytest.FixtureRequest) -> None:
+        client = Client(path)
         assert "holds nothing yet" in client.message()
         assert not path.exists()
-        Session(path, key, device, measured).database.close()
+        request.getfixturevalue("session")
         assert client.message() == ""
         assert len(client.get("state")["sessions"]) == 1
+        client.follower.close()
 
     def test_one_that_is_deleted_and_comes_back(self, client: Client, session: Session, path: Path) -> None:
         first = client.state()["sessions"][0]
@@ -287,19 +290,22 @@ class TestDatabase:
         assert client.message() == ""
         session.database.close()
         client.follower._disconnect()
+        deadline = time.monotonic() + 20
+
+        def shown(*, is_message: bool) -> str:
+            while bool(message := client.get("state")["databases"][0]["message"]) != is_message:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            return str(message)
+
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("PRAGMA journal_mode=DELETE")
             other.execute("BEGIN EXCLUSIVE")
             client.follower.start()
-            deadline = time.monotonic() + 20
-            while not (message := client.get("state")["databases"][0]["message"]) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert "another process may have locked it" in message
+            assert "another process may have locked it" in shown(is_message=True)
             assert client.get("state")["sessions"][0]["trials"] == 1
             other.execute("ROLLBACK")
-            while client.get("state")["databases"][0]["message"] and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert client.get("state")["databases"][0]["message"] == ""
+            assert shown(is_message=False) == ""
 
     @pytest.mark.parametrize(
         "content", [b"no database", b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "damaged"]
@@ -341,28 +347,23 @@ class TestDatabase:
 
 
 class TestServer:
-    def test_the_loopback_only(self, path: Path) -> None:
-        server = LiveServer([path])
-        with closing(server._socket) as bound:
+    def test_the_loopback_only_with_a_token_of_its_own(self, path: Path) -> None:
+        servers = [LiveServer([path]) for _ in range(2)]
+        with closing(servers[0]._socket) as bound, closing(servers[1]._socket):
             host, port = bound.getsockname()
             assert host == "127.0.0.1"
-            assert server.url.startswith(f"http://127.0.0.1:{port}/")
+            assert servers[0].url.startswith(f"http://127.0.0.1:{port}/")
             with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 cannot be used"):
                 LiveServer([path], port=port)
+        tokens = {server.url.split("/")[3] for server in servers}
+        assert len(tokens) == 2
+        assert all(len(token) >= 32 for token in tokens)
 
     @pytest.mark.parametrize("missing", ["plotly", "starlette.applications", "uvicorn"])
     def test_a_missing_package(self, path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(ToolchainError, match=r"pip install 'autotile\[report\]'"):
             LiveServer([path])
-
-    def test_tokens_differ(self, path: Path) -> None:
-        servers = [LiveServer([path]) for _ in range(2)]
-        tokens = {server.url.split("/")[3] for server in servers}
-        for server in servers:
-            server._socket.close()
-        assert len(tokens) == 2
-        assert all(len(token) >= 32 for token in tokens)
 
     def test_an_unknown_kernel(self, path: Path) -> None:
         with pytest.raises(UnknownKernelError):

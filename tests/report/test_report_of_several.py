@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from report_studies import Session, read_one, recording_of, store_session
+from report_studies import SGEMM, Session, read_one, recording_of, store_session
 from stored_runs import add_trial, end_run, start_run
 from test_report_page import Reader
 
@@ -20,6 +20,7 @@ from autotile.kernel.operation import load_operation
 from autotile.report.charts import roofline_chart, rule_tree_chart, tree_lines
 from autotile.report.report_data import ReportData, read_operation_report, read_report
 from autotile.report.sections import report_page
+from autotile.report.study import Bound, StudyData
 
 KILO = "sgemm-nvidia-h200-1024x1024x1024-float32"
 
@@ -47,11 +48,39 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def report_of(path: Path, kernel: str | None = None) -> ReportData:
+def report_of(path: Path, kernel: str | None = None, *, matmul: dict[str, int] | None = None) -> ReportData:
+    """Report of a kernel or of all, or of the operation at some sizes."""
     opened = Database.open_readonly(path)
     assert opened is not None
     with opened:
+        if matmul is not None:
+            return read_operation_report(opened, load_operation("matmul"), matmul)
         return read_report(opened, kernel)
+
+
+RATES = {"dram_read": 4.1e12, "dram_copy": 4.0e12, "fma_float32": 5.8e13, "tensor_tf32": 4.0e14}
+
+
+def measured_study(path: Path, recording: str, rates: dict[str, float]) -> StudyData:
+    """A study on a GPU whose ceilings were measured."""
+    store_session(path, Session(trials=40), recording)
+    measured = DeviceCeilings(
+        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
+        gpu_name="NVIDIA H200",
+        compute_capability="9.0",
+        driver="13.0",
+        measured_at=datetime.now(UTC),
+        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
+    )
+    with Database.open(path) as database:
+        save_ceilings(database, measured)
+    return read_one(path)
+
+
+def bound_of(study: StudyData, trial: Trial | None = None) -> Bound:
+    found = study.bound(trial or study.winner)
+    assert found is not None
+    return found
 
 
 def test_the_overview_lists_every_problem_and_leads_to_it(several: Path) -> None:
@@ -81,10 +110,7 @@ def test_a_family_has_its_losses_and_its_rule_as_a_tree(several: Path) -> None:
 
 
 def test_an_operation_has_its_kernels_and_its_libraries(several: Path) -> None:
-    opened = Database.open_readonly(several)
-    assert opened is not None
-    with opened:
-        found = read_operation_report(opened, load_operation("matmul"), {"M": 1024, "N": 1024, "K": 1024})
+    found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
     (operation,) = found.operations
     assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]
     assert [study.key.kernel for study in found.studies] == ["sgemm"]
@@ -92,40 +118,22 @@ def test_an_operation_has_its_kernels_and_its_libraries(several: Path) -> None:
 
 
 def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> None:
-    store_session(tmp_path / "a.db", Session(trials=40))
-    rates = {"dram_read": 4.1e12, "dram_copy": 4.0e12, "fma_float32": 5.8e13, "tensor_tf32": 4.0e14}
-    measured = DeviceCeilings(
-        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
-        gpu_name="NVIDIA H200",
-        compute_capability="9.0",
-        driver="13.0",
-        measured_at=datetime.now(UTC),
-        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
-    )
-    with Database.open(tmp_path / "a.db") as database:
-        save_ceilings(database, measured)
-    study = read_one(tmp_path / "a.db")
-    bound = study.bound(study.winner)
-    assert bound is not None
+    study = measured_study(tmp_path / "a.db", SGEMM, RATES)
+    bound = bound_of(study)
     assert (bound.roof.label, bound.roof.rate) == ("fp32 FMA", 5.8e13)
-    chart = roofline_chart([study])
-    names = [trace.name for trace in chart.figure.data]
-    assert "DRAM, read 4,100 GB/s" in names
-    assert "tf32 tensor cores 400 TFLOP/s" in names
+    chart = roofline_chart(study)
+    names = {trace.name for trace in chart.figure.data}
+    assert {"DRAM, read 4,100 GB/s", "tf32 tensor cores 400 TFLOP/s"} <= names
     assert "measured on NVIDIA H200" in chart.note
-    faster = replace(study.winner, measurement=Measurement(1000.0, 999.0, 1001.0)) if study.winner else None
-    above = study.bound(faster)
-    assert above is not None
-    assert above.roof.label == "tf32 tensor cores"  # faster than FMA allows
+    assert study.winner is not None
+    faster = replace(study.winner, measurement=Measurement(1000.0, 999.0, 1001.0))
+    assert bound_of(study, faster).roof.label == "tf32 tensor cores"  # faster than FMA allows
 
 
 @pytest.fixture(scope="module")
 def text(several: Path) -> str:
     """Page of the operation in the database of several."""
-    opened = Database.open_readonly(several)
-    assert opened is not None
-    with opened:
-        return report_page(read_operation_report(opened, load_operation("matmul"), {}))
+    return report_page(report_of(several, matmul={}))
 
 
 class TestPageOfAnOperation:
@@ -163,10 +171,7 @@ class TestPageOfAnOperation:
         slow, fast = (f"{name}-nvidia-h200-4096x4096x4096-bfloat16" for name in ("gemm_mma", "gemm_wgmma"))
         store_session(path, Session(trials=30), slow)
         store_session(path, Session(trials=30), fast)
-        opened = Database.open_readonly(path)
-        assert opened is not None
-        with opened:
-            found = read_operation_report(opened, load_operation("matmul"), {})
+        found = report_of(path, matmul={})
         (operation,) = found.operations
         assert found.title == "matmul M=4096 N=4096 K=4096 bfloat16 on NVIDIA H200"
         assert [one.name for one in operation.contenders] == ["gemm_wgmma", "gemm_mma"]
@@ -180,10 +185,7 @@ class TestPageOfAnOperation:
         path = tmp_path / "a.db"
         name = "gemm_wgmma-nvidia-h200-4096x4096x4096-bfloat16"
         store_session(path, Session(trials=30), name, source="replayed")
-        opened = Database.open_readonly(path)
-        assert opened is not None
-        with opened:
-            found = read_operation_report(opened, load_operation("matmul"), {})
+        found = report_of(path, matmul={})
         text = Reader(report_page(found)).text
         time = found.operations[0].contenders[0].time_text
         assert time.endswith(" us (replayed)")
@@ -223,12 +225,11 @@ BF16X6 = "sgemm_bf16x6_ws-nvidia-h200-4096x4096x4096-float32"
 def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: str, label: str, rate: float) -> None:
     store_session(tmp_path / "a.db", Session(trials=40), recording)
     study = read_one(tmp_path / "a.db")
-    bound = study.bound(study.winner)
-    assert bound is not None
+    bound = bound_of(study)
     assert bound.roof.label == label
     assert bound.roof.rate == pytest.approx(rate, rel=1e-3)
     assert 0.3 < bound.share < 1.0
-    memory, *compute = roofline_chart([study]).figure.data[:2]
+    memory, *compute = roofline_chart(study).figure.data[:2]
     assert "DRAM" in memory.name
     assert [trace.name.partition(" (")[0] for trace in compute] == [label.partition(" (")[0]]
     assert max(memory.y) == pytest.approx(rate / 1e12, rel=1e-3)  # the line of the memory ends at the other
@@ -236,22 +237,8 @@ def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: 
 
 
 def test_measured_rates_of_tensor_cores_take_the_place_of_the_datasheets(tmp_path: Path) -> None:
-    store_session(tmp_path / "a.db", Session(trials=40), BF16X6)
-    rates = {"dram_read": 4.1e12, "fma_float32": 5.8e13, "tensor_tf32": 4.0e14, "tensor_bfloat16": 7.2e14}
-    measured = DeviceCeilings(
-        gpu_uuid="GPU-00000000-0000-0000-0000-000000000001",
-        gpu_name="NVIDIA H200",
-        compute_capability="9.0",
-        driver="13.0",
-        measured_at=datetime.now(UTC),
-        ceilings=tuple(Ceiling(name, rate, 0.99 * rate, 1.01 * rate, "test") for name, rate in rates.items()),
-    )
-    with Database.open(tmp_path / "a.db") as database:
-        save_ceilings(database, measured)
-    study = read_one(tmp_path / "a.db")
-    bound = study.bound(study.winner)
-    assert bound is not None
-    assert (bound.roof.label, bound.roof.rate) == ("bf16 tensor cores over 6 products", pytest.approx(1.2e14))
+    roof = bound_of(measured_study(tmp_path / "a.db", BF16X6, {**RATES, "tensor_bfloat16": 7.2e14})).roof
+    assert (roof.label, roof.rate) == ("bf16 tensor cores over 6 products", pytest.approx(1.2e14))
 
 
 def test_a_memory_without_a_rate_of_arithmetic_ends_at_the_last_point(tmp_path: Path) -> None:
@@ -259,7 +246,7 @@ def test_a_memory_without_a_rate_of_arithmetic_ends_at_the_last_point(tmp_path: 
     study = read_one(tmp_path / "a.db")
     assert study.device is not None
     unknown = replace(study, device=replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0))
-    (memory, *_) = roofline_chart([unknown]).figure.data
+    (memory, *_) = roofline_chart(unknown).figure.data
     work = study.work_of(study.winner)
     assert work.flops is not None
     assert work.bytes is not None

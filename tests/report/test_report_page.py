@@ -162,7 +162,7 @@ def values_of(figure: Any) -> list[str]:
 def test_every_axis_of_times_has_its_unit(study: StudyData) -> None:
     for chart in (best_so_far_chart(study), best_so_far_chart(study, "seconds")):
         assert chart.figure.layout.yaxis.title.text == "time of a run, µs"
-    assert roofline_chart([study]).figure.layout.yaxis.title.text == "TFLOP/s"
+    assert roofline_chart(study).figure.layout.yaxis.title.text == "TFLOP/s"
     assert "MHz" in str(drift_chart(study).figure.layout.annotations)
 
 
