@@ -94,26 +94,11 @@ _EXPECTED = "expected a cache of Kernel Tuner; name another file, or remove this
 
 
 class CacheFile:
-    """A cache file.
+    """A cache file, to whose path ``.json`` is appended if it is missing, with its entries by their keys.
 
-    Parameters
-    ----------
-    path
-        Path, to which ``.json`` is appended if it is missing.
-    header
-        What the file must state: ``device_name`` (unless it is None), ``kernel_name``, ``problem_size``.
-
-    Attributes
-    ----------
-    entries
-        Results by the key of their configuration.
-    device_name
-        Name of the device of the results; "" if there is no file.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or belongs to another device, kernel, problem or parameters.
+    The header is what the file must state: ``device_name`` (unless it is None), ``kernel_name``, ``problem_size``. A
+    file of another device, kernel, problem or parameters is an `InputError`, as is one that cannot be read. The device
+    name is that of the results, "" if there is no file.
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], codec: ParameterCodec) -> None:
@@ -143,13 +128,7 @@ class CacheFile:
                 self.entries[key]["__error__"] = _MARKS[next(iter(marks.values()))]()
 
     def append(self, params: Params, result: Mapping[str, Any]) -> None:
-        """Write the result of a configuration, unless the file holds one.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
+        """Write the result of a configuration, unless the file holds one; an `InputError` if it cannot be written."""
         key = self._codec.key(params)
         if key in self.entries:
             return
@@ -182,13 +161,7 @@ class CacheFile:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """Return the document of a cache file, with the names that a search in it needs.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or is no cache of Kernel Tuner.
-    """
+    """Return the document of a cache file, with the names that a search in it needs; an `InputError` for any other."""
     document = _read(_json_path(path))
     if not isinstance(document.get("kernel_name"), str) or not isinstance(document.get("tune_params"), dict):
         raise InputError(f"{path} does not state its kernel and its parameters; {_EXPECTED}")

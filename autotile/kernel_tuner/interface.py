@@ -390,14 +390,8 @@ def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) 
 class _TuneCall:
     """What the sessions of a call of `tune_kernel` share.
 
-    Attributes
-    ----------
-    file
-        Cache, to which results are appended.
-    objectives, higher_is_better
-        Keys of the results that a strategy object follows, and their directions.
-    results
-        Results by the keys of their configurations, in the order in which they became known.
+    A strategy object follows the objectives. Results are by the keys of their configurations, in the order in which
+    they became known, and are appended to the file.
     """
 
     file: CacheFile | None
@@ -415,12 +409,7 @@ class _TuneCall:
     def tune(self, described: ScriptKernel) -> tuple[DeviceProperties, dict[str, Any]]:
         """Tune a kernel; return the device, and the summary of the session if there was any.
 
-        Results in the cache are not measured again.
-
-        Raises
-        ------
-        InputError
-            As for `tune_kernel`.
+        Results in the cache are not measured again. Errors are those of `tune_kernel`.
         """
         codec, kernel = described.codec, described.build()
         if self.device >= device_count():
@@ -503,13 +492,7 @@ class _TuneCall:
         }
 
     def simulate(self, described: ScriptKernel, file: CacheFile) -> dict[str, Any]:
-        """Search the results of a cache until the limits, or all results, are reached; nothing is compiled or run.
-
-        Raises
-        ------
-        InputError
-            No result of the cache meets the restrictions.
-        """
+        """Search the results of a cache until the limits, or all results, are reached; nothing is compiled or run."""
         codec = described.codec
         entries: list[tuple[Config, dict[str, Any]]] = []
         for entry in file.entries.values():

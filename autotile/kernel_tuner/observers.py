@@ -146,13 +146,7 @@ _TELEMETRY: Mapping[str, tuple[str, float]] = {
 
 
 class Observation:
-    """The observers of a call, which are observers or functions that return one.
-
-    Raises
-    ------
-    InputError
-        An observer has no counterpart here.
-    """
+    """The observers of a call, or functions that return one; one without a counterpart here is an `InputError`."""
 
     def __init__(self, observers: Iterable[Any] | None) -> None:
         given = [(type(one).__name__, one) for one in map(_instance, observers or ())]
@@ -225,15 +219,8 @@ class Observation:
     ) -> Callable[[Mapping[str, Any], Mapping[int, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]:
         """Return a check of what a kernel wrote, by observers of the output and a function.
 
-        Parameters
-        ----------
-        arguments, count
-            Arguments of the kernel that are arrays, by position, and the number of all.
-        answer
-            Expected arguments; None for no answer.
-        verify
-            Function of answer, outputs and, if it takes it, ``atol``, which returns whether the outputs are right; None
-            for none.
+        The arguments are those that are arrays, by position, of ``count``. The function takes answer, outputs and, if
+        it has such a parameter, ``atol``, and returns whether the outputs are right.
         """
         options = {"atol": atol} if verify is not None and "atol" in inspect.signature(verify).parameters else {}
 

@@ -37,22 +37,8 @@ _TEXT = re.compile(r"[A-Za-z_]\w{0,63}")
 class ParameterCodec:
     """Converts configurations between the values that the caller listed, and values that autotile declares.
 
-    Lists of whole numbers, of booleans and of C identifiers are declared as they are; any other value is declared as
-    its index in the list.
-
-    Attributes
-    ----------
-    values
-        The caller's values of each parameter, without repetitions.
-    declared
-        Their counterparts in autotile.
-    is_plain
-        Whether the values of a parameter are declared as they are.
-
-    Raises
-    ------
-    InputError
-        A name or a list cannot be used.
+    Lists of whole numbers, of booleans and of C identifiers are declared as they are (`is_plain`); any other value is
+    declared as its index in the list. A name or a list that cannot be used is an `InputError`.
     """
 
     def __init__(self, tune_params: Mapping[str, Sequence[Any]]) -> None:
@@ -77,13 +63,7 @@ class ParameterCodec:
         return _Decoded(self._decoding, config)
 
     def encode(self, params: Params) -> Config:
-        """Return the configuration of autotile with the caller's values.
-
-        Raises
-        ------
-        InputError
-            A parameter is missing, or a value is not listed.
-        """
+        """Return the configuration of autotile; an `InputError` if a value is missing or not listed."""
         config: dict[str, Value] = {}
         for name, values in self.values.items():
             position = _position(values, params[name]) if name in params else None
@@ -332,16 +312,10 @@ def holds_in_rows(text: str, columns: Mapping[str, Rows]) -> Rows | None:
 
 
 class Restriction(NamedTuple):
-    """A condition on a configuration.
+    """A condition on a configuration, a function of a mapping of parameters.
 
-    Attributes
-    ----------
-    holds
-        Function of a mapping of parameters.
-    names
-        Parameters that it may read; None if that is not known.
-    text
-        The condition itself, where it is a text.
+    The names are those of the parameters that it may read, None if that is not known; the text is the condition itself,
+    where it is one.
     """
 
     holds: Callable[[Params], Any]
@@ -365,16 +339,8 @@ _ALL_NAMES_BELOW = 20_000
 def restriction_rules(restrictions: Any, codec: ParameterCodec) -> dict[str, Callable[..., Any]]:
     """Return restrictions as functions of columns of the parameters that autotile declares, by the name of a rule.
 
-    Parameters
-    ----------
-    restrictions
-        None, a text, a function, a constraint of python-constraint, or a list of these and of tuples of one of them
-        with the names of its parameters.
-
-    Raises
-    ------
-    InputError
-        A restriction has none of these forms.
+    They are None, a text, a function, a constraint of python-constraint, or a list of these and of tuples of one of
+    them with the names of its parameters; anything else is an `InputError`.
     """
     parsed = _restrictions(restrictions, codec.values)
     return {f"restriction_{number}": _rule(each, codec) for number, each in enumerate(parsed, start=1)}

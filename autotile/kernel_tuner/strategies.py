@@ -31,13 +31,7 @@ _MULTI_OBJECTIVE = ("nsga2", "nsga3")
 
 
 def installed_module(name: str, purpose: str) -> Any:
-    """Return a module of Kernel Tuner.
-
-    Raises
-    ------
-    ImportError
-        Kernel Tuner, or a package that the module needs, is not installed.
-    """
+    """Return a module of Kernel Tuner; an `ImportError` if it, or a package that it needs, is not installed."""
     try:
         return import_module(f"kernel_tuner.{name}")
     except ImportError as error:
@@ -46,21 +40,21 @@ def installed_module(name: str, purpose: str) -> Any:
         ) from None
 
 
-class _InstalledModule(ModuleType):
-    """A module of the installed Kernel Tuner, by its name below ``kernel_tuner``; its names are looked up when used."""
+def _provide(name: str) -> None:
+    """Make a module of Kernel Tuner importable from this package; its names are looked up when they are used."""
+    module = ModuleType(f"autotile.kernel_tuner.{name}", f"Names of the installed ``kernel_tuner.{name}``.")
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"autotile.kernel_tuner.{name}", f"Names of the installed ``kernel_tuner.{name}``.")
-        self._path = name
+    def looked_up(attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        return getattr(installed_module(name, f"{module.__name__}.{attribute}"), attribute)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(installed_module(self._path, f"{self.__name__}.{name}"), name)
+    module.__getattr__ = looked_up  # type: ignore[method-assign]
+    sys.modules[module.__name__] = module
 
 
 for _name in ("integration", "searchspace", "strategies.common", "strategies.wrapper"):
-    sys.modules[f"autotile.kernel_tuner.{_name}"] = _InstalledModule(_name)
+    _provide(_name)
 
 
 class Strategy:
@@ -73,13 +67,7 @@ class Strategy:
         return f"<strategy {self.name}>"
 
     def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> Any:
-        """Run the strategy of the installed Kernel Tuner.
-
-        Raises
-        ------
-        ImportError
-            It, or a package that it needs, is not installed.
-        """
+        """Run the strategy of the installed Kernel Tuner; errors as for `installed_module`."""
         purpose = f"the strategy {self.name!r}"
         known = installed_module("interface", purpose).strategy_map
         module = known[self.name] if self.name in known else installed_module(f"strategies.{self.name}", purpose)
@@ -88,18 +76,9 @@ class Strategy:
 
 @dataclass(frozen=True)
 class StrategyChoice:
-    """A search.
+    """A search by a sampler of autotile, or else by a strategy, an object with a function ``tune``.
 
-    Attributes
-    ----------
-    sampler
-        Sampler of autotile; None where ``strategy`` searches.
-    strategy
-        Object with a function ``tune``; None where the sampler searches.
-    trials, budget_s
-        Number of configurations to try, and time of the search in seconds; None for no limit.
-    options
-        ``strategy_options``.
+    It tries a number of configurations in a time, None for no limit; the options are ``strategy_options``.
     """
 
     sampler: str | None
@@ -112,22 +91,10 @@ class StrategyChoice:
 def choose_strategy(
     strategy: Any, options: Mapping[str, Any] | None, combinations: int, objectives: Sequence[str] = ("time",)
 ) -> StrategyChoice:
-    """Return the search for the arguments of `tune_kernel`.
+    """Return the search for the arguments of `tune_kernel`, in a space of a number of combinations.
 
-    A strategy of Kernel Tuner with options of its own, or one that follows several objectives, runs here, any other in
-    a process of its own.
-
-    Parameters
-    ----------
-    strategy
-        None for autotile's own search; ``"brute_force"``, ``"random_sample"``, a sampler of autotile, a strategy of
-        Kernel Tuner by name, or an object with a function ``tune``.
-    options
-        ``strategy_options``.
-    combinations
-        Number of combinations of the parameters' values.
-    objectives
-        Keys of the results that the search minimises or maximises.
+    None is autotile's own search. A strategy of Kernel Tuner with options of its own, or one that follows several
+    objectives, runs here, any other in a process of its own.
 
     Raises
     ------
@@ -256,21 +223,8 @@ def run_strategy(
 ) -> None:
     """Call the ``tune`` of a strategy as Kernel Tuner does, until it ends or the budget is spent.
 
-    Parameters
-    ----------
-    configs
-        All valid configurations.
-    evaluate
-        Returns a result for each of some configurations.
-    objectives, higher_is_better
-        Keys of the results, and their directions.
-    seed
-        Seed of Python's and NumPy's random states; None to leave them.
-
-    Raises
-    ------
-    ImportError
-        Kernel Tuner is not installed.
+    ``configs`` are all valid configurations, and ``evaluate`` returns a result for each of some. The seed is that of
+    Python's and NumPy's random states; None leaves them.
     """
     interface, util, searchspaces = (
         installed_module(name, "a strategy object") for name in ("interface", "util", "searchspace")

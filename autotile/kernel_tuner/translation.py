@@ -137,13 +137,7 @@ class ScriptKernel:
         return first.absolute() if isinstance(first, Path) else None
 
     def text(self, params: Params) -> str:
-        """Return the code for a configuration, without its macros.
-
-        Raises
-        ------
-        InputError
-            The source has another type, or its file cannot be read.
-        """
+        """Return the code for a configuration, without its macros."""
         text = self._first(dict(params)) if callable(self._first) else self._first
         if (path := self.path) is not None:
             try:
@@ -174,13 +168,7 @@ class ScriptKernel:
         return x, y, z
 
     def grid(self, params: Params) -> tuple[int, int, int]:
-        """Return the blocks of the grid along each axis: the problem size over the divisors, rounded up.
-
-        Raises
-        ------
-        InputError
-            An extent of the problem, or a divisor, is neither a number nor text.
-        """
+        """Return the blocks of the grid along each axis: the problem size over the divisors, rounded up."""
         size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
         if isinstance(size, str | Integral):
             size = (size,)
@@ -207,13 +195,7 @@ class ScriptKernel:
         return int(evaluate(size, params) if isinstance(size, str) else size)
 
     def macros(self, params: Params) -> dict[str, str]:
-        """Return the text of each macro of a configuration.
-
-        Raises
-        ------
-        InputError
-            A name is not a C identifier.
-        """
+        """Return the text of each macro of a configuration."""
         if self.defines is None:
             grid = zip(("grid_size_x", "grid_size_y", "grid_size_z"), self.grid(params), strict=True)
             block = zip(self.block_names, self.block(params), strict=True)
@@ -248,13 +230,7 @@ class ScriptKernel:
         return {index: array for index, array in found.items() if array is not None}
 
     def build(self) -> Kernel:
-        """Return the kernel for autotile.
-
-        Raises
-        ------
-        InputError
-            An argument cannot be used.
-        """
+        """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""
         arrays, codec = self.arrays, self.codec
         source = self.variant(self._sample(random.Random(0))).source
         words = re.findall(r"[A-Za-z]\w*", self.name.partition("<")[0])
@@ -408,17 +384,7 @@ class ScriptKernel:
 def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple[str, str, str]:
     """Return the names of the parameters that are the block's extents.
 
-    Parameters
-    ----------
-    given
-        The argument ``block_size_names``; None for the default names, in upper or lower case.
-    parameters
-        Names of the parameters.
-
-    Raises
-    ------
-    InputError
-        The argument is not a list of at most three names.
+    They are those of ``block_size_names``, a list of at most three, else the default ones, in upper or lower case.
     """
     if given is not None:
         if not isinstance(given, list | tuple) or len(given) > 3 or not all(isinstance(name, str) for name in given):
@@ -460,13 +426,7 @@ _WITH_VALUE = ("-Xcompiler", "--compiler-options", "-ccbin", "-gencode", "-arch"
 
 
 def nvrtc_options(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the options of a compiler that NVRTC has, too; the target and those for the host compiler are left out.
-
-    Raises
-    ------
-    InputError
-        The options are not a list of texts.
-    """
+    """Return the options of a compiler that NVRTC has, too; the target and those for the host compiler are left out."""
     if isinstance(options, str) or not all(isinstance(option, str) for option in options):
         raise InputError(f"compiler_options is {options!r:.80}, expected a list of texts")
     kept: list[str] = []
@@ -575,11 +535,6 @@ def save_array(array: NDArray[Any]) -> str:
     """Write an array of one axis to the folder of this process, and return the file's name.
 
     The name is that of the content, so that equal arrays share a file.
-
-    Raises
-    ------
-    InputError
-        There is no room.
     """
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
@@ -602,20 +557,10 @@ _RUN_DEADLINE_S = 300.0
 
 
 def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
-    """Launch the only configuration of a kernel once, in a process of its own.
+    """Launch the only configuration of a kernel once, in a process of its own, and return the arguments after it.
 
-    Arguments that are arrays on a GPU get what the kernel wrote, as if it had been launched on them.
-
-    Returns
-    -------
-    list
-        The arguments after the launch: arrays of NumPy, those that a kernel cannot write as copies, and the others as
-        they are.
-
-    Raises
-    ------
-    InputError
-        There is no GPU, the configuration exceeds its limits, does not compile, or its launch fails.
+    They are arrays of NumPy, those that a kernel cannot write as copies, and the others as they are. Arguments that are
+    arrays on a GPU get what the kernel wrote, as if it had been launched on them. Errors are those of `run_kernel`.
     """
     kernel = described.build()
     if device_index >= device_count():

@@ -77,13 +77,7 @@ _ROW_PX = 26
 
 
 def study_charts(study: StudyData, parameters: int) -> Iterator[Chart]:
-    """Yield the charts of a study, those first that change most while a session runs.
-
-    Parameters
-    ----------
-    parameters
-        Number of parameters, the most important first, against which the time is drawn.
-    """
+    """Yield the charts of a study, first those that change most as it runs; times against the first ``parameters``."""
     yield best_so_far_chart(study)
     yield finals_chart(study)
     yield limits_chart(study)
@@ -413,16 +407,9 @@ def _trial_hover(study: StudyData, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StudyEffects:
-    """The parameters that matter in a study.
+    """The parameters that were varied, the most important first, and a summary in one sentence.
 
-    Attributes
-    ----------
-    effects
-        All parameters that were varied, the most important first; empty where the trials do not support a statement.
-    doubt
-        Reason for empty ``effects``.
-    insight
-        Summary in one sentence.
+    Where the trials do not support a statement there are no effects, and ``doubt`` is the reason.
     """
 
     effects: tuple[EffectEntry, ...]
@@ -770,13 +757,9 @@ def front_chart(study: StudyData) -> Chart:
 
 
 def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
-    """Return the roofline of one device and element type, with the best trials of some studies.
+    """Return the roofline with the default and the best dozen of a study, or with the winner of each of several.
 
-    Parameters
-    ----------
-    studies
-        A study, or several on one device with one element type. Of one study the default and the best dozen are shown;
-        of several, the winner of each.
+    Several studies are on one device with one element type.
     """
     studies = [studies] if isinstance(studies, StudyData) else studies
     title, roofline = "Rates against the ceilings of the GPU", studies[0].roofline

@@ -188,16 +188,9 @@ class ComparedProblem:
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedStudy:
-    """A problem without a counterpart.
+    """A problem without a counterpart, with its best result; None if no configuration works.
 
-    Attributes
-    ----------
-    key
-        Key of the study.
-    best
-        Its best result; None if no configuration works.
-    fails
-        Whether the other database has tried the problem, and none of its configurations works.
+    ``fails`` states that the other database has tried the problem, and none of its configurations works.
     """
 
     key: TuningKey
@@ -339,13 +332,7 @@ class DatabaseComparison(Result):
         }
 
     def page(self) -> str:
-        """Return the page as HTML: the changes as intervals, what differs, and every problem in a table.
-
-        Raises
-        ------
-        ToolchainError
-            Plotly is not installed.
-        """
+        """Return the page as HTML: the changes as intervals, what differs, and every problem in a table."""
         page = Page("B against A", self.counts_text())
         result: list[tuple[str, str | Markup]] = [("A", self.a), ("B", self.b)]
         if self.limit is not None:
@@ -619,16 +606,10 @@ def _compared(
 def _ratio_of_sessions(a: Measurement, b: Measurement, level: int, spread: float, clock: float | None) -> Interval:
     """Return the ratio of time ``b`` to time ``a`` with the interval that the module describes.
 
-    Parameters
-    ----------
-    level
-        Number of ratios that the 95 % are for together. The half widths, in the logarithm, grow by the ratio of the
-        normal quantiles of Bonferroni's inequality, as the distribution of a sample's median is near a normal one.
-    spread
-        Relative difference of repeated measurements.
-    clock
-        Ratio of the times of the reference kernel. A kernel may follow the clock or not, such as one that is bound by
-        the memory, so that the interval covers both the ratio and that at equal clocks.
+    The 95 % are for ``level`` ratios together: the half widths, in the logarithm, grow by the ratio of the normal
+    quantiles of Bonferroni's inequality, as the distribution of a sample's median is near a normal one. A kernel may
+    follow the clock or not, such as one that is bound by the memory, so that the interval covers both the ratio and
+    that at equal clocks.
     """
     from scipy.special import ndtri
 

@@ -81,19 +81,11 @@ class LiveSession:
         Identifies it among all that are followed.
     opened
         How often the database has been opened: another file may be in its place.
-    run_id, study
-        Run, and its study.
-    location, host
-        Database, and machine that it runs on.
     trials, last_trial
         Number of stored trials of the run's search, and id of the newest trial; 0 if there is none.
-    started_at, last_at, ended_at
-        Moments of the start, of the newest trial, and of the end; ``ended_at`` is None while it runs.
-    tried
-        Number of configurations that a running search tried, those of earlier sessions included; None if the search has
-        ended, or has no limit that is known.
-    target, budget_s
-        Number of configurations, and wall time in seconds, at which the search ends; None for no such limit.
+    tried, target, budget_s
+        Number of configurations that a running search tried, those of earlier sessions included, and the number and the
+        wall time at which it ends; ``tried`` is None if it has ended, or has no limit that is known.
     pace_s
         Expected time from one trial to the next; None before there is a basis for it.
     """
@@ -164,14 +156,8 @@ class LiveSession:
 class DatabaseFollower:
     """Reads a database in a thread of its own, so that no request waits for a lock.
 
-    Parameters
-    ----------
-    location
-        Path or URL; it need not exist.
-    label
-        Prefix of the names of its sessions.
-    kernels
-        Names of the only kernels to follow; empty for all.
+    The database need not exist. ``label`` is the prefix of the names of its sessions; ``kernels`` are the only ones to
+    follow, none for all.
     """
 
     def __init__(self, location: str | Path, label: str, kernels: Collection[str] = ()) -> None:
@@ -208,13 +194,7 @@ class DatabaseFollower:
             self._disconnect()
 
     def view(self) -> tuple[str, tuple[LiveSession, ...]]:
-        """Return the state that was read last, and go on reading.
-
-        Returns
-        -------
-        tuple of str and tuple
-            A message if the database cannot be read just now, and its sessions, the newest first.
-        """
+        """Return a message if the database cannot be read just now, and its sessions as read last; go on reading."""
         self._ask()
         since = self._reading_since
         if since is not None and time.monotonic() - since > _WAITING_S:
@@ -385,13 +365,7 @@ class SessionDrawing:
         self._study, self.stored_version = study, version
 
     def changes(self, since: int) -> bytes:
-        """Return the changes since a drawing as JSON, drawn anew where it is time.
-
-        Parameters
-        ----------
-        since
-            ``number`` of the answer that a page had last; 0 for everything.
-        """
+        """Return what changed since the drawing of a number as JSON, drawn anew where it is time; 0 for everything."""
         with self._lock:
             self._draw()
             if since >= self._number:
@@ -511,17 +485,8 @@ _FILES: Mapping[str, tuple[str, Callable[[], str]]] = {
 def live_application(followers: Sequence[DatabaseFollower], token: str) -> Application:
     """Return the page and its data as an ASGI application; no answer waits for a database.
 
-    Parameters
-    ----------
-    followers
-        Databases to show.
-    token
-        First part of every path; compared in constant time.
-
-    Raises
-    ------
-    ToolchainError
-        Starlette or uvicorn is not installed.
+    Every path begins with the token, which is compared in constant time. Without Starlette and uvicorn it is a
+    `ToolchainError`.
     """
     try:
         from starlette.applications import Starlette
@@ -657,26 +622,7 @@ def _connection_class() -> Any:
 class LiveServer:
     """Server of the page of some databases; a port is bound when it is made, and `run` serves until it is interrupted.
 
-    Parameters
-    ----------
-    databases
-        Paths or URLs, which need not exist; empty for the user's own.
-    kernels
-        The only kernels to follow: names, or paths of search-space files; empty for all.
-    port
-        TCP port of the loopback interface; 0 for any that is free.
-
-    Attributes
-    ----------
-    url
-        Address of the page, with the token.
-
-    Raises
-    ------
-    InputError
-        A URL is malformed, there is no such kernel, or the port is in use.
-    ToolchainError
-        Plotly, Starlette or uvicorn is not installed.
+    Parameters and errors are those of `watch`; ``url`` is the address of the page, with the token.
     """
 
     def __init__(

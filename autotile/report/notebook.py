@@ -157,16 +157,8 @@ class StudyPlots:
 def newest_study(database: str, problem: Problem, device: DeviceProperties) -> StudyData:
     """Read the study of a problem on a device, the one with the newest trial if there are several.
 
-    Parameters
-    ----------
-    database
-        Location as a result states it. The password of a URL is masked there, so that only the user's own database can
-        be opened again.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, its password is not known, or it has no such study any more.
+    The location is as a result states it. The password of a URL is masked there, so that only the user's own database
+    can be opened again. It is an `InputError` if it cannot, or has no such study any more.
     """
     from autotile.database.database import database_location, location_text, open_existing
     from autotile.report.study import StudyReader

@@ -40,17 +40,10 @@ _VOID = frozenset({"meta", "link", "br", "input", "hr"})
 
 
 def tag(name: str, /, *content: Content, **attributes: str | int | bool | None) -> Markup:
-    """Return an HTML element.
+    """Return an HTML element of content that is escaped: text, markup, iterables of both, or None.
 
-    Parameters
-    ----------
-    name
-        Name of the element.
-    content
-        Text, which is escaped; markup; or iterables of both. None is left out.
-    attributes
-        Values of attributes: an underscore at the end is left out, others become hyphens. True is an attribute without
-        a value; False and None leave it out.
+    In the name of an attribute an underscore at the end is left out, and others become hyphens. The value True is an
+    attribute without a value; False and None leave it out.
     """
     given = ""
     for key, value in attributes.items():
@@ -90,13 +83,7 @@ def number(name: str, unit: str = "") -> DataColumn:
 
 
 class DataTable(NamedTuple):
-    """A table that is sorted, filtered and exported in the browser; a cell without a value is None.
-
-    Attributes
-    ----------
-    name
-        Name of the file of its export, without the ending.
-    """
+    """A table that is sorted, filtered and exported in the browser, under its name; a cell without a value is None."""
 
     name: str
     columns: Sequence[DataColumn]
@@ -105,17 +92,7 @@ class DataTable(NamedTuple):
 
 @dataclass(slots=True)
 class Page:
-    """A page that is being made.
-
-    Attributes
-    ----------
-    title
-        Title of the window, and heading.
-    subtitle
-        Line below the heading.
-    body
-        Content, in order.
-    """
+    """A page that is being made: its title is that of the window, too, and the subtitle a line below the heading."""
 
     title: str
     subtitle: str = ""
@@ -135,14 +112,8 @@ class Page:
     def chart(self, chart: Chart, prefix: str = "", *, wide: bool = False, table: str = "") -> Markup:
         """Return a chart with its summary, the numbers behind it and what was left out.
 
-        Parameters
-        ----------
-        prefix
-            Text before the chart's name, which makes it unique on the page.
-        wide
-            Whether a narrow screen scrolls it sideways.
-        table
-            Id of a table of data that a selection in the chart filters, see `data_table`.
+        The prefix makes its name unique on the page. A narrow screen scrolls a wide one sideways. A selection in it
+        filters the table of data with the id ``table``.
         """
         name = f"{prefix}{chart.name}-chart"
         heading = tag("h3", chart.title, id=f"{name}-title")
@@ -181,13 +152,7 @@ class Page:
         return tag("div", without, id=name, class_="data-table")
 
     def html(self) -> str:
-        """Return the document.
-
-        Raises
-        ------
-        ToolchainError
-            The page has charts, and Plotly is not installed.
-        """
+        """Return the document; for charts Plotly must be installed, else it is a `ToolchainError`."""
         style = asset("page.css")
         plotly = plotly_script() if self._figures else ""
         if "</script" in plotly.lower():
@@ -274,13 +239,7 @@ def content_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
 
 
 def write_page(text: str, path: Path) -> None:
-    """Write a page, as a whole or not at all.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
+    """Write a page, as a whole or not at all; a file that cannot be written is an `InputError`."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the path of a file, such as {path / 'report.html'}")
     try:

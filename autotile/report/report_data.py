@@ -34,12 +34,8 @@ class ContenderData:
 
     Attributes
     ----------
-    name, is_library
-        Name of the kernel or library, and whether it is a library.
-    trial
-        Its best trial.
-    study_id, tried
-        Its study, and the number of configurations that were tried.
+    tried
+        Number of configurations that were tried.
     source
         ``cuda`` or ``replayed``.
     ratio
@@ -65,18 +61,10 @@ class ContenderData:
 
 @dataclass(frozen=True, slots=True)
 class OperationData:
-    """A problem of an operation, and what computes it.
+    """A problem of an operation, without what may be left out, and what computes it.
 
-    Attributes
-    ----------
-    problem
-        The problem, without what may be left out.
-    gpu_name
-        Name of the GPU.
-    contenders
-        Kernels and libraries with a time, fastest first.
-    others
-        Kernels of the operation without one, each with the reason.
+    The contenders are kernels and libraries with a time, fastest first; the others are kernels without one, each with
+    the reason.
     """
 
     problem: Problem
@@ -97,22 +85,14 @@ class ReportData:
 
     Attributes
     ----------
-    title
-        Heading of the page.
-    location
-        Database or recording that it was read from.
     made_at
         Time at which it was read (UTC).
-    studies
-        Studies in detail, by kernel and then oldest first.
-    others
-        Studies that are only listed, as there are too many.
+    studies, others
+        Studies in detail, and those that are only listed, as there are too many.
     families
         Rules of families, newest first.
     operations
         Problems of operations with several contenders.
-    notices
-        Remarks for the reader, one line each.
     path
         Path by which the user named the kernel or operation; empty for a name.
     """

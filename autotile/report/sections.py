@@ -66,13 +66,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def report_page(data: ReportData) -> str:
-    """Return the page of a report as HTML.
-
-    Raises
-    ------
-    ToolchainError
-        Plotly is not installed.
-    """
+    """Return the page of a report as HTML; without Plotly it is a `ToolchainError`."""
     page = Page(data.title, f"From {data.location}, read {moment_text(data.made_at)}.")
     of_operation = bool(data.operations)
     alone = len(data.studies) == 1 and not of_operation
@@ -97,22 +91,7 @@ def report_page(data: ReportData) -> str:
 
 
 def write_report_of(content: PageContent, output: str | Path) -> Path:
-    """Write the page of a session's result, and return its path.
-
-    Parameters
-    ----------
-    content
-        Database that the session stored in, and what selects its studies.
-    output
-        File to write, or folder to write ``report.html`` into.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, or the file cannot be written.
-    ToolchainError
-        Plotly is not installed.
-    """
+    """Write the page of a session's result to a file, or as ``report.html`` to a folder, and return its path."""
     path = user_path(output, "a report")
     path = path / "report.html" if path.is_dir() else path
     database, kernel, sizes, dtype, gpu_name = content
@@ -138,18 +117,8 @@ def study_sections(
 ) -> list[Markup]:
     """Return the sections of one study in the order of a report.
 
-    Parameters
-    ----------
-    page
-        Page that they are for, which keeps their figures and tables.
-    prefix
-        Text before all anchors, which makes them unique on the page.
-    linked
-        Whether the navigation of the page leads to them.
-    of_operation
-        Whether the study is of a kernel of an operation, which has an answer of its own.
-    path
-        Path by which the user named the kernel; empty for a name.
+    The prefix makes all anchors unique on the page, whose navigation leads to them if they are ``linked``. A kernel of
+    an operation has another answer above its own; ``path`` is how the user named it, empty for a name.
     """
     charts = {chart.name: chart for chart in study_charts(study, _MAX_PARAMETERS)}
 

@@ -14,13 +14,7 @@ _MAX_POINTS = 1024
 
 
 def space_chart(stages: Sequence[tuple[str, int]]) -> Chart:
-    """Return the number of configurations that each rule and limit of a search space leaves.
-
-    Parameters
-    ----------
-    stages
-        Name and remaining number of configurations of each stage, in order; the first one is that of all combinations.
-    """
+    """Return the number of configurations that each stage leaves, of which the first has all combinations."""
     (_, combinations), (_, valid) = stages[0], stages[-1]
     is_wide = valid and combinations > 100 * valid
     made = bars(
@@ -67,18 +61,8 @@ def occupancy_chart(
 ) -> Chart:
     """Return the resident warps of an SM over one resource of a block, with the others as they are.
 
-    Parameters
-    ----------
-    axis
-        Resource that varies, and its unit.
-    amounts
-        Amounts to draw, ascending; at most 1,024.
-    present
-        Amount of the block in question, which is marked.
-    warps_at
-        Function that returns the resident warps at an amount.
-    max_warps
-        Maximum of the SM.
+    The axis is the resource and its unit, of which at most 1,024 amounts are drawn, ascending, and the present one is
+    marked; ``warps_at`` returns the resident warps at an amount.
     """
     resource, unit = axis
     drawn, graph = list(amounts[:_MAX_POINTS]), load_plotly()

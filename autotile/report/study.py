@@ -145,18 +145,10 @@ class RunData:
 
 
 class Finalist(NamedTuple):
-    """One configuration of the finals.
+    """One configuration of the finals, with its time in the race.
 
-    Attributes
-    ----------
-    rank
-        Place, 1 for the winner.
-    trial
-        Its trial, with its time in the race.
-    ratio
-        Its time, or cost, over the winner's, with its interval; None where an interval is missing.
-    is_default, is_tie
-        Whether it is the default configuration, and whether it cannot be distinguished from the winner.
+    The ratio is its time, or cost, over the winner's; None where an interval is missing. A tie cannot be told apart
+    from the winner.
     """
 
     rank: int
@@ -479,13 +471,7 @@ class StudyReader:
         self._trials: list[StoredTrial] = []
 
     def read(self) -> StudyData:
-        """Return the study with all trials that are stored now.
-
-        Raises
-        ------
-        DatabaseError
-            The database cannot be read.
-        """
+        """Return the study with all trials that are stored now."""
         study = study_without_trials(self._database, self._study)
         last = max((one.trial_id for one in self._trials), default=0)
         newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > last)
@@ -545,18 +531,9 @@ _OTHERS = "other reasons"
 
 @dataclass(slots=True)
 class FailureGroup:
-    """Failed configurations with one reason, whose numbers may differ.
+    """Failed configurations with one reason, whose numbers may differ, and some of them as examples.
 
-    Attributes
-    ----------
-    outcome, stage
-        Outcome, and stage that determined it.
-    reason
-        The compiler's, the verification's or the sanitizer's words for the first of them.
-    count
-        Number of configurations.
-    examples
-        Some of the configurations.
+    The reason is in the compiler's, the verification's or the sanitizer's words for the first of them.
     """
 
     outcome: Outcome
@@ -640,20 +617,14 @@ class Bound(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """The ceilings of a GPU for an element type.
+    """The ceilings of a GPU for an element type, and when and how they were found.
 
     Attributes
     ----------
     memory
         Bandwidth of device memory; None if unknown.
-    compute
-        Rates of the arithmetic units of the element type, slowest first; empty if unknown.
-    units
-        Rates of all arithmetic units that are known, by their names.
-    is_measured
-        Whether they were measured on the GPU; otherwise they are of its datasheet.
-    origin
-        When and how they were found, for people.
+    compute, units
+        Rates of the arithmetic units of the element type, slowest first, and of all that are known by their names.
     """
 
     memory: Roof | None

@@ -383,13 +383,7 @@ class Survey(Result):
         }
 
     def page(self) -> str:
-        """Return the page as HTML: ranges, occupancy and its limits, resources by parameter, failures, all rows.
-
-        Raises
-        ------
-        ToolchainError
-            Plotly is not installed.
-        """
+        """Return the page as HTML: ranges, occupancy and its limits, resources by parameter, failures, all rows."""
         page = Page(f"Survey of {self.problem}", f"On {device_text(self.device)}, as compiled; nothing was run.")
         *facts, (took, length) = self._facts()
         end = ", interrupted" if self.interrupted else ""

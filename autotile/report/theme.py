@@ -58,8 +58,6 @@ class Chart(NamedTuple):
     ----------
     name
         Short name, unique within a study.
-    title
-        Heading.
     figure
         Plotly figure in the light theme; None where there is nothing to draw.
     summary
@@ -79,13 +77,7 @@ class Chart(NamedTuple):
 
 
 def load_plotly() -> Any:
-    """Import and return ``plotly.graph_objects``.
-
-    Raises
-    ------
-    ToolchainError
-        Plotly is not installed.
-    """
+    """Import and return ``plotly.graph_objects``; a `ToolchainError` where it is not installed."""
     try:
         from plotly import graph_objects
     except ImportError:
@@ -103,14 +95,7 @@ def figure(
 ) -> go.Figure:
     """Return a figure in the light theme, as wide as the page.
 
-    Parameters
-    ----------
-    height
-        Height in pixels.
-    x, y
-        Properties of the axes; ``title`` is a text.
-    layout
-        Further properties of the layout.
+    ``x`` and ``y`` are properties of the axes, whose title is a text; ``layout`` are further ones of the layout.
     """
     made = load_plotly().Figure(list(traces))
     made.update_layout(
@@ -160,18 +145,8 @@ def bars(
 ) -> go.Figure:
     """Return a figure of horizontal bars from the top.
 
-    Parameters
-    ----------
-    x, y
-        Properties of the axes; ``title`` is a text.
-    color
-        Colour of all bars, or a list with that of each.
-    text, inside
-        Text at the end of each bar, and whether it stands in it where there is room.
-    hover
-        Text that is shown beside each.
-    more
-        Properties of the trace.
+    ``x`` and ``y`` are properties of the axes, as for `figure`; ``color`` may be a list, with one for each. The text
+    stands at the end of a bar, or ``inside`` where there is room. ``more`` are properties of the trace.
     """
     trace = load_plotly().Bar(
         y=labels,
@@ -274,17 +249,7 @@ def themed(made: go.Figure, *, dark: bool = False) -> go.Figure:
 def figure_of(chart: Chart, *, dark: bool | None = None) -> go.Figure:
     """Return the figure of a chart, with its title, for a notebook.
 
-    Parameters
-    ----------
-    chart
-        The chart.
-    dark
-        Whether to use the dark theme; None for that of Plotly's default template.
-
-    Raises
-    ------
-    InputError
-        There is nothing to draw.
+    The theme is that of Plotly's default template if ``dark`` is None. Without a figure it is an `InputError`.
     """
     if chart.figure is None:
         raise InputError(chart.summary.rstrip("."))
