@@ -79,7 +79,12 @@ class StrategyProcess:
     def run(self, seed: int, evaluations: int, times: Times) -> Step:
         """Start a run with a seed, scheduled for a number of evaluations."""
         if self._codes is not None:
-            self._open(self._codes)
+            values = {}
+            for each in self._parameters:  # Kernel Tuner keeps values in sets, and the order of a set of strings varies
+                is_numeric = positions(each.values) is not None
+                values[each.name] = list(each.values) if is_numeric else list(range(len(each.values)))
+            codes = {"codes": b64encode(self._codes.tobytes()).decode(), "dtype": self._codes.dtype.str}
+            self._child.request({"op": "open", "strategy": self._strategy, "values": values, **codes}, _STARTUP_S)
             self._codes = None
         return self._request({"op": "run", "seed": seed, "evaluations": evaluations, "times_ms": list(times)})
 
@@ -93,16 +98,6 @@ class StrategyProcess:
         """
         return self._request({"op": "resume", "times_ms": list(times)})
 
-    def _open(self, codes: NDArray[np.integer]) -> None:
-        request = {
-            "op": "open",
-            "strategy": self._strategy,
-            "values": {each.name: _shown_values(each) for each in self._parameters},
-            "codes": b64encode(codes.tobytes()).decode(),
-            "dtype": codes.dtype.str,
-        }
-        self._child.request(request, _STARTUP_S)
-
     def _request(self, message: dict[str, Any]) -> Step:
         try:
             return Step(**self._child.request(message, _MAX_SILENCE_S))
@@ -110,14 +105,6 @@ class StrategyProcess:
             raise WorkerError(f"it proposed nothing for {_MAX_SILENCE_S:g} s") from None
         except TypeError as error:
             raise WorkerError(f"the worker's reply is malformed: {error}") from None
-
-
-def _shown_values(parameter: Parameter) -> list[Any]:
-    """Return the values of a parameter as a strategy sees them.
-
-    Kernel Tuner keeps values in sets, and the order of a set of strings differs between processes.
-    """
-    return list(parameter.values) if positions(parameter.values) is not None else list(range(len(parameter.values)))
 
 
 class KernelTunerSampler(RowSampler):
@@ -135,14 +122,8 @@ class KernelTunerSampler(RowSampler):
 
     Parameters
     ----------
-    space
-        The configurations.
     strategy
         Name of the strategy in Kernel Tuner.
-    seed
-        Seed of the proposals, not negative.
-    available
-        Rows that may be proposed, bool, shape (rows,); None for all.
     trials
         Number of trials granted, by which some strategies schedule their search; None if it is not limited.
 
@@ -186,7 +167,11 @@ class KernelTunerSampler(RowSampler):
             self._process.close()
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        while self._fruitless_runs < _MAX_FRUITLESS_RUNS and not self._is_waiting():
+        while True:
+            while self._wanted and self._wanted[0] in self._times_ms:
+                self._wanted.popleft()
+            if self._wanted or self._fruitless_runs >= _MAX_FRUITLESS_RUNS:
+                break
             self._advance()
         for row in self._wanted:
             if self.candidates.free[row]:
@@ -208,12 +193,6 @@ class KernelTunerSampler(RowSampler):
         if index < len(self._rows) and self._rows[index] == row:
             self._unsent[index] = self._times_ms[row]
 
-    def _is_waiting(self) -> bool:
-        """Return whether the time of a wanted row is unknown."""
-        while self._wanted and self._wanted[0] in self._times_ms:
-            self._wanted.popleft()
-        return bool(self._wanted)
-
     def _start(self) -> StrategyProcess:
         space = self.candidates.space
         return StrategyProcess(self._strategy, space.parameters, space.codes[self._rows])
@@ -231,21 +210,14 @@ class KernelTunerSampler(RowSampler):
                 step = self._process.run(seed, self._evaluations, times)
         except WorkerError as error:
             step = Step([], failure=str(error))
-            self._forget_process()
+            self._process = None
+            for row in self._times_ms:  # a new process knows no times
+                self._note_time(row)
         self._is_running = bool(step.wanted)
         self._wanted = deque(self._rows[step.wanted].tolist())
         if step.wanted:
             self._has_asked = True
-        else:
-            self._end_run(step)
-
-    def _forget_process(self) -> None:
-        """Prepare for a new process, which knows no times."""
-        self._process = None
-        for row in self._times_ms:
-            self._note_time(row)
-
-    def _end_run(self, step: Step) -> None:
+            return
         if step.failure and not self._has_asked and not step.new:
             raise InputError(
                 f"Kernel Tuner's strategy {self._strategy} cannot search these {len(self._rows)} configurations "

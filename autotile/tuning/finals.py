@@ -142,7 +142,8 @@ def run_finals(
     raced = hold_race(backend, racing, left, seed, hurried=hurried, scorer=scorer)
     if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
         checks.lose(time.perf_counter() - start)
-        left = checks.all_that_pass(left)
+        while (failed := checks.first_that_fails(left, left)) is not None:
+            left.remove(failed)
         if 1 < len(left) < len(finalists):
             raced = hold_race(backend, racing, left, seed, hurried=hurried, scorer=scorer)
     for i, result in (raced or {}).items():
@@ -153,8 +154,7 @@ def run_finals(
         order, tied = race.rank(left, incumbent)
         failed = checks.first_that_fails(order, tied)
         if failed is None:
-            ties = [i for i in tied if checks.is_verified_like(i, order[0])]
-            checks.note_unverified(len(tied) - len(ties))
+            ties = checks.verified_like(order[0], tied)
             baseline = next((i for i in order if race.is_of(i, default)), None)
             return Finals(
                 ranked=tuple(checks.with_digest(i, race.trials[i]) for i in order),
@@ -318,13 +318,6 @@ class FinalistChecks:
         faulty = left * len(self._wrong_s) / (len(self._right_s) + len(self._wrong_s))
         return right_s + min(faulty * each_s, max(0.0, _FAULTS_S - self._lost_s) + each_s)
 
-    def all_that_pass(self, indices: Sequence[int]) -> list[int]:
-        """Verify finalists, and return those that pass, in the given order."""
-        left = list(indices)
-        while (failed := self.first_that_fails(left, left)) is not None:
-            left.remove(failed)
-        return left
-
     def first_that_fails(self, order: Sequence[int], tied: Sequence[int]) -> int | None:
         """Verify finalists until one fails or is given up unverified, and return that one; None if all of them pass.
 
@@ -362,23 +355,25 @@ class FinalistChecks:
                 return chosen
         return next((i for i in by_weight if not self.passes(i, wins=i == order[0], ties=i in tied)), None)
 
-    def is_verified_like(self, index: int, winner: int) -> bool:
-        """Return whether a finalist passed as many repeats as the winner, or all."""
-        return _repeats(self._readings[index]) >= min(self._repeats, _repeats(self._readings[winner]))
+    def verified_like(self, winner: int, tied: Sequence[int]) -> list[int]:
+        """Return those that tie with the winner and passed as many repeats, or all; note how many did not.
 
-    def note_unverified(self, count: int) -> None:
-        """Note the finalists that were given up, and how many tie with the winner but were not verified like it."""
+        Those that were given up are noted, too.
+        """
         if self._given_up:
             self.notices.append(
                 f"{plural(len(self._given_up), 'finalist')} were not verified, and are not ranked: faulty ones took "
                 f"more than {_FAULTS_S:g} s"
             )
-        if count:
+        needed = min(self._repeats, _repeats(self._readings[winner]))
+        ties = [i for i in tied if _repeats(self._readings[i]) >= needed]
+        if len(ties) < len(tied):
             limit_s = _HURRIED_CHECKS_S if self._hurried else _CHECKS_S
             self.notices.append(
-                f"{plural(count, 'configuration')} as fast as the winner could not be verified as often within "
-                f"{limit_s:g} s, and are not listed as ties"
+                f"{plural(len(tied) - len(ties), 'configuration')} as fast as the winner could not be verified as "
+                f"often within {limit_s:g} s, and are not listed as ties"
             )
+        return ties
 
     def repeats(self, index: int) -> int:
         """Return the number of repetitions of a finalist's verification; 0 if it was not verified repeatedly."""
