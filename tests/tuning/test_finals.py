@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gpu_calls import raced
 
-from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Measurement, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
-from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -71,12 +71,6 @@ class Racer:
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
 
-    def submit(self, entry: Entry) -> None:
-        raise AssertionError("the finals evaluate no candidate")
-
-    def result(self) -> tuple[Candidate, Reading]:
-        raise AssertionError("the finals evaluate no candidate")
-
     def race(self, job: Race, expected_s: float) -> list[Reading] | None:
         self.rounds = job.rounds
         self.races += 1
@@ -88,13 +82,19 @@ class Racer:
             raced(self._times_us[int(c.config["TILE"])], outcome) for c, outcome in zip(candidates, wrong, strict=True)
         ]
 
-    def close(self) -> None:
-        pass
+
+def ran(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
+    """Return a trial with a time and an interval of 1 %."""
+    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+    return Trial(config, outcome, "", "measure", measurement=measurement)
 
 
-@pytest.fixture
-def ran(judges: dict[str, Any]) -> Callable[..., Trial]:
-    return judges["timed"]
+def failed(config: Config, outcome: Outcome) -> Trial:
+    return Trial(config, outcome, "because", "verify")
+
+
+def configs_of(trials: Sequence[Trial]) -> list[Config]:
+    return [trial.config for trial in trials]
 
 
 def hold(
@@ -110,80 +110,71 @@ def hold(
     return run_finals(racing, racer, default=default, incumbent=incumbent, seed=0, hurried=hurried, observe=observe)
 
 
-class TestChoice:
-    def test_the_fastest_and_the_default(self, ran: Callable[..., Trial]) -> None:
-        trials = [ran(A, 3.0), ran(B, 1.0), ran(C, 2.0), ran(D, 9.0)]
-        assert [t.config for t in choose_finalists(trials, D, None, 2)] == [B, C, D]
-
-    def test_the_incumbent_runs_again(self, ran: Callable[..., Trial]) -> None:
-        trials = [ran(A, 3.0), ran(B, 1.0), ran(C, 2.0), ran(D, 9.0)]
-        assert [t.config for t in choose_finalists(trials, D, A, 1)] == [B, A, D]
-
-    def test_a_pruned_default_is_invited_but_no_other_pruned_one(self, ran: Callable[..., Trial]) -> None:
-        trials = [ran(A, 3.0), ran(B, 4.0, Outcome.PRUNED), ran(D, 9.0, Outcome.PRUNED)]
-        assert [t.config for t in choose_finalists(trials, D, None, 12)] == [A, D]
-
-    def test_failures_are_not(self, ran: Callable[..., Trial], judges: dict[str, Any]) -> None:
-        trials = [judges["failed"](D, Outcome.WRONG_RESULT), ran(A, 3.0), judges["failed"](B, Outcome.CRASHED)]
-        assert [t.config for t in choose_finalists(trials, D, B, 12)] == [A]
-
-    def test_nothing_ran(self, judges: dict[str, Any]) -> None:
-        assert choose_finalists([judges["failed"](D, Outcome.CRASHED)], D, None, 12) == []
+@pytest.mark.parametrize(
+    ("trials", "incumbent", "count", "expected"),
+    [
+        ([ran(A, 3.0), ran(B, 1.0), ran(C, 2.0), ran(D, 9.0)], None, 2, [B, C, D]),  # the fastest and the default
+        ([ran(A, 3.0), ran(B, 1.0), ran(C, 2.0), ran(D, 9.0)], A, 1, [B, A, D]),  # the incumbent runs again
+        # a pruned default is invited, but no other pruned one
+        ([ran(A, 3.0), ran(B, 4.0, Outcome.PRUNED), ran(D, 9.0, Outcome.PRUNED)], None, 12, [A, D]),
+        ([failed(D, Outcome.WRONG_RESULT), ran(A, 3.0), failed(B, Outcome.CRASHED)], B, 12, [A]),
+        ([failed(D, Outcome.CRASHED)], None, 12, []),
+    ],
+)
+def test_finalists_are_chosen(
+    trials: list[Trial], incumbent: Config | None, count: int, expected: list[Config]
+) -> None:
+    assert configs_of(choose_finalists(trials, D, incumbent, count)) == expected
 
 
 class TestRace:
-    def test_paired_times_decide_whatever_the_search_measured(self, ran: Callable[..., Trial]) -> None:
+    def test_paired_times_decide_whatever_the_search_measured(self) -> None:
         drift = [1.0 + 0.05 * i for i in range(9)]
         racer = Racer({1: [10 * d for d in drift], 2: [9.9 * d for d in drift], 4: [20 * d for d in drift]})
         finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer)
-        assert [t.config for t in finals.ranked] == [B, A, D]
+        assert configs_of(finals.ranked) == [B, A, D]
         assert finals.ties == ()
-        assert finals.speedup is not None
         assert finals.speedup.value == pytest.approx(20 / 9.9)
-        assert finals.default is not None
         assert finals.default.time_us == pytest.approx(24.0)
-        assert finals.winner is not None
         assert finals.winner.stage == "finals"
         assert finals.winner.measurement is not None
         assert len(finals.winner.measurement.samples_us) == 9
 
-    def test_what_cannot_be_told_apart_is_a_tie(self, ran: Callable[..., Trial]) -> None:
+    def test_what_cannot_be_told_apart_is_a_tie(self) -> None:
         racer = Racer({1: [10, 11, 10, 11, 10, 11, 10, 11, 10.4], 2: [10.5] * 9, 4: [20] * 9})
         finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer)
         assert finals.winner.config == A
         assert finals.ties == (B,)
 
-    def test_among_ties_the_incumbent_wins(self, ran: Callable[..., Trial]) -> None:
+    def test_among_ties_the_incumbent_wins(self) -> None:
         racer = Racer({1: [10, 11, 10, 11, 10, 11, 10, 11, 10.4], 2: [10.5] * 9, 4: [20] * 9})
         finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer, incumbent=B)
         assert finals.winner.config == B
         assert finals.ties == (A,)
-        assert finals.speedup is not None
         assert finals.speedup.value == pytest.approx(20 / 10.5)
 
-    def test_a_slower_incumbent_loses(self, ran: Callable[..., Trial]) -> None:
+    def test_a_slower_incumbent_loses(self) -> None:
         racer = Racer({1: [10.0] * 9, 2: [10.5] * 9, 4: [20.0] * 9})
         assert hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer, incumbent=B).winner.config == A
 
-    def test_a_pruned_default_that_ran_the_race_is_measured_for_good(self, ran: Callable[..., Trial]) -> None:
+    def test_a_pruned_default_that_ran_the_race_is_measured_for_good(self) -> None:
         finals = hold([ran(A, 1.0), ran(D, 3.0, Outcome.PRUNED)], Racer({1: [10.0] * 9, 4: [20.0] * 9}))
-        assert finals.default is not None
         assert finals.default.outcome is Outcome.OK
 
-    def test_the_default_may_win(self, ran: Callable[..., Trial]) -> None:
+    def test_the_default_may_win(self) -> None:
         finals = hold([ran(A, 1.0), ran(D, 3.0)], Racer({1: [10.0] * 9, 4: [5.0] * 9}))
         assert finals.winner.config == D
         assert finals.speedup is not None
         assert (finals.speedup.low, finals.speedup.high) == (1.0, 1.0)
 
-    def test_one_finalist_needs_no_race(self, ran: Callable[..., Trial]) -> None:
+    def test_one_finalist_needs_no_race(self) -> None:
         racer = Racer({})
         finals = hold([ran(A, 1.0)], racer)
         assert (finals.winner.config, finals.default, finals.speedup, finals.ties) == (A, None, None, ())
         assert racer.rounds == 0
 
     @pytest.mark.parametrize(("time_us", "rounds"), [(10.0, 60), (30_000.0, 50), (2e6, 9)])
-    def test_long_kernels_run_fewer_rounds(self, ran: Callable[..., Trial], time_us: float, rounds: int) -> None:
+    def test_long_kernels_run_fewer_rounds(self, time_us: float, rounds: int) -> None:
         racer = Racer(None)
         hold([ran(A, time_us), ran(B, time_us)], racer)
         assert racer.rounds == rounds
@@ -192,15 +183,14 @@ class TestRace:
 class TestWithoutRace:
     """In replay, and if the worker died during the race."""
 
-    def test_recorded_intervals_decide(self, ran: Callable[..., Trial]) -> None:
+    def test_recorded_intervals_decide(self) -> None:
         finals = hold([ran(A, 10.0), ran(B, 10.1), ran(C, 11.0), ran(D, 20.0)], Racer(None))
-        assert [t.config for t in finals.ranked] == [A, B, C, D]
+        assert configs_of(finals.ranked) == [A, B, C, D]
         assert finals.ties == (B,)
-        assert finals.speedup is not None
         assert finals.speedup.value == 2.0
         assert finals.speedup.low < 2.0 < finals.speedup.high
 
-    def test_the_incumbent_stays_among_ties(self, ran: Callable[..., Trial]) -> None:
+    def test_the_incumbent_stays_among_ties(self) -> None:
         assert hold([ran(A, 10.0), ran(B, 10.1)], Racer(None), incumbent=B).winner.config == B
         assert hold([ran(A, 10.0), ran(C, 11.0)], Racer(None), incumbent=C).winner.config == A
 
@@ -209,40 +199,41 @@ TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
 
 
 class TestChecks:
-    def test_the_next_one_wins_where_the_fastest_is_faulty(self, ran: Callable[..., Trial]) -> None:
+    def test_the_next_one_wins_where_the_fastest_is_faulty(self) -> None:
         finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], Racer(TIMES_US, faulty=[A]))
-        assert finals.winner is not None
         assert finals.winner.config == B
         assert finals.ties == (C,)
-        assert finals.speedup is not None
         assert finals.speedup.value == 2.0
         (refused,) = finals.refused
         assert (refused.config, refused.outcome, refused.reason) == (A, Outcome.WRONG_RESULT, "sometimes")
         assert (refused.stage, refused.measurement) == ("verify", None)
 
-    def test_a_faulty_incumbent_is_refused_too(self, ran: Callable[..., Trial]) -> None:
-        finals = hold([ran(B, 2.0), ran(C, 2.0)], Racer(TIMES_US, faulty=[C]), incumbent=C)
-        assert [t.config for t in finals.ranked] == [B]
-        assert [t.config for t in finals.refused] == [C]
+    @pytest.mark.parametrize(
+        ("finalists", "faulty", "incumbent", "ranked"),
+        [
+            ([B, C], [C], C, [B]),  # an incumbent
+            ([A, D], [A, D], None, []),
+            ([B, C, D], [C], None, [B, D]),  # a tie
+        ],
+    )
+    def test_a_faulty_one_is_refused(
+        self, finalists: list[Config], faulty: list[Config], incumbent: Config | None, ranked: list[Config]
+    ) -> None:
+        trials = [ran(config, float(config["TILE"])) for config in finalists]
+        finals = hold(trials, Racer(TIMES_US, faulty=faulty), incumbent=incumbent)
+        assert (configs_of(finals.ranked), finals.ties) == (ranked, ())
+        assert configs_of(finals.refused) == faulty
+        assert {(trial.outcome, trial.measurement) for trial in finals.refused} == {(Outcome.WRONG_RESULT, None)}
+        assert (finals.speedup is None, finals.default is None) == (D not in ranked, D not in ranked)
 
-    def test_nothing_wins_where_all_are_faulty(self, ran: Callable[..., Trial]) -> None:
-        finals = hold([ran(A, 1.0), ran(D, 4.0)], Racer(TIMES_US, faulty=[A, D]))
-        assert (finals.winner, finals.default, finals.speedup, len(finals.refused)) == (None, None, None, 2)
-
-    def test_a_tie_that_is_faulty_is_no_tie(self, ran: Callable[..., Trial]) -> None:
-        racer = Racer(TIMES_US, faulty=[C])
-        finals = hold([ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], racer)
-        assert ([t.config for t in finals.ranked], finals.ties) == ([B, D], ())
-        assert [(t.config, t.outcome, t.measurement) for t in finals.refused] == [(C, Outcome.WRONG_RESULT, None)]
-
-    def test_all_that_are_ranked_are_verified_once(self, ran: Callable[..., Trial]) -> None:
+    def test_all_that_are_ranked_are_verified_once(self) -> None:
         racer = Racer(TIMES_US, faulty=[D])
         finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], racer)
         assert racer.verified == [A, B, C, D]
         assert racer.limits_s[0] is None
-        assert ([t.config for t in finals.ranked], finals.default, finals.speedup) == ([A, B, C], None, None)
+        assert (configs_of(finals.ranked), finals.default, finals.speedup) == ([A, B, C], None, None)
 
-    def test_the_digest_of_all_repeats_is_kept(self, ran: Callable[..., Trial]) -> None:
+    def test_the_digest_of_all_repeats_is_kept(self) -> None:
         racer = Racer(TIMES_US)
         racer.digests = {1: VARYING_OUTPUTS, 2: "in:out"}
         trials = [replace(ran(config, 1.0), telemetry={OUTPUT_DIGEST: "in:out", "power_w": 5}) for config in (A, B, C)]
@@ -251,27 +242,22 @@ class TestChecks:
         assert found[1] == {OUTPUT_DIGEST: VARYING_OUTPUTS, "power_w": 5}
         assert found[2] == found[3] == {OUTPUT_DIGEST: "in:out", "power_w": 5}
 
-    def test_what_was_wrong_in_a_timed_launch_is_refused(self, ran: Callable[..., Trial]) -> None:
+    def test_what_was_wrong_in_a_timed_launch_is_refused(self) -> None:
         racer = Racer(TIMES_US, wrong_when_timed=[A])
         finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 4.0)], racer)
-        assert [t.config for t in finals.ranked] == [B, D]
+        assert configs_of(finals.ranked) == [B, D]
         assert [(t.config, t.stage) for t in finals.refused] == [(A, "finals")]
         assert A not in racer.verified
 
-    def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(
-        self, ran: Callable[..., Trial]
-    ) -> None:
+    def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(self) -> None:
         racer = Racer(TIMES_US, breaks_race=[A])
         finals = hold([ran(A, 1.0), ran(B, 9.0), ran(C, 3.0), ran(D, 4.0)], racer)
         assert racer.races == 2
-        assert [t.config for t in finals.refused] == [A]
-        assert finals.winner is not None
+        assert configs_of(finals.refused) == [A]
         assert (finals.winner.config, finals.winner.time_us) == (B, 2.0)
         assert sorted(t["TILE"] for t in racer.verified) == [1, 2, 3, 4]
 
-    def test_a_tie_that_could_not_be_verified_as_often_is_none(
-        self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_tie_that_could_not_be_verified_as_often_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("autotile.tuning.finals._CHECKS_S", 0.04)
         monkeypatch.setattr("autotile.tuning.finals._MIN_CHECK_S", 0.01)
         times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
@@ -283,23 +269,21 @@ class TestChecks:
             "as ties",
         )
 
-    def test_a_new_winner_gets_all_repeats(self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_new_winner_gets_all_repeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("autotile.tuning.finals._CHECKS_S", 0.01)
         monkeypatch.setattr("autotile.tuning.finals._MIN_CHECK_S", 0.01)
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
         assert hold([ran(A, 1.0), ran(B, 1.0), ran(D, 4.0)], racer).winner.config == B
         assert racer.limits_s[racer.verified.index(B)] is None
 
-    def test_without_second_inputs_the_checks_are_made_and_it_is_noted(
-        self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_without_second_inputs_the_checks_are_made_and_it_is_noted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Racer, "refused_seed", 1)
         finals = hold([ran(A, 1.0), ran(D, 4.0)], Racer(TIMES_US))
         assert finals.winner.config == A
         (notice,) = finals.notices
         assert notice.endswith("with one set of inputs, not two: the reference is not finite")
 
-    def test_the_winner_is_verified_often_enough_to_find_one_fault_in_fifty(self, ran: Callable[..., Trial]) -> None:
+    def test_the_winner_is_verified_often_enough_to_find_one_fault_in_fifty(self) -> None:
         racer = Racer(TIMES_US)
         hold([ran(A, 1.0), ran(D, 4.0)], racer)
         assert 1 - 0.98 ** (2 * racer.repeats) > 0.95
@@ -310,20 +294,20 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("tool", "outcome"), [("memcheck", Outcome.OUT_OF_BOUNDS), ("racecheck", Outcome.WRONG_RESULT)]
     )
-    def test_what_the_sanitizer_finds_cannot_win(self, ran: Callable[..., Trial], tool: Any, outcome: Outcome) -> None:
+    def test_what_the_sanitizer_finds_cannot_win(self, tool: Any, outcome: Outcome) -> None:
         racer = Racer(TIMES_US, findings=[Finding(tool, ToolResult.FAILED, "Race reported")])
         finals = hold([ran(A, 1.0), ran(D, 4.0)], racer)
-        assert [trial.config for trial in finals.ranked] == [D]
+        assert configs_of(finals.ranked) == [D]
         (refused,) = finals.refused
         assert (refused.outcome, refused.stage, refused.reason) == (outcome, "sanitize", f"{tool}: Race reported")
 
-    def test_what_could_not_be_checked_is_told(self, ran: Callable[..., Trial]) -> None:
+    def test_what_could_not_be_checked_is_told(self) -> None:
         racer = Racer(TIMES_US, findings=[Finding("initcheck", ToolResult.UNCHECKED, "could not be checked: no time")])
         finals = hold([ran(A, 1.0), ran(D, 4.0)], racer)
-        assert [trial.config for trial in finals.ranked] == [A, D]
+        assert configs_of(finals.ranked) == [A, D]
         assert finals.notices == ("1 of the sanitizer's checks were not made; could not be checked: no time",)
 
-    def test_two_names_for_one_configuration_tie(self, ran: Callable[..., Trial]) -> None:
+    def test_two_names_for_one_configuration_tie(self) -> None:
         steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))
         finals = hold([ran(A, 1.0), ran(B, 1.0)], Racer({1: list(1 + steps[0]), 2: list(1.0002 + steps[1])}))
         assert len(finals.ties) == 1
@@ -340,43 +324,40 @@ class TestFaultyFamily:
     def times_us(self, configs: Sequence[Config]) -> dict[int, Sequence[float]]:
         return {int(one["TILE"]): [float(one["TILE"])] * 9 for one in configs}
 
-    def test_the_fault_is_looked_for_in_those_that_are_alike_first(self, ran: Callable[..., Trial]) -> None:
+    def test_the_fault_is_looked_for_in_those_that_are_alike_first(self) -> None:
         configs = family([4, 2, 3, 2, 4, 4])
         faulty = [one for one in configs if one["STAGES"] == 4]
         racer = Racer(self.times_us(configs), faulty=faulty)
         finals = hold([ran(one, float(one["TILE"])) for one in configs], racer, default=configs[3])
         assert racer.verified[:3] == faulty
-        assert finals.winner is not None
         assert finals.winner.config == configs[1]
-        assert [trial.config for trial in finals.refused] == faulty
+        assert configs_of(finals.refused) == faulty
 
     @pytest.mark.parametrize("breaks_race", [False, True])
-    def test_faulty_finalists_share_one_limit_of_time(
-        self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch, breaks_race: bool
-    ) -> None:
+    def test_faulty_finalists_share_one_limit_of_time(self, monkeypatch: pytest.MonkeyPatch, breaks_race: bool) -> None:
         monkeypatch.setattr("autotile.tuning.finals._FAULTS_S", 0.1)
         configs = family([4] * 10 + [2, 3])
         healthy = configs[10:]
         kind = "breaks_race" if breaks_race else "faulty"
         racer = Racer(self.times_us(configs), fails_after_s=0.04, **{kind: configs[:10]})
         finals = hold([ran(one, float(one["TILE"])) for one in configs], racer, default=configs[11])
-        assert [trial.config for trial in finals.ranked] == healthy
+        assert configs_of(finals.ranked) == healthy
         assert finals.speedup is not None
         assert len(finals.refused) < 6
         assert len(set(map(str, racer.verified))) < 8
         (notice,) = finals.notices
         assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and are not ranked")
 
-    def test_all_are_tried_until_one_is_right(self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_all_are_tried_until_one_is_right(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("autotile.tuning.finals._FAULTS_S", 0.0)
         configs = family([4] * 6)
         racer = Racer(self.times_us(configs), faulty=configs[:5], fails_after_s=0.001)
         finals = hold([ran(one, float(one["TILE"])) for one in configs], racer)
-        assert [trial.config for trial in finals.ranked] == configs[5:]
+        assert configs_of(finals.ranked) == configs[5:]
         racer = Racer(self.times_us(configs), faulty=configs, fails_after_s=0.001)
         assert hold([ran(one, float(one["TILE"])) for one in configs], racer).winner is None
 
-    def test_the_time_left_counts_the_faults_to_come(self, ran: Callable[..., Trial]) -> None:
+    def test_the_time_left_counts_the_faults_to_come(self) -> None:
         configs = family([4, 4, 4, 2])
         trials = [ran(one, float(one["TILE"])) for one in configs]
         right: list[float] = []

@@ -1,6 +1,7 @@
 """Whole sessions by replay: search, ends, resuming, finals, kernel failures, progress."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
+from autotile.tuning.session import tune
 from autotile.workers.compile_pool import Compiled, CompilePool
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -95,13 +100,9 @@ class TestSearch:
 
     def test_only_what_is_recorded_is_tried(self, bench: Any) -> None:
         some = bench.configs()[4:9]
-        result = bench.tune(bench.record(configs=some))
+        result = bench.tune(bench.record(configs=some, l2="hot"), l2="hot")  # hot inputs are replayed as hot
         assert sorted(keys(bench.stored())) == sorted(map(config_key, some))
         assert Outcome.NOT_AVAILABLE not in result.outcomes
-
-    def test_hot_inputs_are_replayed_as_hot(self, bench: Any) -> None:
-        result = bench.tune(bench.record(l2="hot"), l2="hot")
-        assert result.winner.config == BEST
 
 
 class TestEnds:
@@ -153,16 +154,12 @@ class TestDefault:
         assert (result.default, result.speedup) == (None, None)
         assert result.winner.config == {"THREADS": 64, "WORK": 1}
 
-    def test_it_was_not_recorded(self, bench: Any) -> None:
-        result = bench.tune(bench.record(configs=[c for c in bench.configs() if c != DEFAULT]))
-        assert (result.default, result.speedup) == (None, None)
-        assert result.winner.config == BEST
-
-    def test_it_fails(self, bench: Any, judges: dict[str, Any]) -> None:
+    @pytest.mark.parametrize("is_recorded", [False, True])
+    def test_it_was_not_recorded_or_fails(self, bench: Any, judges: dict[str, Any], is_recorded: bool) -> None:
         def judge(config: Config) -> Trial:
             return judges["failed"](config, Outcome.WRONG_RESULT) if config == DEFAULT else judges["by_threads"](config)
 
-        result = bench.tune(bench.record(judge))
+        result = bench.tune(bench.record(judge, [c for c in bench.configs() if is_recorded or c != DEFAULT]))
         assert (result.default, result.speedup) == (None, None)
         assert result.winner.config == BEST
 
@@ -216,25 +213,15 @@ class TestResume:
         changed = rewrite({"factor * x[i]": "x[i] * factor"})
         assert changed.tune(changed.record()).resumed == 0
 
-    def test_among_ties_the_incumbent_stays(self, bench: Any, judges: dict[str, Any]) -> None:
+    @pytest.mark.parametrize("finals", [12, 0])
+    def test_among_ties_the_incumbent_stays(self, bench: Any, judges: dict[str, Any], finals: int) -> None:
+        """Also the best of a session without finals: it is what was served. A session that was killed has none."""
         first, second = {"THREADS": 256, "WORK": 4}, {"THREADS": 256, "WORK": 2}
 
         def favouring(favourite: Config) -> Callable[[Config], Trial]:
             return lambda config: judges["timed"](config, 10.0 if config == favourite else 10.05)
 
-        assert bench.tune(bench.record(favouring(first))).winner.config == first
-        result = bench.tune(bench.record(favouring(second)), fresh=True)
-        assert result.winner.config == first
-        assert second in result.ties
-
-    def test_the_best_of_a_session_without_finals_is_an_incumbent_too(self, bench: Any, judges: dict[str, Any]) -> None:
-        """It is what was served; a session that was killed has none."""
-        first, second = {"THREADS": 256, "WORK": 4}, {"THREADS": 256, "WORK": 2}
-
-        def favouring(favourite: Config) -> Callable[[Config], Trial]:
-            return lambda config: judges["timed"](config, 10.0 if config == favourite else 10.05)
-
-        assert bench.tune(bench.record(favouring(first)), finals=0).winner.config == first
+        assert bench.tune(bench.record(favouring(first)), finals=finals).winner.config == first
         result = bench.tune(bench.record(favouring(second)), fresh=True)
         assert result.winner.config == first
         assert second in result.ties
@@ -243,52 +230,45 @@ class TestResume:
 class TestRepeatable:
     """The same seed tries the same configurations in the same order."""
 
+    @staticmethod
+    def order(location: Path, tune: Callable[..., Any], **options: Any) -> list[str]:
+        """Return the order in which a session with a database of its own tries configurations."""
+        tune(database=str(location), **options)
+        with Database.open(str(location)) as database:
+            return keys(database.trials(1, phase="search"))
+
     @pytest.mark.parametrize("sampler", ["tpe", "random"])
     def test_order_depends_on_the_seed_alone(self, bench: Any, tmp_path: Path, sampler: str) -> None:
-        recording = bench.record()
-        orders = []
-        for number, (seed, workers) in enumerate([(1, 1), (1, 3), (2, 1)]):
-            location = str(tmp_path / f"{number}.db")
-            bench.tune(recording, sampler=sampler, seed=seed, workers=workers, database=location)
-            with Database.open(location) as database:
-                orders.append(keys(database.trials(1, phase="search")))
-        assert orders[0] == orders[1] != orders[2]
+        tune = partial(bench.tune, bench.record(), sampler=sampler)
+        first, again, other = (
+            self.order(tmp_path / f"{number}.db", tune, seed=seed, workers=workers)
+            for number, (seed, workers) in enumerate([(1, 1), (1, 3), (2, 1)])
+        )
+        assert first == again != other
 
     def test_tpe_on_a_real_recording(self, tmp_path: Path) -> None:
-        from autotile.kernel.library import load_kernel
-        from autotile.kernel.problem import resolve_problem
-        from autotile.tuning.options import TuneOptions
-        from autotile.tuning.session import tune
-
         kernel = load_kernel("matmul_tiled")
         problem = resolve_problem(kernel.spec, {"M": 2048, "N": 2048, "K": 2048})
-        orders = []
-        for workers in (1, 4):
-            location = str(tmp_path / f"{workers}.db")
-            options = TuneOptions(replay="auto", sampler="tpe", trials=30, workers=workers, database=location)
-            tune(kernel, problem, read_settings(), options)
-            with Database.open(location) as database:
-                orders.append(keys(database.trials(1, phase="search")))
-        assert len(orders[0]) == 30
-        assert orders[0] == orders[1]
+
+        def tune_for_real(**options: Any) -> None:
+            chosen = TuneOptions(replay="auto", sampler="tpe", trials=30, **options)
+            tune(kernel, problem, read_settings(), chosen)
+
+        first, second = (self.order(tmp_path / f"{n}.db", tune_for_real, workers=n) for n in (1, 4))
+        assert len(first) == 30
+        assert first == second
 
 
 class TestKernelFailure:
     def test_nothing_compiles(self, rewrite: Callable[..., Any]) -> None:
         bench = rewrite({"factor * x[i]": "factor * z[i]"})
-        with pytest.raises(InputError, match=r"no candidate compiles") as caught:
-            bench.tune(bench.record())
-        assert str(caught.value).count('identifier "z" is undefined') == 1
-        assert "THREADS=128 WORK=1" in str(caught.value)
-        assert len(bench.stored()) == 8
-
-    def test_it_is_said_again_when_resumed(self, rewrite: Callable[..., Any]) -> None:
-        bench = rewrite({"factor * x[i]": "factor * z[i]"})
         recording = bench.record()
-        for _ in range(2):
-            with pytest.raises(InputError, match=r"no candidate compiles"):
+        for stored in (8, 9):  # it is said again when resumed
+            with pytest.raises(InputError, match=r"no candidate compiles") as caught:
                 bench.tune(recording)
-        assert len(bench.stored()) == 9
+            assert str(caught.value).count('identifier "z" is undefined') == 1
+            assert "THREADS=128 WORK=1" in str(caught.value)
+            assert len(bench.stored()) == stored
 
     def test_few_trials_are_enough_when_no_more_are_granted(self, rewrite: Callable[..., Any]) -> None:
         bench = rewrite({"factor * x[i]": "factor * z[i]"})
@@ -322,20 +302,14 @@ class TestProgress:
     def test_phases_come_in_order_and_the_notice_from_the_start(self, bench: Any) -> None:
         seen: list[Progress] = []
         result = bench.tune(bench.record(), seen.append)
-        phases = [progress.phase for progress in seen]
-        assert phases == ["starting", *["searching"] * 12, "finals"]
+        assert [progress.phase for progress in seen] == ["starting", *["searching"] * 12, "finals"]
         assert len(result.notices) == 1
         assert "replayed from measurements recorded on NVIDIA H200" in result.notices[0]
         assert {progress.notices for progress in seen} == {result.notices}
-
-    def test_counts_grow(self, bench: Any) -> None:
-        seen: list[Progress] = []
-        bench.tune(bench.record(), seen.append)
-        assert [p.done for p in seen if p.phase == "searching"] == list(range(1, 13))
-        assert [sum(p.outcomes.values()) for p in seen if p.phase == "searching"] == list(range(1, 13))
-        assert seen[0].best is None
-        assert seen[-1].best.config == BEST
-        assert all(p.last is not None for p in seen if p.phase == "searching")
+        searching = seen[1:-1]
+        assert [(p.done, sum(p.outcomes.values())) for p in searching] == [(count, count) for count in range(1, 13)]
+        assert all(p.last is not None for p in searching)
+        assert (seen[0].best, seen[-1].best.config) == (None, BEST)
 
     def test_a_damaged_database_is_told(self, bench: Any) -> None:
         recording = bench.record()
