@@ -516,7 +516,7 @@ class Shortlist:
     @property
     def settled_gain(self) -> float | None:
         """The same of the last 256 proposals."""
-        return self._search.gain_of()
+        return self._search.gain_of(_SETTLED_PROPOSALS)
 
     def trials_until(self, gain: float, *, settled: bool) -> float | None:
         """Return the number of trials after which a gain is below ``gain``; None if that is not foreseen.

@@ -1,0 +1,498 @@
+"""The progress of a session: its trials, the rules that end it, Ctrl-C, the time that is left, and its load."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from interrupts import heeded_interrupts
+
+from autotile.core.model import Config, Measurement, Outcome, Trial
+from autotile.core.timeline import Pace
+from autotile.errors import InputError
+from autotile.search import search
+from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import (
+    Clock,
+    Load,
+    LoadMeter,
+    Progress,
+    StoppingRules,
+    StopRequest,
+    TimeLeft,
+    TrialLog,
+    check_kernel_failure,
+    check_until,
+)
+
+MANY = {
+    "THREADS = [32, 64, 128, 256]": f"THREADS = {list(range(32, 1025, 32))}",
+    "WORK = [1, 2, 4]": "WORK = [1, 2, 3, 4, 5, 6]",
+}
+
+
+@pytest.fixture(scope="module")
+def smooth() -> Callable[[Config], Trial]:
+    """Times with a single minimum over both parameters, 192 configurations, at THREADS=512 WORK=4."""
+
+    def judge(config: Config) -> Trial:
+        away = abs(np.log2(int(config["THREADS"]) / 512)) + abs(int(config["WORK"]) - 4)
+        time_us = float(100 * 1.2**away)
+        measurement = Measurement(time_us, 0.999 * time_us, 1.001 * time_us)
+        return Trial(config, Outcome.OK, "", "measure", measurement=measurement)
+
+    return judge
+
+
+@pytest.fixture
+def valley(rewrite: Callable[[Mapping[str, str]], Any], smooth: Callable[[Config], Trial]) -> tuple[Any, Path]:
+    bench = rewrite(MANY)
+    return bench, bench.record(smooth)
+
+
+@pytest.mark.usefixtures("compiled_once")
+class TestSession:
+    def test_it_stops_early_and_says_why_and_goes_no_further(self, valley: tuple[Any, Path]) -> None:
+        bench, recording = valley
+        first = bench.tune(recording, until=0.01)
+        assert first.stopped.rule == "until"
+        assert 0 <= first.stopped.expected_gain < 0.01
+        assert first.winner.config == {"THREADS": 512, "WORK": 4}
+        assert 16 < len(bench.stored()) < 100
+
+        again = bench.tune(recording, until=0.01)
+        assert again.to_json()["stopped"] == {
+            "rule": "until",
+            "expected_gain": again.stopped.expected_gain,
+            "more_trials": 32,
+        }
+        assert again.stopped.expected_gain == pytest.approx(first.stopped.expected_gain)
+        assert len(bench.stored()) == again.resumed == first.outcomes.total()
+
+    def test_a_smaller_gain_goes_on(self, valley: tuple[Any, Path]) -> None:
+        bench, recording = valley
+        few = bench.tune(recording, until=0.05).outcomes.total()
+        assert bench.tune(recording, until=1e-4).outcomes.total() > few
+
+    def test_whichever_rule_holds_first(self, valley: tuple[Any, Path]) -> None:
+        bench, recording = valley
+        result = bench.tune(recording, until=0.01, trials=8)
+        assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
+        assert bench.tune(recording, until=0.01, budget_s=0.0).stopped.rule == "budget"
+
+    def test_a_space_that_is_soon_tried_is_tried_whole(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), until=0.01)
+        assert result.stopped.rule == "space"
+        assert result.outcomes.total() == 12
+
+    def test_other_ends_have_their_names(self, bench: Any) -> None:
+        recording = bench.record()
+        assert bench.tune(recording, trials=5).to_json()["stopped"] == {
+            "rule": "trials",
+            "expected_gain": None,
+            "more_trials": None,
+        }
+        assert bench.tune(recording).stopped.rule == "space"
+
+    def test_a_search_that_expects_nothing_ends_before_its_limits(
+        self,
+        rewrite: Callable[[Mapping[str, str]], Any],
+        smooth: Callable[[Config], Trial],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(search, "_SETTLED_PROPOSALS", 64)  # not to try most of so small a space
+        bench = rewrite({**MANY, "WORK = [1, 2, 4]": f"WORK = {list(range(1, 25))}"})
+        recording = bench.record(smooth)
+        result = bench.tune(recording, trials=150, budget_s=600.0)
+        assert result.stopped.rule == "settled"
+        assert result.winner.config == {"THREADS": 512, "WORK": 4}
+        assert 50 <= result.outcomes.total() < 150
+        assert 0 <= result.stopped.expected_gain < 1e-3
+        again = bench.tune(recording, trials=150)
+        assert (again.stopped.rule, again.outcomes.total()) == ("settled", result.outcomes.total())
+
+        more = result.outcomes.total() + 4
+        spent = bench.tune(recording, trials=more, spend=True)
+        assert (spent.stopped.rule, spent.outcomes.total()) == ("trials", more)
+
+    def test_a_session_that_is_broken_off_names_none(self, bench: Any) -> None:
+        def break_off(progress: Any) -> None:
+            raise KeyboardInterrupt
+
+        result = bench.tune(bench.record(), break_off)
+        assert (result.stopped, result.insight) == (None, None)
+
+
+def rules_of(options: TuneOptions, log: Any = ()) -> StoppingRules:
+    return StoppingRules(options, log, Clock(), StopRequest())
+
+
+def rule_of(rules: StoppingRules) -> str | None:
+    return rules.stopped.rule if rules.stopped is not None else None
+
+
+class TestRule:
+    @pytest.mark.parametrize(("gain", "rule"), [(None, None), (0.02, None), (0.01, None), (0.0099, "until")])
+    def test_less_than_the_gain_that_is_asked_for(self, gain: float | None, rule: str | None) -> None:
+        rules = rules_of(TuneOptions(until=0.01))
+        rules.expected_gain = gain
+        assert (rule_of(rules), rules.room) == (rule, 0 if rule else None)
+
+    def test_it_holds_for_none_unless_asked_for(self) -> None:
+        rules = rules_of(TuneOptions())
+        rules.expected_gain = 0.0
+        assert (rules.stopped, rules.room) == (None, 200)
+
+    @pytest.mark.parametrize(
+        ("options", "trials", "gain", "rule"),
+        [
+            ({}, 50, 0.9e-3, "settled"),
+            ({}, 50, 1.1e-3, None),
+            ({}, 50, None, None),
+            ({}, 49, 0.0, None),
+            ({"budget_s": 60.0}, 50, 0.0, "settled"),
+            ({"spend": True}, 50, 0.0, None),
+            ({"until": 1e-9}, 50, 0.0, None),
+        ],
+    )
+    def test_nothing_more_is_expected(
+        self, options: dict[str, Any], trials: int, gain: float | None, rule: str | None
+    ) -> None:
+        rules = rules_of(TuneOptions(**options), range(trials))
+        rules.settled_gain = gain
+        assert rule_of(rules) == rule
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            *(
+                ({"until": 0.01, "sampler": sampler}, f"'{sampler}' does not: choose auto or feasible")
+                for sampler in ("tpe", "random", "brute-force", "gp", "cmaes", "nsga2")
+            ),
+            *(({"until": gain}, "expected more than 0 and less than 1") for gain in (0.0, -0.1, 1.0, float("nan"))),
+            ({"until": 0.01, "objectives": ("time", "registers")}, "several objectives"),
+        ],
+    )
+    def test_a_gain_that_cannot_be_applied_is_refused(self, options: dict[str, Any], expected: str) -> None:
+        with pytest.raises(InputError, match=expected):
+            check_until(TuneOptions(**options))
+
+
+def test_trials_that_run_take_up_room(space: SearchSpace) -> None:
+    """They are not in the log yet; on several GPUs many run at once."""
+    log = TrialLog(space, [Trial(space.config(row), Outcome.CRASHED) for row in range(3)])
+    rules = rules_of(TuneOptions(trials=10), log)
+    for running, room, rule in ((0, 7, None), (5, 2, None), (7, 0, "trials")):
+        rules.running = running
+        assert (rules.room, rule_of(rules)) == (room, rule)
+
+
+BAD, WRONG, DEAD = Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.CRASHED
+
+
+@pytest.fixture
+def space(bench: Any) -> SearchSpace:
+    return feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
+
+
+@pytest.fixture
+def make(judges: dict[str, Any]) -> Callable[..., Trial]:
+    def trial(threads: int, work: int, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
+        return judges["timed"]({"THREADS": threads, "WORK": work}, time_us, outcome)
+
+    return trial
+
+
+def test_sums_follow_every_trial(space: SearchSpace, make: Callable[..., Trial], judges: dict[str, Any]) -> None:
+    log = TrialLog(space, [])
+    assert (len(log), log.best, log.resumed) == (0, None, 0)
+    log.add(make(128, 1, 9.0))
+    log.add(make(64, 1, 8.0))
+    log.add(make(32, 1, 5.0, Outcome.PRUNED))
+    log.add(judges["failed"]({"THREADS": 32, "WORK": 2}, Outcome.COMPILE_FAILED, stage="compile"))
+    log.add(judges["failed"]({"THREADS": 32, "WORK": 4}, Outcome.RESOURCE_EXCEEDED, stage="resources"))
+    assert log.best == make(64, 1, 8.0)
+    assert log.outcomes[Outcome.OK] == 2
+    assert log.outcomes.total() == len(log) == len(log.trials) == 5
+    assert log.gates == {
+        "combinations": 12,
+        "rules": 12,
+        "limits": 12,
+        "compile_rejected": 1,
+        "resources_rejected": 1,
+        "same_code": 0,
+        "launched": 3,
+    }
+
+
+def test_the_newest_earlier_trial_counts(space: SearchSpace, make: Callable[..., Trial]) -> None:
+    log = TrialLog(space, [make(128, 1, 5.0), make(64, 1, 7.0), make(128, 1, 9.0)])
+    assert log.resumed == 2
+    assert log.best == make(64, 1, 7.0)
+    found = log.find({"WORK": 1, "THREADS": 128})
+    assert found is not None
+    assert found.time_us == 9.0
+
+
+def test_what_the_space_does_not_hold_is_left_out(space: SearchSpace, make: Callable[..., Trial]) -> None:
+    log = TrialLog(space, [make(512, 1, 1.0), make(128, 1, 9.0), Trial({"OTHER": 1}, Outcome.OK)])
+    assert log.resumed == 1
+    assert log.best == make(128, 1, 9.0)
+
+
+def test_what_it_gives_away_is_not_its_own(space: SearchSpace, make: Callable[..., Trial]) -> None:
+    log = TrialLog(space, [make(128, 1, 9.0)])
+    log.outcomes.clear()
+    log.trials.clear()
+    assert log.outcomes.total() == len(log.trials) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "default_tried", "max_trials", "at_fault"),
+    [
+        ({BAD: 7}, True, 100, False),
+        ({BAD: 8}, True, 100, True),
+        ({WRONG: 8}, True, 100, True),
+        ({DEAD: 8}, True, 100, False),
+        ({BAD: 8, WRONG: 1}, True, 100, False),
+        ({BAD: 100, Outcome.OK: 1}, True, 100, False),
+        ({BAD: 3}, True, 3, True),
+        ({BAD: 8}, False, 100, False),
+        ({BAD: 100}, False, 100, True),
+    ],
+)
+def test_a_failure_of_the_kernel_itself(
+    outcomes: dict[Outcome, int], default_tried: bool, max_trials: int, at_fault: bool
+) -> None:
+    outcome = next(iter(outcomes))
+    last = Trial({"TILE": 2}, outcome, "the last reason")
+    default = Trial({"TILE": 1}, outcome, "the default's reason") if default_tried else None
+    named = "TILE=1: the default's reason" if default_tried else "TILE=2: the last reason"
+    with pytest.raises(InputError, match=f"^scale.toml: no candidate .* {named}$") if at_fault else nullcontext():
+        check_kernel_failure("scale.toml", outcomes, last, default, max_trials)
+
+
+RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "time_left.json"
+REPLAYED = Trial({"BM": 1}, Outcome.OK, source="replayed", measurement=Measurement(10.0, 9.0, 11.0))
+
+
+def pace_of(ends_s: list[float]) -> float:
+    pace = Pace()
+    for end_s in ends_s:
+        pace.add(end_s)
+    assert pace.mean_s is not None
+    return pace.mean_s
+
+
+def left_after(ends_s: list[float], valid: int = 10_000, trial: Trial = REPLAYED, **options: object) -> TimeLeft:
+    left = TimeLeft(TuneOptions(**options), valid)  # type: ignore[arg-type]
+    for end_s in ends_s:
+        left.add(end_s, trial)
+    return left
+
+
+class TestPace:
+    def test_the_time_before_the_first_step_is_left_out(self):
+        assert pace_of([60.0, 61.0, 62.0, 63.0]) == pytest.approx(1.0)
+
+    def test_nothing_is_said_of_one_step(self):
+        pace = Pace()
+        assert pace.mean_s is None
+        pace.add(3.0)
+        assert pace.mean_s is None
+        assert len(pace) == 0
+
+    @pytest.mark.parametrize(("before_s", "after_s"), [(1.0, 4.0), (4.0, 0.5)])
+    def test_it_follows_a_change_of_the_number_of_cores(self, before_s, after_s):
+        noise = np.random.default_rng(0).lognormal(0.0, 0.3, 220)
+        durations_s = noise * ([before_s] * 200 + [after_s] * 20)
+        assert pace_of(np.cumsum(durations_s).tolist()) == pytest.approx(after_s, rel=0.3)
+
+    def test_at_a_steady_speed_it_is_the_mean_of_many(self):
+        errors = []
+        for seed in range(20):
+            durations_s = np.random.default_rng(seed).lognormal(0.0, 0.5, 300)
+            errors.append(abs(np.log(pace_of(np.cumsum(durations_s).tolist()) / np.exp(0.125))))
+        assert np.mean(errors) < 0.06  # of the newest 12 alone, 0.12
+
+    @given(st.lists(st.floats(0.0, 1e4), min_size=2, max_size=80))
+    def test_it_is_between_the_durations(self, durations_s):
+        found = pace_of(np.cumsum(durations_s).tolist())
+        assert -1e-6 <= found <= max(durations_s[1:]) * (1 + 1e-6) + 1e-6
+
+
+ENDS = [10.0 + number for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("options", "valid", "asked", "expected"),
+    [
+        ({"trials": 50}, 10_000, (20, 30.0, None), 30.0),
+        ({"trials": 50}, 25, (20, 30.0, None), 5.0),  # a small space ends it
+        ({"budget_s": 40.0}, 10_000, (20, 30.0, None), 10.0),
+        ({"budget_s": 40.0, "trials": 23}, 10_000, (20, 30.0, None), 3.0),
+        ({"budget_s": 20.0}, 10_000, (20, 30.0, None), 0.0),
+        ({"trials": 500}, 10_000, (20, 30.0, 12.5), 12.5),
+        ({"until": 0.01}, 10_000, (20, 30.0, 4.0), 4.0),
+        ({"until": 0.01}, 10_000, (20, 30.0, None), None),  # an unforeseen gain
+        ({"until": 0.01, "budget_s": 60.0}, 10_000, (20, 30.0, None), 30.0),
+        ({"trials": 300}, 10_000, (280, 30.0, None), 20.0),  # trials of earlier sessions count towards the target
+        ({"trials": 200}, 10_000, (280, 30.0, None), 0.0),
+        ({"trials": 50}, 10_000, (4, 14.0, None), None),  # the first trials say nothing
+        ({"budget_s": 50.0}, 10_000, (4, 14.0, None), 36.0),
+        ({"trials": 50}, 10_000, (5, 15.0, None), 45.0),
+        ({"sampler": "brute-force"}, 70, (20, 30.0, None), 50.0),
+    ],
+)
+def test_the_time_until_the_search_ends(
+    options: dict[str, Any], valid: int, asked: tuple[int, float, float | None], expected: float | None
+) -> None:
+    """Asked for with the trials so far, the seconds so far, and the trials after which a gain ends it."""
+    left = left_after(ENDS[: min(asked[0], 20)], valid, **options)
+    found = left.search_s(*asked)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+class TestFinals:
+    OK = Trial(
+        {"BM": 1},
+        Outcome.OK,
+        measurement=Measurement(2000.0, 1990.0, 2010.0),
+        seconds={"load": 0.01, "verify": 0.04},
+    )
+
+    def test_replayed_trials_have_none(self):
+        assert left_after([1.0, 2.0, 3.0], trials=50).finals_s == 0.0
+
+    def test_they_take_as_long_as_the_race_and_the_checks(self):
+        few = left_after([1.0, 2.0], trial=self.OK).finals_s
+        many = left_after([float(n) for n in range(40)], trial=self.OK).finals_s
+        assert 0.4 < few < many < 3.5
+
+    def test_those_of_a_session_that_only_resumes_have_one_too(self):
+        left = TimeLeft(TuneOptions(), 100)
+        left.remember([self.OK] * 20)
+        assert left.finals_s == left_after([float(n) for n in range(20)], trial=self.OK).finals_s
+        assert left.search_s(20, 1.0) is None  # they say nothing of the pace
+
+    def test_they_can_be_left_out(self):
+        assert left_after([1.0, 2.0], trial=self.OK, finals=0).finals_s == 0.0
+
+
+@pytest.mark.skipif(not RECORD.exists(), reason="benchmarks/time_left.py was not recorded")
+class TestRecord:
+    def test_the_estimate_is_better_than_the_mean_since_the_start(self):
+        rows = json.loads(RECORD.read_text())["rows"]
+        before, after = (np.mean([row[name]["mean"] for row in rows]) for name in ("before", "after"))
+        assert after < 0.7 * before
+
+
+@pytest.fixture
+def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock under control of the test."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("autotile.tuning.progress_state.time.perf_counter", lambda: clock.now)
+    return clock
+
+
+def ended(gpu_s: float) -> Trial:
+    return Trial({"A": 1}, Outcome.OK, seconds={"compile": 9.0, "load": 0.0, "verify": gpu_s / 2, "measure": gpu_s / 2})
+
+
+def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(moment: SimpleNamespace) -> None:
+    pool: Any = SimpleNamespace(busy_s=0.0, begun_at=0.0)
+    meter = LoadMeter(pool, workers=2)
+    assert meter.read() is None
+    # time, seconds on the GPU, seconds compiled so far, start of the newest compilation
+    for now, gpu_s, compiled_s, begun_at in [
+        (10, 5, 20, 10),
+        (11, 0.25, 21, 11),
+        (12, 0.25, 23, 11.5),
+        (15, 3, 23, 11.5),
+    ]:
+        moment.now, pool.busy_s, pool.begun_at = now, compiled_s, begun_at
+        meter.add(ended(gpu_s))
+        assert (meter.read() is None) == (now == 10)  # one trial has no load
+    load = meter.read()
+    assert load == Load(gpu_busy=0.25, compilers_busy=0.75, binds="compilers")
+
+
+def ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_only_asks_and_the_second_raises() -> None:
+    with StopRequest() as stop:
+        ctrl_c()
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c()
+
+
+def test_afterwards_ctrl_c_is_what_it_was() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(RuntimeError), StopRequest():
+        raise RuntimeError
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_children_heed_it_though_the_tests_run_in_the_background() -> None:
+    """A shell lets the commands that it starts in the background ignore Ctrl-C, and their children inherit that."""
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with heeded_interrupts():
+            child = subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert child.returncode == -signal.SIGINT
+
+
+def test_another_thread_is_left_alone() -> None:
+    entered: list[bool] = []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            entered.append(stop.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert entered == [False]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_in_a_session(bench: Any, times: int) -> None:
+    """Once ends the search and holds the finals; twice ends at once, and what ended is stored."""
+
+    def interrupt(progress: Progress) -> None:
+        if (progress.phase, progress.done) == ("searching", 6):
+            for _ in range(times):
+                ctrl_c()
+
+    result = bench.tune(bench.record(), interrupt, discard=False)
+    assert result.interrupted
+    if times == 1:
+        assert sum(result.outcomes.values()) == 7  # the one that ran is waited for
+        assert result.speedup is not None
+        assert 4 <= len(bench.stored("final")) <= 5  # four finalists, and the default if it is not among them
+        assert bench.tune(bench.record()).resumed == 7
+    else:
+        assert result.speedup is None
+        assert len(bench.stored()) == 6
+        assert bench.stored("final") == []
