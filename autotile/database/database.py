@@ -104,15 +104,7 @@ _PARTS = re.compile(r"\A(?:(?:key|problem|trial|geometry|resources|occupancy|mea
 
 
 class BadRowError(DataError):
-    """Row that does not match the schema of its table; its ``field`` is a column, with the path of a value inside it.
-
-    Parameters
-    ----------
-    table, row_id
-        Table and id.
-    error
-        What a schema found.
-    """
+    """Row that does not match the schema of its table; ``field`` is a column, with the path of a value inside it."""
 
     def __init__(self, table: str, row_id: int, error: DataError) -> None:
         column = _PARTS.sub("", error.field) if table != "families" else error.field
@@ -135,14 +127,9 @@ def parse_row(table: str, row_id: int, value: Any, schema: type[Value]) -> Value
 def parsed_rows(
     connection: Connection, query: Select[Any], parse: Callable[[Row], Value], bad: list[BadRowError] | None = None
 ) -> list[Value]:
-    """Run a query and parse its rows; skip those that do not match, with a `DataWarning`.
+    """Run a query and parse its rows; those for which ``parse`` raises a `BadRowError` are skipped.
 
-    Parameters
-    ----------
-    parse
-        Function that returns what a row holds, or raises a `BadRowError`.
-    bad
-        List to which rows that do not match are added, instead of a warning.
+    They are added to ``bad``, or warned of.
     """
     found: list[Value] = []
     refused: list[BadRowError] = [] if bad is None else bad
@@ -298,12 +285,7 @@ def standing_trials(stored: Iterable[StoredTrial]) -> list[StoredTrial]:
 
     A study has several rows of a configuration that was in the finals, was tried by several sessions or was measured
     anew. The newest finals stand, as they compare the times in turn, unless the configuration was tried again since
-    then and either of both failed.
-
-    Parameters
-    ----------
-    stored
-        Trials of one study, oldest first.
+    then and either of both failed. The given trials are of one study, oldest first.
     """
     found: dict[str, StoredTrial] = {}
     for one in stored:
@@ -677,13 +659,7 @@ class Database:
             raise DatabaseError(f"the database {self.location} {change} during the run")
 
     def check_integrity(self) -> None:
-        """Check the file as it is on the disk: close all connections, which writes the log into it, and read it anew.
-
-        Raises
-        ------
-        DatabaseError
-            The file cannot be read, or is of moderate size and SQLite finds damage.
-        """
+        """Check the file on the disk: close all connections, which writes the log into it, and read it anew."""
         self.close()
         if isinstance(self._location, Path):
             with fork_guard.use(), translated_errors(self._location):
@@ -850,13 +826,7 @@ class Database:
         return found
 
     def read(self, query: Query[Value], **parameters: str | None) -> list[Value]:
-        """Run a query of serving.
-
-        Raises
-        ------
-        DataError
-            A row does not match its schema. If the query names its table, the row is skipped instead, with a warning.
-        """
+        """Run a query of serving; a row that does not match raises, or is skipped if the query names its table."""
         found, bad = [], []
         with self.reading() as connection:
             for row in connection.execute(text(query.sql), parameters).mappings():
@@ -944,13 +914,7 @@ def database_location(database: str | Path | None) -> str | Path:
 
 
 def location_text(database: str | Path | None) -> str:
-    """Return the location of a database as it may be shown: the password of a URL is masked.
-
-    Raises
-    ------
-    DatabaseError
-        The URL is of an unsupported kind.
-    """
+    """Return the location of a database as it may be shown: the password of a URL is masked."""
     return str(parse_location(database_location(database)))
 
 
@@ -978,19 +942,9 @@ def open_existing(database: str | Path) -> Database:
 
 
 def rows_of_kernel(read: Callable[[str | None], Sequence[Value]], kernel: KernelName | None) -> Sequence[Value]:
-    """Return the rows of a kernel, even if the kernel's files have been deleted since.
+    """Return the rows of a kernel, even if the kernel's files have been deleted since; of all kernels for None.
 
-    Parameters
-    ----------
-    read
-        Query by the kernel's name; None selects all kernels.
-    kernel
-        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
-
-    Raises
-    ------
-    InputError
-        The query finds nothing under this name, and there is no such kernel either.
+    ``read`` takes the kernel's name. An `InputError` is raised if it finds nothing, and there is no such kernel either.
     """
     if kernel is None:
         return read(None)

@@ -815,17 +815,8 @@ _LOCK_KEY = 0x6175746F74696C65
 def ensure_schema(engine: Engine, location: Location, timeout_s: float = UPGRADE_TIMEOUT_S) -> None:
     """Create the tables, or run the migrations that an older database lacks, in one transaction.
 
-    Of several processes at the same time, one does it, and the others wait for it.
-
-    Parameters
-    ----------
-    timeout_s
-        Timeout of waiting for another process that does it, and on a server of each statement, in seconds.
-
-    Raises
-    ------
-    DatabaseError
-        The database was written by a newer autotile, or belongs to another program.
+    Of several processes at the same time, one does it, and the others wait for it, for up to ``timeout_s``; on a server
+    that is the timeout of each statement, too.
     """
     with engine.connect() as connection:
         if is_current(connection, location):
@@ -884,10 +875,7 @@ def _turn(connection: Connection, timeout_s: float) -> Iterator[None]:
 def is_current(connection: Connection, location: Location) -> bool:
     """Return whether the database has the current schema; False if it is empty or older.
 
-    Raises
-    ------
-    DatabaseError
-        The database was written by a newer autotile, belongs to another program, or was changed by one.
+    Raise if it was written by a newer autotile, belongs to another program, or was changed by one.
     """
 
     def execute(statement: str) -> Any:
@@ -925,13 +913,7 @@ def is_current(connection: Connection, location: Location) -> bool:
 
 
 def schema_revision(connection: Connection, location: Location | str) -> str | None:
-    """Return the schema revision of a database; None if it has no tables of autotile.
-
-    Raises
-    ------
-    DatabaseError
-        It states no revision, several, or one that no version of autotile has written.
-    """
+    """Return the schema revision of a database, one that a version of autotile writes; None if it has no tables."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     revisions = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2")).scalars().all()
@@ -968,17 +950,12 @@ def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
     Parameters
     ----------
     seen
-        `file_identity` of the damaged file. If another process has replaced it since, nothing is done.
+        `file_identity` of the damaged file.
 
     Returns
     -------
     tuple of str
         A notice for the user; empty if nothing was done, as another process has replaced the file, or it is healthy.
-
-    Raises
-    ------
-    DatabaseError
-        The file cannot be renamed, or is in use.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")

@@ -202,13 +202,7 @@ def stored_ceilings(row: Row) -> DeviceCeilings:
 
 
 def save_ceilings(database: Database, measured: DeviceCeilings) -> None:
-    """Store the ceilings of a GPU, in place of older ones of the same UUID.
-
-    Raises
-    ------
-    DataError
-        They are of no GPU, such as those of a datasheet.
-    """
+    """Store the ceilings of a GPU, in place of older ones of its UUID; a `DataError` for those of a datasheet."""
     check_ceilings(measured)
     assert measured.measured_at is not None
     row = {

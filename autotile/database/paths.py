@@ -254,17 +254,6 @@ def check_writable(path: Path) -> None:
             raise DatabaseError(f"cannot write {checked}: change its permissions, or name a database in another folder")
 
 
-def network_notice(path: Path) -> str:
-    """Return a notice for the user of a database on a network file system; empty for a local one."""
-    kind = network_file_system(path)
-    if not kind:
-        return ""
-    return (
-        f"the database {path} lies on a network file system ({kind}): it is used without write-ahead logging, so "
-        "readers wait for writers; for several hosts at once, use a PostgreSQL server"
-    )
-
-
 def file_identity(path: Path) -> tuple[int, int] | None:
     """Return device and inode, which differ if another file replaces this one; None if no file can be reached."""
     try:

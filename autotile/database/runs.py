@@ -200,15 +200,8 @@ class RunRecord:
     ) -> int:
         """Record the start of the run; parameters are columns of the table ``runs``.
 
-        Parameters
-        ----------
-        shares
-            Whether the run shares the study with others that run at the same time, see `claim`.
-
-        Returns
-        -------
-        int
-            Number of configurations that other sessions are trying.
+        Return the number of configurations that other sessions are trying. ``shares`` is whether the run shares the
+        study with others that run at the same time, see `claim`.
         """
         self._run = {
             "study_id": self.study_id,
@@ -502,15 +495,7 @@ class RunRecord:
             raise self._rescued(error) from error
 
     def _rescued(self, fault: DatabaseError, error: BaseException | None = None) -> RescuedRunError:
-        """Write the rescue file, and return the error that names it.
-
-        Parameters
-        ----------
-        fault
-            What is wrong with the database.
-        error
-            Another error that ended the run; its message is kept.
-        """
+        """Write the rescue file, and return the error that names it, with the message of what ended the run before."""
         self._release()
         reason = f"{error}; and {fault}" if isinstance(error, AutotileError) else str(fault)
         if not self._rows:
@@ -538,12 +523,9 @@ class RunRecord:
         )
 
     def _write_rescue_file(self, folders: Sequence[Path]) -> Path | None:
-        """Write the run to a new database, and with it all that a deleted or replaced file still lets us read.
+        """Write the run to a new database, with all that a deleted or replaced file still lets us read.
 
-        Returns
-        -------
-        Path or None
-            Path of the file; None if no folder takes it.
+        Return its path; None if no folder takes it.
         """
         path = self._database.path or Path("tuning.db")
         for folder in folders:

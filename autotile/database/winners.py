@@ -244,17 +244,7 @@ class StoredRuleDocument(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StoredMiss:
-    """Calls of one problem on one GPU that were served by a fallback.
-
-    Attributes
-    ----------
-    tier
-        Kind of the fallback: ``family``, ``nearest``, ``transferred`` or ``default``.
-    count
-        Number of calls.
-    last_at
-        Time of the last update of the count (UTC).
-    """
+    """Number of calls of one problem on one GPU that a tier served in place of an exact result."""
 
     problem: Problem
     gpu_name: Name

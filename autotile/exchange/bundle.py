@@ -179,13 +179,7 @@ class Bundle:
             raise self._damaged("its members are not those of its manifest")
 
     def kernel(self, name: str) -> BundledKernel:
-        """Return a kernel with its winners, rules and list of cubins; the cubins themselves are not read.
-
-        Raises
-        ------
-        BundleError
-            The bundle does not contain the kernel, or is damaged.
-        """
+        """Return a kernel with its winners, rules and list of cubins; the cubins themselves are not read."""
         if name not in self.kernels:
             raise BundleError(f"{self.path} does not contain the kernel {name!r}, only {', '.join(self.kernels)}")
         if (known := self._known.get(name)) is not None:
@@ -206,13 +200,7 @@ class Bundle:
         return self._known.setdefault(name, found)
 
     def read(self, member: str) -> bytes:
-        """Return the content of a member.
-
-        Raises
-        ------
-        BundleError
-            The member is missing, or differs from the manifest's length or hash.
-        """
+        """Return the content of a member; a `BundleError` if it differs from the manifest's length or hash."""
         stated = self._members.get(member, PackedMember(0, ""))
         data = self._read(member, stated.bytes)
         if len(data) != stated.bytes or hashlib.sha256(data).hexdigest() != stated.sha256:

@@ -87,13 +87,7 @@ class ColumnTable:
             writer.writerows(chunk)
 
     def to_arrow(self) -> pyarrow.Table:
-        """Return the table as one of pyarrow.
-
-        Raises
-        ------
-        ToolchainError
-            pyarrow is not installed.
-        """
+        """Return the table as one of pyarrow; a `ToolchainError` if it is not installed."""
         try:
             import pyarrow as pa
         except ImportError:
@@ -120,10 +114,7 @@ class ColumnTable:
     def to_pandas(self) -> pandas.DataFrame:
         """Return the table as one of pandas, with nullable types of whole numbers, flags and texts.
 
-        Raises
-        ------
-        ToolchainError
-            pandas is not installed.
+        A `ToolchainError` is raised if pandas is not installed.
         """
         try:
             import pandas as pd
@@ -143,13 +134,7 @@ class ColumnTable:
         return pd.DataFrame(series)
 
     def write_parquet(self, stream: IO[bytes]) -> None:
-        """Write the table as Parquet, with the types of the columns; texts are as they were stored.
-
-        Raises
-        ------
-        ToolchainError
-            pyarrow is not installed.
-        """
+        """Write the table as Parquet, with the types of the columns; texts are as they were stored."""
         table = self.to_arrow()
         from pyarrow import parquet
 

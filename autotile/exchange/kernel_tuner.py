@@ -230,13 +230,7 @@ def import_into_database(database: Database, cache: KernelTunerCache, key: Tunin
 
 
 def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -> None:
-    """Write the results of a cache file as a recording, for replay.
-
-    Raises
-    ------
-    RecordingError
-        The recording cannot be written.
-    """
+    """Write the results of a cache file as a recording, for replay."""
     header = RecordingHeader(
         key=replace(key, source="cuda"),
         parameters=cache.parameters,

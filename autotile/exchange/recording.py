@@ -62,19 +62,9 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 @contextmanager
 def open_archive(path: Path, max_bytes: int) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive, after a check of its directory.
+    """Open a zip archive, after a check of its directory; raise one of `ARCHIVE_FAULTS` if it cannot be read.
 
-    Parameters
-    ----------
-    max_bytes
-        Maximum decompressed size of all members together.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened or is not a regular file.
-    zipfile.BadZipFile
-        It is not a zip archive, declares too large a size, or has a compression other than deflate.
+    ``max_bytes`` is the maximum decompressed size of all members together.
     """
     with open_regular(path) as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
@@ -87,15 +77,7 @@ def open_archive(path: Path, max_bytes: int) -> Iterator[zipfile.ZipFile]:
 
 
 def read_member(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
-    """Return the content of a member of an archive from `open_archive`.
-
-    Raises
-    ------
-    KeyError
-        There is no such member.
-    zipfile.BadZipFile
-        It is damaged, or has more than ``max_bytes``.
-    """
+    """Return the content of a member of an archive from `open_archive`, of at most ``max_bytes``."""
     size = archive.getinfo(name).file_size
     if size > max_bytes:
         raise zipfile.BadZipFile(f"{name} is longer than expected: it declares {size:,} bytes, not {max_bytes:,}")
@@ -108,13 +90,7 @@ MAX_BYTES = 256 * 2**20
 
 
 class NpzReader:
-    """Reader of the arrays of an ``.npz`` file, as a context manager.
-
-    Raises
-    ------
-    RecordingError
-        The file cannot be read, is damaged, or is larger than any recording.
-    """
+    """Reader of the arrays of an ``.npz`` file, as a context manager; each fault is a `RecordingError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -148,13 +124,7 @@ class NpzReader:
         return RecordingError(f"the recording {self.path} is damaged: {problem}; fetch or record it again")
 
     def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """Return one array, of an expected dtype and shape; None for one axis of any length.
-
-        Raises
-        ------
-        RecordingError
-            The array is missing, damaged or of another dtype or shape.
-        """
+        """Return one array, of an expected dtype and shape; None for one axis of any length."""
         try:
             array = parse_npy(read_member(self._archive, f"{name}.npy", MAX_BYTES))
         except KeyError:
@@ -433,13 +403,7 @@ def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
 
 
 def read_recording_header(path: Path) -> RecordingHeader:
-    """Read the header of a recording only.
-
-    Raises
-    ------
-    RecordingError
-        The recording is missing, damaged or of another format version.
-    """
+    """Read the header of a recording only; errors as of `read_recording`."""
     with NpzReader(path) as reader:
         return _read_header(reader)[0]
 
