@@ -398,7 +398,7 @@ class Refresher:
             self._misses.watch(location, kernel)
 
 
-class _Thread:
+class _RefreshThread:
     """The thread of this process."""
 
     def __init__(self) -> None:
@@ -448,7 +448,7 @@ class _Thread:
             raise InterruptedError("the process ends")
 
 
-_thread = _Thread()
+_thread = _RefreshThread()
 
 
 os.register_at_fork(after_in_child=_thread.begin_anew)

@@ -131,7 +131,7 @@ def test_a_map_of_a_workspace_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     block = ParameterBlock(values, spare_words=3)
     layout = arguments.layout(block.starts, len(block.words))
     assert [block.words[word] for word in layout.words] == [2, 4, 6]
-    assert [place.tensor_map.name for place in layout.maps] == ["C_map"]
+    assert [tensor_map.name for _, _, tensor_map in layout.maps] == ["C_map"]
     assert [int(value[0]) for value in values if np.ndim(value)] == [256, 512, 6]
 
 

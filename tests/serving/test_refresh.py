@@ -373,7 +373,7 @@ class TestThread:
         assert program.returncode == 0
 
     def test_a_long_refresh_ends_with_the_process(self, store: Any) -> None:
-        thread = refreshing._Thread()
+        thread = refreshing._RefreshThread()
         refresher = refreshing.Refresher(default_dispatcher.misses)
         refresher.poll = lambda pause: pause(1000.0)  # type: ignore[method-assign]
         thread._refreshers.add(refresher)
@@ -392,7 +392,7 @@ class TestThread:
             patch.setattr(refreshing._thread, "watch", watched.append)
             store.ask(4096)
         assert watched == []
-        thread = refreshing._Thread()
+        thread = refreshing._RefreshThread()
         thread.watch(default_dispatcher.refresher)
         assert thread._thread is None
 
@@ -416,7 +416,7 @@ class TestPause:
     @pytest.mark.parametrize("setting", ["7.5", "0.25"])
     def test_between_two_looks_it_is_the_setting(self, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AUTOTILE_REFRESH", setting)
-        thread, polled = refreshing._Thread(), []
+        thread, polled = refreshing._RefreshThread(), []
         thread._stop = pauses = Pauses(3)
         refresher = refreshing.Refresher(default_dispatcher.misses)
         monkeypatch.setattr(refresher, "poll", polled.append)
@@ -444,7 +444,7 @@ class TestPause:
 
     def test_the_thread_pauses_after_each_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AUTOTILE_REFRESH", "5")
-        thread = refreshing._Thread()
+        thread = refreshing._RefreshThread()
         thread._stop = pauses = Pauses(3)
         refresher = refreshing.Refresher(default_dispatcher.misses)
         monkeypatch.setattr(refresher, "poll", lambda pause: pause(18.0))
