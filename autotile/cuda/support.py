@@ -24,6 +24,8 @@ _MATMUL_THREADS = 256
 _MAX_BATCH_BLOCKS = 65_535
 """Maximum grid size along z on any device (CUDA C++ Programming Guide, technical specifications)."""
 _RESULT_WORDS = 3
+_READ_AS = {"bool": "unsigned char", "float8_e4m3fn": "unsigned char", "float8_e5m2": "unsigned char"}
+"""C types of the bits of element types that are decoded by the kernel, or that may hold bits without a meaning."""
 
 
 class Comparison(NamedTuple):
@@ -177,18 +179,26 @@ class SupportKernels:
         self._function(name, dtype).launch((_blocks(elements), 1, 1), (_THREADS, 1, 1), arguments, 0)
 
     def _function(self, name: str, dtype: Dtype = DTYPES["float32"]) -> Function:
+        """Return a kernel from the module of a dtype, all of whose kernels are compiled together."""
         function = self._functions.get((name, dtype.name))
         if function is None:
-            function = self._functions[name, dtype.name] = self._module(dtype).function(name)
+            module = self._modules.get(dtype.name)
+            if module is None:
+                source = _SOURCE.read_text(encoding="utf-8")
+                options = (
+                    f"-DDTYPE={_READ_AS.get(dtype.name, dtype.c_type)}",
+                    f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
+                    f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
+                    f"-DDTYPE_IS_E4M3={int(dtype.name == 'float8_e4m3fn')}",
+                    f"-DDTYPE_IS_E5M2={int(dtype.name == 'float8_e5m2')}",
+                    f"-DDTYPE_IS_COMPLEX={int(dtype.is_complex)}",
+                    f"-DDTYPE_IS_INTEGER={int(dtype.is_integer)}",
+                    *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),
+                )
+                job = CompileJob(source, source, str(_SOURCE), "compare_elements", self._architecture, options)
+                module = self._modules[dtype.name] = Module(self._cache.get_or_compile(job).path)
+            function = self._functions[name, dtype.name] = module.function(name)
         return function
-
-    def _module(self, dtype: Dtype) -> Module:
-        """Return the module with all kernels for a dtype, which are compiled together."""
-        module = self._modules.get(dtype.name)
-        if module is None:
-            module = Module(self._cache.get_or_compile(_job(dtype, self._architecture)).path)
-            self._modules[dtype.name] = module
-        return module
 
 
 def _blocks(elements: int) -> int:
@@ -204,25 +214,6 @@ def _stack(array: Any, leading: tuple[int, ...]) -> tuple[Any, int]:
         return cupy.ascontiguousarray(array), 0
     stacked = array if own == leading else cupy.broadcast_to(array, (*leading, *array.shape[-2:]))
     return cupy.ascontiguousarray(stacked), math.prod(array.shape[-2:])
-
-
-_READ_AS = {"bool": "unsigned char", "float8_e4m3fn": "unsigned char", "float8_e5m2": "unsigned char"}
-"""C types of the bits of element types that are decoded by the kernel, or that may hold bits without a meaning."""
-
-
-def _job(dtype: Dtype, architecture: str) -> CompileJob:
-    source = _SOURCE.read_text(encoding="utf-8")
-    options = (
-        f"-DDTYPE={_READ_AS.get(dtype.name, dtype.c_type)}",
-        f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
-        f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
-        f"-DDTYPE_IS_E4M3={int(dtype.name == 'float8_e4m3fn')}",
-        f"-DDTYPE_IS_E5M2={int(dtype.name == 'float8_e5m2')}",
-        f"-DDTYPE_IS_COMPLEX={int(dtype.is_complex)}",
-        f"-DDTYPE_IS_INTEGER={int(dtype.is_integer)}",
-        *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),
-    )
-    return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)
 
 
 _ALIGNMENT_BYTES = 512
@@ -256,7 +247,8 @@ class GuardedBuffer:
         self._support = support
         self._words = -(-self.elements * dtype.component_bytes // _WORD_BYTES)
         self._pattern = _INTEGER_WORD if dtype.is_integer else _NAN_WORD
-        self._guard_bytes = _guard_bytes(shape[-1] * dtype.component_bytes)
+        guard = min(max(_MIN_GUARD_BYTES, 2 * shape[-1] * dtype.component_bytes), _MAX_GUARD_BYTES)
+        self._guard_bytes = -(-guard // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         body_bytes = self._words * _WORD_BYTES
         memory = cupy.cuda.alloc(2 * self._guard_bytes + body_bytes)
         self._bands = (memory.ptr, memory.ptr + self._guard_bytes + body_bytes)
@@ -308,11 +300,6 @@ class GuardedBuffer:
     def differs_from(self, other: GuardedBuffer) -> bool:
         """Return whether the arrays differ in any word."""
         return self._support.count_unlike(self.pointer, other.pointer, self._words) > 0
-
-
-def _guard_bytes(row_bytes: int) -> int:
-    guard = min(max(_MIN_GUARD_BYTES, 2 * row_bytes), _MAX_GUARD_BYTES)
-    return -(-guard // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def workspace_buffer(workspace: Workspace, support: SupportKernels) -> GuardedBuffer:
