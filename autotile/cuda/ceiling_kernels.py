@@ -97,15 +97,7 @@ def ceiling_job(compute_capability: str) -> CompileJob:
 
 
 class CeilingKernels:
-    """The kernels, loaded into the current context.
-
-    Parameters
-    ----------
-    device
-        The current device.
-    cache
-        Cache of the compiled kernels.
-    """
+    """The kernels, loaded into the current context."""
 
     def __init__(self, device: DeviceProperties, cache: CubinCache) -> None:
         cupy = load_cupy()

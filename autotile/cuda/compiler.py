@@ -210,17 +210,9 @@ def compile_cubin(job: CompileJob) -> Compilation:
 
 
 def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> dict[str, CompiledFunction]:
-    """Return the functions of a cubin, with the resources that the assembler reported (``-Xptxas -v``).
+    """Return the functions of a cubin by entry, with the resources that the assembler reported (``-Xptxas -v``).
 
-    Parameters
-    ----------
-    symbols
-        Name in the cubin of each entry.
-
-    Raises
-    ------
-    ToolchainError
-        The report has an unknown format, or lacks a function.
+    A report of an unknown format, or that lacks a function, is a `ToolchainError`.
     """
     reports, functions = _reports(log), {}
     for entry, symbol in symbols.items():
@@ -337,13 +329,7 @@ def _compile_with_nvrtc(job: CompileJob) -> Compilation:
 
 
 def known_architectures() -> tuple[str, ...]:
-    """Return the targets of NVRTC, such as ``"sm_90"``, without the architecture-specific ones (``"sm_90a"``).
-
-    Raises
-    ------
-    ToolchainError
-        NVRTC is missing.
-    """
+    """Return the targets of NVRTC, such as ``"sm_90"``, without the architecture-specific ones (``"sm_90a"``)."""
     return tuple(f"sm_{number}" for number in _nvrtc("GetSupportedArchs"))
 
 
@@ -365,15 +351,10 @@ def _attempt(
     as_nvcc: bool = False,
     own_headers: Mapping[str, str] = MappingProxyType({}),
 ) -> _Attempt:
-    """Compile a job.
+    """Compile a job, with the texts of some headers in place of files.
 
-    Parameters
-    ----------
-    as_nvcc
-        Whether to accept what nvcc accepts besides: names that it declares without an ``#include``, and host functions
-        with their headers.
-    own_headers
-        Text of headers by name, in place of files.
+    With ``as_nvcc``, accept what nvcc accepts besides: names that it declares without an ``#include``, and host
+    functions with their headers.
     """
     nvrtc, source = load_nvrtc(), job.source
     entries = [job.expression(entry).encode() for entry in job.entries]
@@ -584,13 +565,7 @@ class CubinCache:
             return None
 
     def put(self, key: str, compilation: Compilation) -> CachedCubin:
-        """Store a compilation under its key.
-
-        Raises
-        ------
-        InputError
-            The folder cannot be written.
-        """
+        """Store a compilation under its key; that the folder cannot be written is an `InputError`."""
         cubin = self._folder / f"{key}.cubin"
         cubin_hash = hashlib.sha256(compilation.cubin).hexdigest()
         functions = msgspec.to_builtins(compilation.functions)
@@ -677,13 +652,7 @@ def _create_private(folder: Path) -> None:
 
 
 def check_signatures(kernel: Kernel, problem_dtype: str, cubin: CachedCubin) -> None:
-    """Raise if a function of a kernel takes other parameters than the arguments that are declared for it.
-
-    Raises
-    ------
-    SpecError
-        The number or the size of the parameters differs.
-    """
+    """Raise `SpecError` if a function of a kernel takes other parameters than the arguments that are declared."""
     from autotile.kernel.sources import check_signature  # a compile worker does without
 
     for step in kernel.spec.steps:

@@ -61,13 +61,7 @@ _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
 @lru_cache
 def load_cublas() -> ctypes.CDLL:
-    """Return the library cuBLASLt; no context is created.
-
-    Raises
-    ------
-    ToolchainError
-        It is not installed.
-    """
+    """Return the library cuBLASLt, or raise `ToolchainError` if it is not installed; no context is created."""
     try:  # the one that PyTorch or CuPy has loaded, else that of NVIDIA's wheels
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
@@ -111,16 +105,9 @@ def cublas_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class GemmLayout:
-    """A product ``C = alpha op(A) op(B) + beta C`` of contiguous row-major matrices.
+    """A product ``C = alpha op(A) op(B) + beta C`` of contiguous row-major matrices, ``batch`` times.
 
-    Attributes
-    ----------
-    m, n, k, batch
-        ``batch`` products of ``m x k`` and ``k x n`` matrices.
-    transpose_a, transpose_b
-        Whether a factor is stored as its row-major transpose.
-    factors, result
-        Element types.
+    A factor may be stored as its row-major transpose. ``factors`` and ``result`` are element types.
     """
 
     m: int
@@ -183,18 +170,11 @@ class _Algorithm(ctypes.Structure):
 
 
 class Gemm:
-    """A product by cuBLAS, with the algorithm that its heuristic proposes first.
+    """A product by cuBLAS on the current device, with the algorithm that its heuristic proposes first.
 
     float32 products are computed in IEEE fp32 on the CUDA cores, without TF32 and without emulation. Equal inputs give
     bitwise equal results on GPUs of one model, whatever other streams do: each stream has a workspace of its own, and
     parts of a sum are added in a fixed order.
-
-    Parameters
-    ----------
-    layout
-        The product.
-    device_index
-        CUDA device, which must be the current one.
 
     Raises
     ------

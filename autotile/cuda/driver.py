@@ -222,19 +222,8 @@ def attribute_launch(
 ) -> Callable[[int, int, int], None]:
     """Return a function of the stream handle, the address of a parameter block, and 0, which launches.
 
-    Parameters
-    ----------
-    function_pointer, geometry
-        Driver handle of the function, and the geometry.
-    is_cooperative
-        Whether all blocks are resident at once, so that they may wait for each other.
-    cluster
-        Blocks of a cluster in x, y, z; None if there are none, or if the function declares them itself.
-
-    Raises
-    ------
-    ToolchainError
-        The driver is too old.
+    Of a cooperative launch, all blocks are resident at once, so that they may wait for each other. ``cluster`` is None
+    if there is none, or if the function declares it itself. That the driver is too old is a `ToolchainError`.
     """
     try:
         launch_with_attributes = load_driver().cuLaunchKernelEx
@@ -281,16 +270,9 @@ class ConstantCopy(NamedTuple):
 
 
 def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], dtype: str) -> tuple[ConstantCopy, ...]:
-    """Return the copies that a module needs before a launch.
+    """Return the copies that a module, given by its driver handle, needs before a launch.
 
     A variable that the module does not have, as with another value of a parameter, is left out.
-
-    Parameters
-    ----------
-    spec, sizes, dtype
-        The problem.
-    module
-        Driver handle of the module.
 
     Raises
     ------

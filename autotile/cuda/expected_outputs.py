@@ -39,15 +39,10 @@ _AGREEMENT = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOutput:
-    """Expected values of an output.
+    """Expected values of an output, and their root mean square.
 
-    Attributes
-    ----------
-    values
-        C-contiguous array on the device: float64, complex128 for a complex output, or the type of an integer output,
-        whose values are then exact.
-    scale
-        Root mean square of the values.
+    They are a C-contiguous array on the device: float64, complex128 for a complex output, or the type of an integer
+    output, whose values are then exact.
     """
 
     values: Any
@@ -57,18 +52,7 @@ class ReferenceOutput:
 def checked_output(
     values: Any, name: str, shape: tuple[int, ...], dtype: Dtype, *, place: str, support: SupportKernels
 ) -> ReferenceOutput:
-    """Return expected values in the form in which outputs are compared with them.
-
-    Parameters
-    ----------
-    values
-        Array of numbers on the device.
-    name, shape, dtype
-        Name of the output, shape of its array and its element type.
-    place
-        Origin of the values, for error messages.
-    support
-        Support kernels of the worker.
+    """Return expected values in the form in which outputs are compared with them; messages name their ``place``.
 
     Raises
     ------
@@ -98,17 +82,10 @@ def checked_output(
 
 
 class ReferenceSolution:
-    """Evaluates the array expressions of a reference on the device.
+    """Evaluates the array expressions of a reference on the device, given float64 arrays and numbers by name.
 
     Small ones are also computed by NumPy, and both results must agree. This validates the device's arithmetic on the
     ragged shape before it is relied on for the tuned one.
-
-    Parameters
-    ----------
-    environment
-        float64 device arrays and numbers by name.
-    support
-        Support kernels of the worker.
     """
 
     def __init__(self, environment: Mapping[str, Any], support: SupportKernels) -> None:
@@ -119,16 +96,7 @@ class ReferenceSolution:
     def output(
         self, name: str, expression: ArrayExpression, shape: tuple[int, ...], dtype: Dtype, place: str
     ) -> ReferenceOutput:
-        """Compute the expected values of an output.
-
-        Parameters
-        ----------
-        name, shape, dtype
-            Name of the output, shape of its array and its element type.
-        expression
-            Expression of its values.
-        place
-            Position of the expression in the search-space file and problem sizes, for error messages.
+        """Compute the expected values of an output; messages name the ``place`` of the expression and the sizes.
 
         Raises
         ------
@@ -201,19 +169,7 @@ class Agreement:
     def offer(self, launch: Hashable, agrees: Callable[[Outputs], bool], outputs: Callable[[], Outputs]) -> Any:
         """Compare the result of a configuration with those that wait.
 
-        Parameters
-        ----------
-        launch
-            Key of its launches, see `launch_key`.
-        agrees
-            Whether it agrees with other outputs.
-        outputs
-            Function that copies its outputs.
-
-        Returns
-        -------
-        Mapping or None
-            The outputs with which it agrees, from a configuration of another launch; None if it waits now.
+        Return the outputs with which it agrees, from a configuration of another launch; None if it waits now.
         """
         for other, waiting in self._waiting:
             if agrees(waiting):
@@ -240,18 +196,8 @@ def launch_key(spec: KernelSpec, config: Config, plan: LaunchPlan) -> Hashable:
 class ExpectedOutputs:
     """Computes, or reads, the outputs that a problem's inputs must give.
 
-    Parameters
-    ----------
-    spec, dtype
-        The kernel and the element type of the problem.
-    device, support
-        The device, and the support kernels of the worker.
-    cache
-        Cache of compiled kernels.
-    source
-        The kernel with the source of its reference kernel, if there is one.
-    folder
-        Folder of the results of a Python function, or of the outputs on which configurations agreed.
+    ``source`` is the kernel with the source of its reference kernel, if there is one. ``folder`` holds the results of a
+    Python function, or the outputs on which configurations agreed.
     """
 
     def __init__(
@@ -285,14 +231,7 @@ class ExpectedOutputs:
     ) -> dict[str, ReferenceOutput]:
         """Return the expected values of each output that has a reference for these inputs.
 
-        Parameters
-        ----------
-        sizes
-            Sizes and flags.
-        inputs, scalars
-            Contents of the buffers that are read, and decoded scalars.
-        seed, check
-            What the inputs were made from: their seed, and whether scalars have their check values.
+        The inputs were made from ``seed``, with the check values of scalars if ``check``.
 
         Raises
         ------

@@ -124,23 +124,11 @@ class ParameterBlock:
     """Parameters of a kernel in the layout of cuLaunchKernel: an array of the addresses of their values.
 
     The driver copies the values when it is called, so that a block can be reused by later launches. It must not be
-    written while another thread launches from it.
+    written while another thread launches from it. Values are NumPy scalars, or arrays whose bytes are passed by value.
 
-    Parameters
-    ----------
-    values
-        Parameters in the kernel's order: NumPy scalars, or arrays whose bytes are passed by value.
-    spare_words
-        Number of words at the end of ``words`` that belong to no parameter.
-
-    Attributes
-    ----------
-    address
-        Address of the array of addresses.
-    words
-        The values as 64-bit words, which may be changed between launches.
-    starts
-        Index of the first word of each parameter.
+    Attributes ---------- address Address of the array of addresses. words The values as 64-bit words, which may be
+    changed between launches; the last ``spare_words`` belong to no parameter. starts Index of the first word of each
+    parameter.
     """
 
     __slots__ = ("_memory", "_pointers", "address", "starts", "words")
@@ -186,18 +174,7 @@ class LaunchGraph:
 
     It may be launched again before the previous launch has ended, but not by two threads at once. It may be deleted at
     any time, even while a stream is being captured, when CUDA allows destroying a graph only in the relaxed mode.
-
-    Parameters
-    ----------
-    graph
-        Graph that CuPy captured.
-    keep_alive
-        Objects that the launch needs: the module of the kernel, memory.
-
-    Attributes
-    ----------
-    executable
-        Handle for ``cudaGraphLaunch``.
+    ``executable`` is the handle for ``cudaGraphLaunch``; ``keep_alive`` holds the module of the kernel, and memory.
     """
 
     __slots__ = ("__weakref__", "executable")
@@ -227,14 +204,8 @@ _inherited: list[object] = []
 def make_launch_graph(queue: Callable[[int], None], stream: int, keep_alive: object) -> LaunchGraph | None:
     """Make a graph of one call on the current device; return None if there are too many graphs or CUDA fails.
 
-    Parameters
-    ----------
-    queue
-        Function of a stream that queues the launches of the call, and synchronizes nothing.
-    stream
-        Stream on which the graph will be launched; its nodes get the stream's priority.
-    keep_alive
-        Objects that the launches need.
+    ``queue`` is a function of a stream that queues the launches of the call, and synchronizes nothing. The nodes get
+    the priority of ``stream``, on which the graph will be launched.
     """
     try:
         _free_places.get_nowait()
@@ -271,21 +242,9 @@ DriverLaunch = Callable[[int, int, int], None]
 
 
 class StepFunctions:
-    """The functions of a kernel's steps, loaded into the current context.
+    """The functions of a kernel's steps, loaded into the current context from a cubin; they keep its module loaded.
 
-    Parameters
-    ----------
-    steps
-        The steps.
-    image
-        Cubin that holds their functions.
-    symbols
-        Name in the cubin of each entry; one that is not listed has its own name.
-
-    Attributes
-    ----------
-    module
-        Driver handle of the module, which the functions keep loaded.
+    An entry that is not among ``symbols`` has its own name. ``module`` is the driver's handle.
     """
 
     def __init__(self, steps: Sequence[Step], image: Path | bytes, symbols: Mapping[str, str]) -> None:
@@ -336,19 +295,7 @@ class StepFunctions:
 class SizedFunctions:
     """The functions of a kernel's steps for the problem that is tuned, and for others if sizes are compiled in.
 
-    Parameters
-    ----------
-    steps
-        The steps.
-    image, symbols
-        Cubin for the problem that is tuned, and the names in it; as for `StepFunctions`.
-    others
-        Sizes, cubin and names of each other problem.
-
-    Attributes
-    ----------
-    tuned
-        The functions for the problem that is tuned.
+    ``others`` are sizes, cubin and names of each other problem.
     """
 
     def __init__(
@@ -378,19 +325,9 @@ def _launch_with(functions: StepFunctions, one: StepLaunch, values: Sequence[Any
 
 
 class LaunchSequence:
-    """Launches on CuPy's current stream, in order.
+    """Launches on CuPy's current stream, in order; ``count`` is their number.
 
-    Parameters
-    ----------
-    functions, plan
-        Loaded functions, and what to launch.
-    arguments
-        Arguments of each launch: CuPy arrays or NumPy scalars of the exact types.
-
-    Attributes
-    ----------
-    count
-        Number of launches.
+    Arguments are CuPy arrays or NumPy scalars of the exact types.
     """
 
     def __init__(self, functions: StepFunctions, plan: LaunchPlan, arguments: Sequence[Sequence[Any]]) -> None:

@@ -28,15 +28,10 @@ from autotile.kernel.spec import KernelSpec, Tolerance
 
 
 class Verdict(NamedTuple):
-    """Result of verifying a candidate.
+    """Result of verifying a candidate; ``max_error`` if the outcome is ``OK``, else a reason.
 
-    Attributes
-    ----------
-    outcome, reason
-        The outcome, and the reason unless it is ``OK``.
-    max_error
-        Maximum error of an output element, relative to the larger of its expected magnitude and the RMS of the output's
-        expected values; only if the outcome is ``OK``.
+    The error of an output element is relative to the larger of its expected magnitude and the RMS of the output's
+    expected values.
     """
 
     outcome: Outcome
@@ -48,20 +43,8 @@ class Verdict(NamedTuple):
 class BoundArguments:
     """Launches of a configuration on the buffers of a problem, and the workspaces of the configuration.
 
-    Attributes
-    ----------
-    instance
-        The problem, whose buffers the arguments point to.
-    plan
-        The launches.
-    arguments
-        Arguments of each launch, in order.
-    workspaces
-        Workspaces by name, except empty ones.
-    zeroed
-        Names of the workspaces that each launch must leave zeroed.
-    launch_key
-        What tells its launches apart from those of other configurations, see `autotile.cuda.expected_outputs`.
+    Of the workspaces, without empty ones, each launch must leave those in ``zeroed`` zeroed. ``launch_key`` is that of
+    `autotile.cuda.expected_outputs`.
     """
 
     instance: ProblemInstance
@@ -83,10 +66,6 @@ class ProblemInstance:
 
     Parameters
     ----------
-    spec, sizes, dtype
-        The problem.
-    support
-        Support kernels of the worker.
     check
         Whether to use the check values of scalars that have one (for example, a nonzero ``beta``).
     references
@@ -387,21 +366,8 @@ MEMORY_SHARE = 0.25
 class Instances:
     """Instances of a problem, made when they are first needed; the least recently used give way to new ones.
 
-    A kernel whose arrays and reference do not depend on parameters has one.
-
-    Parameters
-    ----------
-    spec, sizes
-        The kernel, and the sizes and flags of the problem.
-    make
-        Function that makes the instance of given names: sizes, flags, and the parameters of `KernelSpec.shaping`.
-    limit_bytes
-        Device memory of all instances; one that is larger is kept alone.
-
-    Attributes
-    ----------
-    sizes
-        As given.
+    A kernel whose arrays and reference do not depend on parameters has one. ``make`` makes the instance of given names:
+    sizes, flags, and the parameters of `KernelSpec.shaping`. One that is larger than the limit is kept alone.
     """
 
     def __init__(
@@ -427,13 +393,7 @@ class Instances:
         return sum(one.size_bytes for one in self)
 
     def of(self, config: Config) -> ProblemInstance:
-        """Return the instance that a configuration runs on.
-
-        Raises
-        ------
-        InputError, ToolchainError
-            As for `ProblemInstance`.
-        """
+        """Return the instance that a configuration runs on; errors are those of `ProblemInstance`."""
         names = self._spec.shaped_sizes(self.sizes, config)
         key = tuple(names[name] for name in self._spec.shaping)
         if key in self._kept:

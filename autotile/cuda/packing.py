@@ -71,17 +71,8 @@ _NONE = 0
 def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
     """Encode the tensor map of a buffer or workspace; elements outside of it read as zero and are not written.
 
-    Parameters
-    ----------
-    tensor_map
-        The map without the address. Its axes are reversed here, as the driver counts from the innermost one.
-    pointer
-        Device address of the buffer.
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape (1,), one element of 128 bytes, which CuPy passes to a kernel by value; zeros if the map is absent.
+    Axes are reversed here, as the driver counts from the innermost one. The result has shape (1,), one element of 128
+    bytes, which CuPy passes to a kernel by value; zeros if the map is absent.
 
     Raises
     ------
@@ -145,19 +136,7 @@ def by_value(stored: Any) -> Any:
 
 
 def encode_struct(struct: StructValue, addresses: Mapping[str, int]) -> NDArray[Any]:
-    """Encode a struct.
-
-    Parameters
-    ----------
-    struct
-        The struct without the addresses in it.
-    addresses
-        Device address of each buffer and workspace.
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape (1,), one element of the struct's size.
+    """Encode a struct, given the address of each buffer and workspace, as an array of one element of its size.
 
     Raises
     ------
@@ -184,22 +163,7 @@ def pack_launches(
     scalars: Mapping[str, Any],
     workspaces: Mapping[str, int],
 ) -> tuple[tuple[Any, ...], ...]:
-    """Return the arguments of every launch of a call.
-
-    Parameters
-    ----------
-    spec, plan, data, dtype
-        The kernel, and the launches and the data of a configuration for an element type.
-    pointers, scalars, workspaces
-        As for `pack_arguments`; scalars that depend on the launch are left out.
-
-    Raises
-    ------
-    ArgumentError
-        As for `pack_arguments`; or a scalar that depends on the launch does not fit in its type.
-    ToolchainError
-        As for `pack_arguments`.
-    """
+    """Return the arguments of every launch of a call; as for `pack_arguments`, but without the scalars of a launch."""
     known = {scalar.name: scalar for scalar in spec.scalars}
 
     def packed(launch: StepLaunch) -> tuple[Any, ...]:
@@ -220,22 +184,9 @@ def pack_arguments(
     workspaces: Mapping[str, int],
     names: Sequence[str] | None = None,
 ) -> tuple[Any, ...]:
-    """Return the arguments of a launch, in order.
+    """Return the arguments of a launch, in order; ``names`` are those that the function takes, None for all.
 
-    Parameters
-    ----------
-    spec
-        The kernel.
-    data
-        Workspaces, tensor maps and structs of the configuration.
-    pointers
-        Device address of each buffer; the caller keeps the buffers alive.
-    scalars
-        Encoded values; see `encode_value`.
-    workspaces
-        Device address of each workspace; 0 for an empty one.
-    names
-        Arguments that the function takes, in order; None for all that are passed.
+    Pointers are device addresses, those of empty workspaces 0; the caller keeps the memory alive. Scalars are encoded.
 
     Raises
     ------
@@ -279,13 +230,6 @@ _MAX_OBJECTS = 1 << 16
 
 def texture_object(texture: Texture, pointer: int) -> Any:
     """Return the texture object of a buffer as a kernel takes it: the handle as a NumPy scalar.
-
-    Parameters
-    ----------
-    texture
-        The texture.
-    pointer
-        Device address of the buffer.
 
     Raises
     ------

@@ -29,16 +29,9 @@ _READ_AS = {"bool": "unsigned char", "float8_e4m3fn": "unsigned char", "float8_e
 
 
 class Comparison(NamedTuple):
-    """Difference between an output and its expected values.
+    """Difference between an output and its expected values: the number of wrong elements, and the first of them.
 
-    Attributes
-    ----------
-    wrong
-        Number of wrong elements.
-    first
-        Lowest index of a wrong element.
-    max_error
-        Maximum error, relative to the larger of the expected magnitude and the scale.
+    ``max_error`` is relative to the larger of the expected magnitude and the scale.
     """
 
     wrong: int
@@ -47,15 +40,7 @@ class Comparison(NamedTuple):
 
 
 class SupportKernels:
-    """Kernels that fill, compare, reduce, multiply and spin on the device.
-
-    Parameters
-    ----------
-    cache
-        Cache of the compiled kernels.
-    architecture
-        Architecture of the device, such as ``"sm_90"``.
-    """
+    """Kernels that fill, compare, reduce, multiply and spin on the device."""
 
     def __init__(self, cache: CubinCache, architecture: str) -> None:
         self._cache = cache
@@ -86,21 +71,10 @@ class SupportKernels:
     def compare(
         self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
     ) -> Comparison:
-        """Compare an output with its expected values, with the criterion of `Tolerance`.
+        """Compare an output, given by its address, with its expected values, with the criterion of `Tolerance`.
 
-        Parameters
-        ----------
-        got
-            Address of the output.
-        want
-            Expected values on the device: float64, complex128 if ``dtype`` is complex, or of the storage of ``dtype``
-            if it is an integer type. Integers without a tolerance are compared exactly.
-        elements
-            Number of values; for vectors, of components.
-        dtype
-            Element type of the output.
-        tolerance, scale
-            The criterion.
+        They are float64, complex128 if ``dtype`` is complex, or of the storage of ``dtype`` if it is an integer type.
+        Integers without a tolerance are compared exactly. Of vectors, ``elements`` counts the components.
         """
         dtype = dtype.component
         self._result.set(np.array([0, 2**64 - 1, 0], dtype=np.uint64))
@@ -230,14 +204,8 @@ class GuardedBuffer:
     """A device array between two poisoned guard bands.
 
     A band is two rows of the array wide (4 KiB to 1 MiB), so that a tile that extends beyond the last row writes into
-    it. A read from a band returns NaN, which makes the result wrong and is detected that way.
-
-    Parameters
-    ----------
-    shape, dtype
-        Number of elements along each axis, and their type; a vector is an element.
-    support
-        Support kernels of the worker.
+    it. A read from a band returns NaN, which makes the result wrong and is detected that way. An element of ``shape``
+    may be a vector.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Dtype, support: SupportKernels) -> None:

@@ -40,20 +40,7 @@ _QUEUED_CHUNKS = 2
 
 
 class EventTimer:
-    """Times one launch between two events, after a flush of the L2 cache.
-
-    Parameters
-    ----------
-    launch
-        Function that queues the launch.
-    flush
-        Function that queues a flush of the L2 cache, or does nothing for a hot cache.
-
-    Attributes
-    ----------
-    resolution_us
-        Resolution of a sample, in microseconds.
-    """
+    """Times one launch between two events, after a flush of the L2 cache, which does nothing for a hot cache."""
 
     def __init__(self, launch: Launch, flush: Launch) -> None:
         self._launch = launch
@@ -78,13 +65,7 @@ class BatchTimer:
     """Times a CUDA graph of many launches, each after a flush, and subtracts the time of a graph of the flushes alone.
 
     Every sample runs both graphs, one after the other, so that both are affected alike by a drift of the memory clock.
-
-    Parameters
-    ----------
-    launch, flush
-        As for `EventTimer`.
-    probe_us
-        Approximate time of a launch, from which the number of launches is chosen so that the batch takes about 200 us.
+    The number of launches is chosen by their approximate time so that the batch takes about 200 us.
     """
 
     def __init__(self, launch: Launch, flush: Launch, probe_us: float) -> None:
@@ -112,17 +93,10 @@ class BatchTimer:
 
 
 class BackToBack:
-    """Repeats a step without letting the GPU idle.
+    """Repeats a step of about ``probe_us``, a flush and a launch, without letting the GPU idle.
 
     Short steps are repeated in CUDA graphs, as in `BatchTimer`. All methods must be called with the same current
     stream, which must not be the default one.
-
-    Parameters
-    ----------
-    step
-        Functions that queue the work of a step, in order: a flush and a launch.
-    probe_us
-        Approximate time of a step.
     """
 
     def __init__(self, step: Sequence[Launch], probe_us: float) -> None:
@@ -238,20 +212,8 @@ class Timing:
 class Timer:
     """Times launches on a stream of its own.
 
-    Parameters
-    ----------
-    l2_bytes
-        Size of the device's L2 cache.
-    l2
-        ``cold``: a buffer of the size of the L2 cache is written before each launch, so that inputs are read from
-        memory; ``hot``: it is not.
-    limit_s
-        Maximum GPU time of the samples of a measurement, beyond the first nine.
-
-    Attributes
-    ----------
-    l2
-        As given.
+    With a ``cold`` L2, a buffer of the size of the L2 cache is written before each launch, so that inputs are read from
+    memory. ``limit_s`` is the maximum GPU time of the samples of a measurement, beyond the first nine.
     """
 
     def __init__(self, l2_bytes: int, l2: L2Mode, limit_s: float) -> None:
@@ -286,15 +248,7 @@ class Timer:
             return self._sample([EventTimer(single, before) for _ in range(min(count, _QUEUED_SAMPLES))], count)
 
     def parts(self, parts: Sequence[Sequence[Launch]], prepare: Launch = _nothing) -> list[float]:
-        """Return the median time of each part of a call in microseconds, measured between events.
-
-        Parameters
-        ----------
-        parts
-            Launches of each part, in the order in which they are queued.
-        prepare
-            As for `measure`.
-        """
+        """Return the median time of each part of a call in microseconds, measured between events; see `measure`."""
         before = self._before(prepare)
         rows = []
         with self._stream:
@@ -479,10 +433,7 @@ _IDLE_PERCENT = 5
 class Nvml:
     """Readings of NVML for a CUDA device; empty if NVML is missing or fails.
 
-    Parameters
-    ----------
-    index
-        CUDA device index. The NVML device is found by its PCI address, as CUDA and NVML number devices differently.
+    The NVML device is found by its PCI address, as CUDA and NVML number devices differently.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -569,19 +520,7 @@ class EnergyMeter:
 
     Both are of the whole board and are updated about ten times per second, so the candidate is launched back to back
     until a steady power can be determined. With a cold L2 each launch follows a flush, whose energy is measured once by
-    itself and subtracted.
-
-    Parameters
-    ----------
-    timer
-        Timer of the candidates.
-    telemetry
-        Readings of NVML.
-
-    Raises
-    ------
-    InputError
-        NVML reports neither energy nor power.
+    itself and subtracted. That NVML reports neither is an `InputError`.
     """
 
     def __init__(self, timer: Timer, telemetry: Nvml) -> None:
@@ -603,13 +542,7 @@ class EnergyMeter:
         """Time of a flush in microseconds and its energy in millijoules; None if not measured yet."""
 
     def read(self, launch: Launch, time_us: float) -> dict[str, float | str]:
-        """Return the energy of a launch of about ``time_us``, in millijoules, and the source of the readings.
-
-        Raises
-        ------
-        ToolchainError
-            NVML has stopped updating the readings.
-        """
+        """Return the energy of a launch of about ``time_us``, in millijoules, and the source of the readings."""
         if self._flush is None:
             flush_us = float(np.median(self._timer.samples(self._timer.flush, _FLUSHES)))
             self._flush = flush_us, self._energy_mj([self._timer.flush], flush_us)

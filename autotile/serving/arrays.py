@@ -109,13 +109,7 @@ class CupyLibrary:
 
 
 class TorchLibrary:
-    """PyTorch tensors.
-
-    Parameters
-    ----------
-    torch
-        The module.
-    """
+    """PyTorch tensors, given the module."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -166,19 +160,12 @@ ArrayLibrary = CupyLibrary | TorchLibrary
 
 
 def as_cupy(array: Any, name: str) -> Any:
-    """Return a CuPy view of an array, without copying.
-
-    Parameters
-    ----------
-    array
-        A CuPy array, or any object with ``__cuda_array_interface__`` or ``__dlpack__``.
-    name
-        Name of the argument, for the error message.
+    """Return a CuPy view of an array, without copying; messages call it ``name``.
 
     Raises
     ------
     ArgumentError
-        The object is no such array, or is not on a CUDA device.
+        The object has neither ``__cuda_array_interface__`` nor ``__dlpack__``, or is not on a CUDA device.
     """
     cupy = load_cupy()
     if isinstance(array, cupy.ndarray):
@@ -214,13 +201,7 @@ def as_bits(view: Any, element_type: str) -> Any:
 
 
 def element_type(array: Any, name: str) -> str:
-    """Return autotile's name of an array's dtype, such as ``bfloat16``; the array may be of any library.
-
-    Raises
-    ------
-    ArgumentError
-        Kernels cannot be written for the dtype.
-    """
+    """Return autotile's name of an array's dtype, such as ``bfloat16``, or raise `ArgumentError`."""
     found = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
     if found not in DTYPES:
         raise ArgumentError(f"{name} has dtype {found}, expected one of {', '.join(DTYPES)}")
@@ -314,12 +295,8 @@ class _StreamPointer:
 class CheckedArrays(NamedTuple):
     """The arrays of a call, including the outputs that were left out.
 
-    Attributes
-    ----------
-    views
-        Every buffer as a CuPy array, by name.
-    arrays
-        The same in order: the caller's own arrays, and new ones of the caller's library and number of axes.
+    ``views`` are all buffers as CuPy arrays, by name; ``arrays`` the same in order: the caller's own arrays, and new
+    ones of the caller's library and number of axes.
     """
 
     views: Mapping[str, Any]
@@ -327,20 +304,7 @@ class CheckedArrays(NamedTuple):
 
 
 class CallArrays:
-    """Requirements on the arrays of calls, for one problem and configuration.
-
-    Parameters
-    ----------
-    spec, problem, config
-        The kernel, its problem and configuration.
-    device_index
-        CUDA device of the arrays.
-
-    Attributes
-    ----------
-    shapes
-        Shape of each buffer, by its name.
-    """
+    """Requirements on the arrays of calls, for one problem and configuration."""
 
     def __init__(self, spec: KernelSpec, problem: Problem, config: Config, device_index: int) -> None:
         sizes, dtype = problem.sizes, problem.dtype

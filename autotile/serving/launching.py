@@ -71,13 +71,7 @@ _NONE = WorkspaceSet(None, (), {})
 
 
 class StreamWorkspaces:
-    """Workspaces of a kernel, allocated at its first launch on each stream and kept.
-
-    Parameters
-    ----------
-    workspaces
-        Workspaces that each stream needs.
-    """
+    """Workspaces of a kernel, allocated at its first launch on each stream and kept."""
 
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
         self._workspaces = workspaces
@@ -169,12 +163,7 @@ class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
     ) -> None:
         """Make a graph of the last call if its signature came before; the stream must not be capturing.
 
-        Parameters
-        ----------
-        signature
-            Signature, or addresses, of the arrays.
-        queue, stream, keep_alive
-            As for `make_launch_graph`.
+        The signature may also be the addresses of the arrays; for the others see `make_launch_graph`.
         """
         self._misses += 1
         seen = hash(signature)
@@ -196,23 +185,9 @@ class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
 
 
 class StreamState:
-    """Launch parameters of one thread on one stream.
+    """Launch parameters of one thread on one stream, and graphs of launches that came again.
 
-    Parameters
-    ----------
-    launch
-        Function that launches the kernel.
-    block
-        Parameters of the kernel.
-    layout
-        Parameters that differ between launches.
-    keep_alive
-        Objects that the launches need: the kernel's module, memory that the parameters point to.
-
-    Attributes
-    ----------
-    graphs
-        Graphs of launches that came again.
+    ``keep_alive`` holds what the launches need: the kernel's module, memory that the parameters point to.
     """
 
     __slots__ = ("_block", "_keep_alive", "_launch", "_layout", "_mapped", "graphs")
@@ -269,15 +244,7 @@ _Loaded = tuple[StepFunctions, tuple[ConstantCopy, ...]]
 
 
 class Preparation:
-    """Prepares the launches of a kernel for one problem.
-
-    Parameters
-    ----------
-    spec, problem, plan
-        The kernel, its problem and its launches.
-    load
-        Loads the kernel once more.
-    """
+    """Prepares the launches of a kernel for one problem; ``load`` loads the kernel once more."""
 
     def __init__(self, spec: KernelSpec, problem: Problem, plan: LaunchPlan, load: Callable[[], StepFunctions]) -> None:
         self._spec = spec
@@ -304,14 +271,8 @@ class Preparation:
     def launch(self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int) -> DriverLaunch:
         """Return a function that prepares and launches on a stream.
 
-        Parameters
-        ----------
-        plain
-            Function that launches the kernel.
-        block, words
-            Parameters of the launches, and the words that hold the addresses of the buffers.
-        stream
-            The stream. Each thread has a module of its own for it, if the kernel has constants.
+        If the kernel has constants, each thread has a module of its own for the stream. ``words`` are those of
+        ``block`` that hold the addresses of the buffers.
         """
         if not self._has_constants:
             return self._prepared(plain, block, words, ())
@@ -390,26 +351,7 @@ def _uncaptured(stream: int) -> Iterator[int]:
 
 
 class CallArguments(CallArrays):
-    """Arguments of a kernel's calls, for one problem and configuration.
-
-    Parameters
-    ----------
-    spec, problem, config, plan
-        The kernel, its problem and configuration, and the launches of a call.
-    data
-        Workspaces and tensor maps of the configuration.
-    scalars
-        Values of the scalars, as NumPy scalars of the exact types.
-    device_index
-        CUDA device of the arrays.
-
-    Attributes
-    ----------
-    plan
-        As given.
-    workspaces
-        Workspaces of each stream.
-    """
+    """Arguments of a kernel's calls for one problem and configuration, with NumPy scalars of the exact types."""
 
     def __init__(
         self,
@@ -462,12 +404,8 @@ class CallArguments(CallArrays):
     def layout(self, starts: Sequence[int], words: int) -> ParameterLayout:
         """Return the places of the array addresses, in structs too, and of the tensor maps in a parameter block.
 
-        Parameters
-        ----------
-        starts
-            First word of each packed parameter.
-        words
-            Number of words. The last ones, one for each buffer, hold addresses that are not parameters.
+        ``starts`` is the first word of each packed parameter. The last of the ``words``, one for each buffer, hold
+        addresses that are not parameters.
         """
         buffers = self._spec.buffers
         passed = [self._spec.argument(name) for launch in self.plan.launches for name in launch.arguments]
@@ -506,25 +444,9 @@ ReadSignature = Callable[[Sequence[Any]], Signature]
 
 
 class KernelLauncher:
-    """Launches functions that are loaded on a device.
+    """Launches functions that are loaded on a device, and that it keeps alive.
 
-    Parameters
-    ----------
-    arguments
-        Arguments of the calls.
-    functions
-        The loaded functions, which are kept alive.
-    device_index
-        CUDA device.
-    with_graphs
-        Whether repeated launches may become CUDA graphs.
-    preparation
-        Work before each launch; None if there is none.
-
-    Attributes
-    ----------
-    arguments
-        As given.
+    Repeated launches may become CUDA graphs if ``with_graphs`` is set. ``preparation`` is the work before each launch.
     """
 
     def __init__(
@@ -553,19 +475,10 @@ class KernelLauncher:
         self._states: ByStream[StreamState] = ByStream()
 
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Launch on the current stream of the arrays' library, if the fast path applies.
+        """Launch on the current stream of the arrays' library, if the fast path applies; else return None.
 
         It does after `launch` has launched on arrays of the same library, in the same thread and on the same stream.
-
-        Parameters
-        ----------
-        arrays
-            Buffers of the kernel, in order; outputs may be left out and are then allocated.
-
-        Returns
-        -------
-        sequence of arrays or None
-            All buffers of the kernel; None if nothing was launched.
+        Outputs may be left out and are then allocated; all buffers are returned.
 
         Raises
         ------
@@ -611,20 +524,6 @@ class KernelLauncher:
 
     def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
         """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
-
-        Parameters
-        ----------
-        arrays
-            Buffers of the kernel, in order; outputs may be left out.
-        stream
-            As for `autotile.serving.arrays.on_stream`.
-        scalars
-            Values of scalars that differ from their defaults.
-
-        Returns
-        -------
-        sequence of arrays
-            All buffers of the kernel.
 
         Raises
         ------

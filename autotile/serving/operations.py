@@ -70,13 +70,7 @@ _added: dict[str, dict[str, Library]] = {}
 
 
 def keep_library(operation: Operation, library: Library) -> None:
-    """Add a library to those of an operation; one of the same name is replaced.
-
-    Raises
-    ------
-    InputError
-        The name is one of a built-in library.
-    """
+    """Add a library to an operation; one of the same name is replaced, that of a built-in one is an `InputError`."""
     if library.name in LIBRARIES or not library.name.isidentifier():
         expected = f"an identifier other than {LIBRARIES[0]!r}"
         raise InputError(f"a library cannot be added as {library.name!r}: expected {expected}")
@@ -86,11 +80,8 @@ def keep_library(operation: Operation, library: Library) -> None:
 def libraries_for(operation: Operation, *, is_present: bool = True) -> list[Library]:
     """Return the libraries that may compute an operation, built-in ones first.
 
-    Parameters
-    ----------
-    is_present
-        Whether they are to be called on this machine. If not, a built-in library counts as installed, and its version
-        is empty if it is not.
+    If they are not to be called on this machine (``is_present``), a built-in library counts as installed, and its
+    version is empty if it is not.
     """
     found = []
     for name in operation.libraries:
@@ -113,12 +104,7 @@ def computes(library: Library, operation: Operation, problem: Problem) -> bool:
 class LibraryCode:
     """A library for a problem of an operation, as `autotile.serving.bound.KernelCode`.
 
-    Parameters
-    ----------
-    library, asked
-        The library, and the problem of the operation.
-    definition, sizes
-        A kernel of the operation, which declares the arrays, and the problem's sizes by its names.
+    A kernel of the operation declares the arrays; ``sizes`` are those of the problem by its names.
     """
 
     def __init__(self, library: Library, asked: Problem, definition: Kernel, sizes: Mapping[str, int]) -> None:
@@ -136,13 +122,7 @@ class LibraryCode:
 
 
 class LibraryLauncher:
-    """Calls a library; its methods are those of `autotile.serving.launching.KernelLauncher`.
-
-    Parameters
-    ----------
-    code, device_index
-        The library with its problem, and the CUDA device of the arrays.
-    """
+    """Calls a library; its methods are those of `autotile.serving.launching.KernelLauncher`."""
 
     def __init__(self, code: LibraryCode, device_index: int) -> None:
         from autotile.serving.launching import LaunchGraphs  # a look-up does without it
@@ -283,15 +263,7 @@ class Way(NamedTuple):
 
 
 class _MemberResults:
-    """A kernel of an operation with its results on one GPU, by sizes.
-
-    Parameters
-    ----------
-    shelf
-        Its stored results, of all GPUs.
-    flags
-        Flags and conditions of the operation.
-    """
+    """A kernel of an operation with its results on one GPU, by sizes."""
 
     def __init__(self, member: Member, shelf: DatabaseShelf, device: DeviceProperties, flags: tuple[str, ...]) -> None:
         self.member, self.shelf, self.checks = member, shelf, shelf.checks
@@ -331,14 +303,8 @@ class _MemberResults:
 class OperationShelf:
     """Stored results of an operation for one dtype on one device, to be looked up by sizes.
 
-    Parameters
-    ----------
-    location
-        Path or URL of the user's database.
-    find_device
-        Returns the CUDA device, None if what is served can only be inspected, and its properties, given all results.
-    find_nvrtc
-        Returns the version of NVRTC, given all results.
+    ``find_device`` returns the CUDA device, None if what is served can only be inspected, and its properties, given all
+    results; ``find_nvrtc`` the version of NVRTC.
     """
 
     def __init__(
@@ -372,10 +338,7 @@ class OperationShelf:
     def is_outdated(self, *, anew: bool = False) -> bool:
         """Return whether results have been decided since it was made.
 
-        Parameters
-        ----------
-        anew
-            Look even if the database was looked at within the last second.
+        A database that was looked at within the last second is not looked at again, unless ``anew``.
         """
         now_s = time.monotonic()
         if not anew and now_s - self._checked_s <= _RECHECK_S:
@@ -399,16 +362,8 @@ class OperationShelf:
     ) -> BoundKernel:
         """Return the best way to compute a problem, ready to be launched.
 
-        Parameters
-        ----------
-        problem
-            Problem of the operation, with its conditions.
-        library
-            Whether a library may compute it.
-        race
-            Whether the first call may race the best few ways, if nothing was measured for the problem.
-        may_race
-            False: it does not, whatever the setting says.
+        With ``race``, or by the setting, the first call races the best few ways if nothing was measured for the problem
+        and ``may_race`` allows it.
 
         Raises
         ------
@@ -454,13 +409,7 @@ class OperationShelf:
         return BoundKernel(way.code, choice, self.device, self.device_index, first_use=first_use)
 
     def request_for(self, kernel: str, sizes: Sizes, shelf: Shelf | None = None) -> KernelRequest:
-        """Return a problem of one of the kernels, by its name and its sizes.
-
-        Raises
-        ------
-        InputError
-            The sizes are not those of the kernel.
-        """
+        """Return a problem of one of the kernels, by its name and its sizes."""
         member = self.members[kernel]
         problem = resolve_problem(member.kernel.spec, sizes, self.dtype)
         return KernelRequest(member.kernel, problem, self.device, self.nvrtc_version, shelf or member.shelf)
@@ -486,21 +435,9 @@ class OperationShelf:
 
 
 class OperationRequest:
-    """A problem of an operation.
+    """A problem of an operation, with the kernels that compute it, each with the sizes by its names, and the libraries.
 
-    Parameters
-    ----------
-    shelf, problem, library
-        Results of the operation, the problem, and whether a library may compute it.
-    expected
-        Number of ways to ask the model for.
-
-    Attributes
-    ----------
-    fits
-        Kernels that compute it, each with the sizes by its names.
-    libraries
-        Libraries that compute it.
+    The model is asked for ``expected`` ways.
     """
 
     def __init__(self, shelf: OperationShelf, problem: Problem, *, library: bool = True, expected: int = 1) -> None:
@@ -602,13 +539,7 @@ def called(request: OperationRequest) -> Iterator[Way]:
 
 
 def nearest(request: OperationRequest) -> Iterator[Way]:
-    """Yield the kernels, that which was measured for the nearest problem first.
-
-    Raises
-    ------
-    InputError
-        None of them has a configuration for the problem.
-    """
+    """Yield the kernels, that which was measured for the nearest problem first; none of them is an `InputError`."""
     shelf, refusals = request.shelf, []
     found: list[tuple[tuple[Any, ...], Way]] = []
     for name, sizes in request.fits.items():
@@ -629,15 +560,8 @@ def nearest(request: OperationRequest) -> Iterator[Way]:
 def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, Sizes], BoundKernel]) -> BoundKernel:
     """Return the kernel for a problem of an operation among those of a bundle: the one measured nearest to it.
 
-    Parameters
-    ----------
-    find
-        Returns the best configuration of a kernel for sizes by its own names.
-
-    Raises
-    ------
-    InputError
-        The bundle holds no kernel that computes the problem.
+    ``find`` returns the best configuration of a kernel for sizes by its own names. That the bundle holds no kernel for
+    the problem is an `InputError`.
     """
     found: list[tuple[Member, BoundKernel]] = []
     refusals = []
@@ -722,10 +646,7 @@ def multiply(
 ) -> Any:
     """Compute a product as `autotile.matmul` does, with the kernels of a dispatcher, chosen once for arrays of a kind.
 
-    Parameters
-    ----------
-    arrays, scalars, stream
-        Factors, and the array for the result or None; ``alpha`` and ``beta``, unless they have no effect; the stream.
+    ``arrays`` are the factors, and the array for the result or None; ``scalars`` are empty if they have no effect.
     """
     a, b, out = arrays
     is_new = out is None

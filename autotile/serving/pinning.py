@@ -149,12 +149,7 @@ def write_choices(choices: Iterable[PinnedChoice]) -> str:
 
 
 def parse_choices(text: bytes | str, origin: str) -> list[PinnedChoice]:
-    """Parse the JSON of `write_choices`.
-
-    Parameters
-    ----------
-    origin
-        Where it comes from, for messages.
+    """Parse the JSON of `write_choices`; messages say that it comes from ``origin``.
 
     Raises
     ------
@@ -189,16 +184,8 @@ _MAX_SHARE = 0.01
 class Pin:
     """Choices that are in force.
 
-    Parameters
-    ----------
-    origin
-        Where they come from: a path, or a text for messages.
-    choices
-        The choices.
-    strict
-        Whether a problem that is not among them is refused rather than served with a warning.
-    path
-        File that further choices are added to; None if nothing is added.
+    ``origin`` is a path, or a text for messages. If ``strict``, a problem that is not among the choices is refused
+    rather than served with a warning. Further choices are added to the file at ``path``, if one is given.
     """
 
     def __init__(
@@ -232,14 +219,10 @@ class Pin:
         return self._choices.get((*names, problem.dtype, canonical_json(dict(problem.sizes)), library, place))
 
     def choice_of(self, pinned: PinnedChoice, request: KernelRequest, numerics: Numerics | None) -> Choice:
-        """Return a pinned choice as one that is served.
+        """Return a pinned choice of a kernel as one that is served.
 
-        Parameters
-        ----------
-        request
-            The problem of the kernel that is pinned.
-        numerics
-            ``"same"``: a faster configuration that computes the same bits may take its place; None for the setting.
+        If ``numerics``, or else the setting, is ``"same"``, a faster configuration that computes the same bits may take
+        its place.
 
         Raises
         ------
@@ -273,13 +256,7 @@ class Pin:
         return same_bits(choice, request) if (numerics or read_settings().numerics) == "same" else choice
 
     def check(self, kernel: BoundKernel) -> None:
-        """Warn of a kernel that is served although its choice is not pinned.
-
-        Raises
-        ------
-        PinError
-            That is refused.
-        """
+        """Warn of a kernel that is served although its choice is not pinned, or raise `PinError` if that is refused."""
         if self.is_recording or kernel.choice.pinned == self.origin:
             return
         said = f"{kernel.operation or kernel.problem} on {kernel.device.name} is not among the choices of {self.origin}"
@@ -299,13 +276,7 @@ class Pin:
             self.flush_quietly()
 
     def flush(self) -> None:
-        """Write the file if choices were added since, in the process that pinned them.
-
-        Raises
-        ------
-        PinError
-            The file cannot be written.
-        """
+        """Write the file if choices were added since, in the process that pinned them; `PinError` if that fails."""
         with self._lock:
             if self._path is None or len(self._choices) == self._written or os.getpid() != self._process:
                 return
@@ -344,13 +315,7 @@ Exchange = tuple[str, BoundKernel, BoundKernel]
 
 
 class Pins:
-    """The pinned choices of a dispatcher.
-
-    Parameters
-    ----------
-    refresher
-        Knows what is served.
-    """
+    """The pinned choices of a dispatcher, whose refresher knows what is served."""
 
     def __init__(self, refresher: Refresher) -> None:
         self._refresher = refresher
@@ -480,16 +445,7 @@ class Pins:
     ) -> None:
         """Serve the choices of the first of several processes in all of them; each of them must call this.
 
-        Parameters
-        ----------
-        broadcast
-            Returns the data of the first process, in every process.
-        all_agree
-            Returns whether all processes agree.
-        is_first
-            Whether this process states the choices.
-        strict
-            As for `pin`.
+        ``broadcast`` returns the data of the first process in every process, and ``all_agree`` whether all agree.
 
         Raises
         ------

@@ -54,14 +54,8 @@ class Raced(NamedTuple):
 class FirstUseRace:
     """A launcher that races the best few ways to compute a problem at its first call, and gives way to the fastest.
 
-    Parameters
-    ----------
-    contenders
-        The ways, that which is served without a race first.
-    location
-        Path or URL of the database that the times are stored in.
-    served
-        Served kernel that adopts the fastest.
+    The first contender is served without a race. Times are stored in the database at ``location``, and ``served``
+    adopts the fastest.
     """
 
     def __init__(
@@ -136,20 +130,10 @@ class FirstUseRace:
 def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapping[str, float]) -> list[Raced] | None:
     """Race contenders on CuPy's current stream, and return those that agree, the fastest first.
 
-    Parameters
-    ----------
-    contenders
-        The contenders; the results are compared with those of the first library among them, else of the first kernel.
-    arrays
-        Arrays of a call, which are not written; outputs may be left out.
-    scalars
-        Scalars of the call.
-
-    Returns
-    -------
-    list of Raced or None
-        Empty if there is no race: memory is short, or one launch takes too long. None if these arrays cannot be raced
-        on: an output overlaps another array, or results of its type cannot be compared.
+    The results are compared with those of the first library among them, else of the first kernel. Nothing is written to
+    the arrays of the call, of which outputs may be left out. Without a race, as memory is short or one launch takes too
+    long, the list is empty. These arrays cannot be raced on if an output overlaps another array, or results of its type
+    cannot be compared: None.
     """
     ordered = sorted(contenders, key=lambda one: not one.is_library)
     try:
@@ -210,12 +194,8 @@ _COMPARED = {"float64", "float32", "float16", "bfloat16", "int8", "uint8", "int1
 class _RaceOutputs:
     """Copies of the outputs of a call, so that contenders write nothing of the caller's.
 
-    Attributes
-    ----------
-    is_raceable
-        Whether no output overlaps another array, and the results can be compared.
-    expected, written
-        Arrays of a call with copies in place of the outputs.
+    ``expected`` and ``written`` are arrays of a call with copies in place of the outputs, if ``is_raceable``: no output
+    overlaps another array, and the results can be compared.
     """
 
     def __init__(self, kernel: BoundKernel, arrays: Sequence[Any]) -> None:
@@ -278,13 +258,7 @@ def _values(stored: Any, element_type: str) -> Any:
 
 
 def store_race(raced: Sequence[Raced], operation: Operation, location: str) -> None:
-    """Store the times of a race, as tuning does: for each kernel, a run whose finals these are.
-
-    Raises
-    ------
-    DatabaseError
-        The database cannot be written.
-    """
+    """Store the times of a race, as tuning does: for each kernel, a run whose finals these are."""
     from autotile.database.database import Database
 
     by_key: dict[str, tuple[TuningKey, list[Raced]]] = {}

@@ -58,17 +58,7 @@ _EXIT_TIMEOUT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """A kernel whose calls are counted.
-
-    Attributes
-    ----------
-    location
-        Path or URL of the database.
-    written
-        Number of calls that the database has.
-    is_listed
-        Whether it is among those whose counts are written.
-    """
+    """A kernel whose calls are counted for a database, which has ``written`` of them."""
 
     location: str
     kernel: BoundKernel
@@ -175,14 +165,7 @@ class MissCounter:
     def _write(counts: _ProcessCounts, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
         """Write the counts that the database does not have; those that cannot be written are kept for the next time.
 
-        Parameters
-        ----------
-        watched
-            Kernels to write.
-        timeout_s
-            Maximum wait for a locked database.
-        wait_s
-            Maximum wait for another thread that is writing.
+        Wait ``timeout_s`` for a locked database at most, and ``wait_s`` for another thread that is writing.
         """
         if not counts.lock.acquire(timeout=wait_s):
             return
@@ -252,13 +235,7 @@ _JOIN_S = 10.0
 
 
 class WatchedDatabase:
-    """Known state of a database.
-
-    Attributes
-    ----------
-    changes
-        What was decided when it was last read; None before.
-    """
+    """What was decided in a database when it was last read (``changes``); None before."""
 
     __slots__ = ("_asked_s", "_location", "_signature", "changes")
 
@@ -292,15 +269,7 @@ ChooseAgain = Callable[["BoundKernel"], "BoundKernel"]
 
 
 class Refresher:
-    """Chooses again what a dispatcher has served.
-
-    Kernels are known as long as the program or the dispatcher keeps them.
-
-    Parameters
-    ----------
-    misses
-        Counter of the calls of fallbacks.
-    """
+    """Chooses again what a dispatcher has served, as long as the program or the dispatcher keeps it."""
 
     def __init__(self, misses: MissCounter) -> None:
         self._misses = misses
@@ -328,10 +297,7 @@ class Refresher:
     def poll(self, pause: Pause = lambda _: None) -> int:
         """Choose again what new results concern; return the number of replacements.
 
-        Parameters
-        ----------
-        pause
-            Called with a time in seconds after each choice, for a thread to leave the interpreter to others.
+        ``pause`` is called with a time in seconds after each choice, for a thread to leave the interpreter to others.
         """
         replaced = 0
         with self._polling:
@@ -350,14 +316,8 @@ class Refresher:
     ) -> int:
         """Choose again; return the number of replacements. What cannot be chosen or loaded is not replaced.
 
-        Parameters
-        ----------
-        location
-            Database whose results are served; None for all.
-        changed
-            Kernels and dtypes that are concerned; None for all. Operations are chosen again in any case.
-        pause
-            As for `poll`.
+        Kernels are concerned if they are served from the database at ``location``, and are among the names and dtypes
+        ``changed``; None for all. Operations are chosen again in any case.
         """
         replaced = 0
         for kernel, place, choose_again in sorted(self.kernels(), key=lambda one: -one[0].calls):
@@ -372,13 +332,7 @@ class Refresher:
         return replaced
 
     def exchange(self, location: str, kernel: BoundKernel, fresh: BoundKernel) -> bool:
-        """Serve another choice in place of a kernel's, loaded first if the kernel is; return whether they differ.
-
-        Raises
-        ------
-        ToolchainError, CompileError, InputError
-            As for a call.
-        """
+        """Serve another choice in place of a kernel's, loaded first if the kernel is; return whether they differ."""
         choices = [replace(one.choice, contenders=()) for one in (fresh, kernel)]  # which are only found when asked for
         if fresh.kernel == kernel.kernel and choices[0] == choices[1]:
             return False
