@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,6 +50,7 @@ _DEFAULT_ARCHITECTURE = "sm_80"
 _TIMEOUT_S = 60.0
 """Timeout of the compilation and of the start of a GPU worker."""
 _SAMPLE_LIMIT_S = 0.01
+_NO_NVCC = 'none: kernels with compiler = "nvcc" do not compile; all others need none'
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,6 @@ class HealthCheck:
     status: Status
     detail: str
     remedy: str = ""
-
-    @property
-    def text(self) -> str:
-        """Detail, with the remedy on a line of its own."""
-        return f"{self.detail}\n{self.remedy}" if self.remedy else self.detail
 
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -107,7 +103,9 @@ class HealthReport(Result):
 
     def _parts(self) -> Iterator[Part]:
         """Yield one row for each check, with the remedy below what was found, then the verdict."""
-        rows = [(check.status, check.name, check.text) for check in self.checks]
+        rows = [
+            (check.status, check.name, "\n".join(filter(None, (check.detail, check.remedy)))) for check in self.checks
+        ]
         styles = [_STYLES[check.status] for check in self.checks]
         yield ResultTable(("", "looked at", "found"), rows, is_wrapped=True, styles=styles)
         yield self.verdict
@@ -142,47 +140,55 @@ def doctor(database: str | Path | None = None) -> HealthReport:
     damaged = [recording.problem for recording in recordings if recording.problem]
     readable = len(recordings) - len(damaged)
     missing: Status = "warn" if readable else "fail"  # replay needs no GPU
+    nvcc, names, faults = installed_nvcc(), kernel_names(settings.kernel_folders), []
+    for name in names:
+        try:
+            load_kernel(name, settings.kernel_folders)
+        except AutotileError as error:
+            faults.append(str(error))
+    kernels = "\n".join(faults) or ", ".join(names) or "none found"
+    remedy = "set AUTOTILE_DB to another path, or look at it with `autotile db check`"
+    location = str(settings.database if database is None else database)
     checks = [
-        _check_cupy(missing),
+        _check("CuPy", lambda: f"version {load_cupy().__version__}", missing),
         _check_driver(missing),
-        *_check_gpus(gpus, missing),
+        *(_check(f"GPU {index}", partial(_gpu_text, index)) for index in range(gpus)),
         _check("NVRTC", lambda: f"version {nvrtc_version()}"),
         *_check_headers(),
-        _check_nvcc(),
+        HealthCheck("nvcc", "ok", f"version {nvcc} in {find_nvcc()}" if nvcc else _NO_NVCC),
         _check_compiler(_architecture(gpus), settings),
         _check_cache(settings),
-        _check_database(str(settings.database if database is None else database)),
-        _check_kernels(settings),
+        _check("database", lambda: _database_text(location), remedy=remedy),
+        HealthCheck("kernels", "ok" if names and not faults else "warn", kernels),
         *(HealthCheck("recording", "warn", problem, "record it again, or delete it") for problem in damaged),
-        _check_recordings(readable, gpus),
     ]
+    if not gpus:
+        cure = "tune by replay here, or run on a machine with an NVIDIA GPU"
+        checks.insert(2, HealthCheck("GPU", missing, "no CUDA device", cure))
+    if readable:
+        checks.append(HealthCheck("recordings", "ok", f"{plural(readable, 'problem')} can be tuned by replay"))
+    else:
+        cure = "`autotile export --format recording --measure` makes one on a machine with a GPU"
+        checks.append(
+            HealthCheck("recordings", "warn" if gpus else "fail", "none: nothing can be tuned by replay", cure)
+        )
     if gpus and all(check.status != "fail" for check in checks):
         checks.append(_check("GPU worker", lambda: _worker_text(settings)))
-    return HealthReport(tuple(checks), _verdict(checks, gpus, readable))
-
-
-def _verdict(checks: Iterable[HealthCheck], gpus: int, recordings: int) -> str:
     failed = [check.name for check in checks if check.status == "fail"]
+    verdict = "tuning works here"
     if failed:
-        return f"tuning does not work here: see {', '.join(failed)}"
-    if gpus:
-        return "tuning works here"
-    return f"tuning works here by replay, of {plural(recordings, 'recorded problem')}; measuring needs a CUDA device"
+        verdict = f"tuning does not work here: see {', '.join(failed)}"
+    elif not gpus:
+        verdict += f" by replay, of {plural(readable, 'recorded problem')}; measuring needs a CUDA device"
+    return HealthReport(tuple(checks), verdict)
 
 
-def _check(name: str, describe: Callable[[], str], remedy: str = "") -> HealthCheck:
-    """Return a check that passes with the returned description, or fails with the error that was raised."""
+def _check(name: str, describe: Callable[[], str], missing: Status = "fail", remedy: str = "") -> HealthCheck:
+    """Return a check that passes with the returned description, or else has the error that was raised."""
     try:
         return HealthCheck(name, "ok", describe())
     except AutotileError as error:
-        return HealthCheck(name, "fail", str(error), remedy)
-
-
-def _check_cupy(missing: Status) -> HealthCheck:
-    try:
-        return HealthCheck("CuPy", "ok", f"version {load_cupy().__version__}")
-    except ToolchainError as error:
-        return HealthCheck("CuPy", missing, str(error))
+        return HealthCheck(name, missing, str(error), remedy)
 
 
 def _check_driver(missing: Status) -> HealthCheck:
@@ -193,14 +199,6 @@ def _check_driver(missing: Status) -> HealthCheck:
     if version == "0.0":
         return HealthCheck("driver", missing, "no NVIDIA driver", "install the driver of your GPU; replay needs none")
     return HealthCheck("driver", "ok", f"supports CUDA {version}")
-
-
-def _check_gpus(count: int, missing: Status) -> Iterator[HealthCheck]:
-    if count == 0:
-        remedy = "tune by replay here, or run on a machine with an NVIDIA GPU"
-        yield HealthCheck("GPU", missing, "no CUDA device", remedy)
-    for index in range(count):
-        yield _check(f"GPU {index}", partial(_gpu_text, index))
 
 
 def _gpu_text(index: int) -> str:
@@ -226,13 +224,6 @@ def _check_headers() -> Iterator[HealthCheck]:
         yield HealthCheck(
             "headers", "warn", f"no <{_INCLUDED_AS.get(name, name)}>: kernels that include it do not compile", cure
         )
-
-
-def _check_nvcc() -> HealthCheck:
-    version = installed_nvcc()
-    if version:
-        return HealthCheck("nvcc", "ok", f"version {version} in {find_nvcc()}")
-    return HealthCheck("nvcc", "ok", 'none: kernels with compiler = "nvcc" do not compile; all others need none')
 
 
 def _architecture(gpus: int) -> str:
@@ -268,38 +259,15 @@ def _check_cache(settings: Settings) -> HealthCheck:
         return HealthCheck("cubin cache", "fail", detail, "set AUTOTILE_CACHE")
 
 
-def _check_database(location: str) -> HealthCheck:
-    def describe() -> str:
-        place = parse_location(location)
-        if isinstance(place, Path):
-            check_writable(place)
-        opened = Database.open_readonly(location)
-        if opened is None:
-            return f"{place}: not there yet, the first `autotile tune` makes it"
-        with opened:
-            return f"{opened.location}: {plural(len(opened.studies()), 'study', 'studies')}"
-
-    return _check("database", describe, "set AUTOTILE_DB to another path, or look at it with `autotile db check`")
-
-
-def _check_kernels(settings: Settings) -> HealthCheck:
-    names = kernel_names(settings.kernel_folders)
-    errors = []
-    for name in names:
-        try:
-            load_kernel(name, settings.kernel_folders)
-        except AutotileError as error:
-            errors.append(str(error))
-    if errors:
-        return HealthCheck("kernels", "warn", "\n".join(errors))
-    return HealthCheck("kernels", "ok" if names else "warn", ", ".join(names) or "none found")
-
-
-def _check_recordings(readable: int, gpus: int) -> HealthCheck:
-    if readable:
-        return HealthCheck("recordings", "ok", f"{plural(readable, 'problem')} can be tuned by replay")
-    remedy = "`autotile export --format recording --measure` makes one on a machine with a GPU"
-    return HealthCheck("recordings", "warn" if gpus else "fail", "none: nothing can be tuned by replay", remedy)
+def _database_text(location: str) -> str:
+    place = parse_location(location)
+    if isinstance(place, Path):
+        check_writable(place)
+    opened = Database.open_readonly(location)
+    if opened is None:
+        return f"{place}: not there yet, the first `autotile tune` makes it"
+    with opened:
+        return f"{opened.location}: {plural(len(opened.studies()), 'study', 'studies')}"
 
 
 def _worker_text(settings: Settings) -> str:

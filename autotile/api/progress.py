@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from operator import methodcaller
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from autotile.core.model import config_text
 from autotile.core.text import duration_text, funnel_text, plural, shown_text, sizes_text, source_text, time_text
@@ -17,19 +17,6 @@ from autotile.tuning.progress_state import Observer, Progress
 
 _MIN_INTERVAL_S = 0.25
 _DEFAULT_WIDTH = 80
-
-
-class LineDisplay(Protocol):
-    """Place where a line of progress is shown."""
-
-    def show(self, line: str, share: float | None = None) -> None:
-        """Replace the line that is shown; ``share`` is what is done of the whole, None if that is not known."""
-
-    def notice(self, text: str) -> None:
-        """Show a text that stays."""
-
-    def close(self) -> None:
-        """Leave the last line as it is."""
 
 
 class TerminalDisplay:
@@ -68,71 +55,45 @@ class TerminalDisplay:
 
 
 class NotebookDisplay:
-    """Output of a notebook's cell, updated under a display id."""
+    """Line in the output of a notebook's cell, with the notices above it, and with a bar if ipywidgets is there."""
 
     def __init__(self) -> None:
         self._notices: list[str] = []
         self._line = ""
         self._handle: Any = None
+        try:
+            widgets = import_module("ipywidgets")
+            self._bar = widgets.FloatProgress(min=0.0, max=1.0, layout=widgets.Layout(width="16em"))
+            self._texts = widgets.HTML(), widgets.HTML()
+            self._box = widgets.VBox([self._texts[0], widgets.HBox([self._bar, self._texts[1]])])
+        except Exception:  # not installed, or of another version than the notebook's front end
+            self._bar = None
 
     def show(self, line: str, share: float | None = None) -> None:
-        """Replace the line; the notices stay above it."""
+        """Replace the line, and move the bar to the share of the whole that is done, if that is known."""
         self._line = line
         data = {"text/plain": "\n".join(filter(None, [*self._notices, line]))}
-        if self._handle is None:
+        if self._bar is not None:
+            self._texts[0].value, self._texts[1].value = "<br>".join(map(_as_html, self._notices)), _as_html(line)
+            if share is not None:
+                self._bar.value = min(max(share, 0.0), 1.0)
+            if self._handle is None:
+                self._handle = self._box
+                import_module("IPython.display").display(self._box)
+        elif self._handle is None:
             self._handle = import_module("IPython.display").display(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
 
     def notice(self, text: str) -> None:
-        """Show a text above the line."""
+        """Show a text that stays above the line."""
         self._notices.append(text)
         self.show(self._line)
 
     def close(self) -> None:
-        """Leave the output as it is."""
-
-
-class WidgetDisplay:
-    """Bar and line of a notebook's cell, as widgets of ipywidgets.
-
-    Raises
-    ------
-    ImportError
-        ipywidgets is not installed.
-    """
-
-    def __init__(self) -> None:
-        widgets = import_module("ipywidgets")
-        self._bar = widgets.FloatProgress(min=0.0, max=1.0, layout=widgets.Layout(width="16em"))
-        self._line = widgets.HTML()
-        self._notices: list[str] = []
-        self._shown_notices = widgets.HTML()
-        rows = [self._shown_notices, widgets.HBox([self._bar, self._line])]
-        self._box = widgets.VBox(rows)
-        self._is_shown = False
-
-    def show(self, line: str, share: float | None = None) -> None:
-        """Replace the line, and move the bar."""
-        self._line.value = _as_html(line)
-        if share is not None:
-            self._bar.value = min(max(share, 0.0), 1.0)
-        self._show_once()
-
-    def notice(self, text: str) -> None:
-        """Show a text above the bar."""
-        self._notices.append(text)
-        self._shown_notices.value = "<br>".join(map(_as_html, self._notices))
-        self._show_once()
-
-    def close(self) -> None:
         """Leave the line, and remove the bar, which would look as if something still ran."""
-        self._bar.layout.display = "none"
-
-    def _show_once(self) -> None:
-        if not self._is_shown:
-            self._is_shown = True
-            import_module("IPython.display").display(self._box)
+        if self._bar is not None:
+            self._bar.layout.display = "none"
 
 
 def _as_html(text: str) -> str:
@@ -150,8 +111,8 @@ class ProgressLine:
         Where to show it. After the first error of writing there, such as that of a closed terminal, nothing is shown.
     """
 
-    def __init__(self, display: LineDisplay) -> None:
-        self._display: LineDisplay | None = display
+    def __init__(self, display: TerminalDisplay | NotebookDisplay) -> None:
+        self._display: TerminalDisplay | NotebookDisplay | None = display
         self._noticed: set[str] = set()
         self._stage = ("", "", "")
         self._shown_s = float("-inf")
@@ -182,7 +143,7 @@ class ProgressLine:
             line, self._pending = self._pending, ""
             self._write(methodcaller("show", line, self._share))
 
-    def _write(self, write: Callable[[LineDisplay], None]) -> None:
+    def _write(self, write: Callable[[TerminalDisplay | NotebookDisplay], None]) -> None:
         if self._display is not None:
             try:
                 write(self._display)
@@ -199,16 +160,12 @@ def _head(progress: Progress) -> str:
     return f"{problem.kernel}{places} {sizes_text(problem.sizes)}: " if places else f"{problem.kernel}: "
 
 
-def default_display() -> LineDisplay | None:
-    """Return the notebook's cell, or standard error if it is a terminal; None otherwise.
-
-    In a notebook it is a widget if ipywidgets is installed, else text.
-    """
-    if _in_notebook():
-        try:
-            return WidgetDisplay()
-        except Exception:  # not installed, or of another version than the notebook's front end
-            return NotebookDisplay()
+def default_display() -> TerminalDisplay | NotebookDisplay | None:
+    """Return the notebook's cell, or standard error if it is a terminal; None otherwise."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is not None:  # which the shell of a terminal lacks
+        return NotebookDisplay()
     stream = sys.stderr
     if stream is None or stream.closed:
         return None
@@ -321,13 +278,6 @@ def trial_target(progress: Progress) -> int | None:
     if progress.target is None:
         return None
     return max(trial_count(progress), min(progress.target, progress.gates["limits"]))
-
-
-def _in_notebook() -> bool:
-    """Return whether this process is a kernel of Jupyter: its shell then has a ``kernel``, which a terminal's lacks."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
 
 
 def _width(stream: TextIO) -> int:

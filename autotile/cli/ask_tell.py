@@ -29,7 +29,7 @@ class Told(msgspec.Struct, forbid_unknown_fields=True):
     time_us: Finite | None
 
 
-class Request(msgspec.Struct, forbid_unknown_fields=True):
+class AskTellLine(msgspec.Struct, forbid_unknown_fields=True):
     """One line of standard input, with one of ``ask``, ``evaluate``, ``tell`` and ``finish``.
 
     Attributes
@@ -73,9 +73,15 @@ def serve(session: TuningSession) -> None:
 def _answer_all(session: TuningSession) -> None:
     _write({"ready": _ready(session)})
     for line in _lines(sys.stdin.buffer):
-        request: Request | None = None
+        request: AskTellLine | None = None
         try:
-            request = _parse(line)
+            if line is None:
+                raise DataError(f"the line has more than {MAX_LINE_BYTES} bytes; send fewer configurations in one")
+            request = decode_json(line, AskTellLine)
+            named = [name for name in _REQUESTS if getattr(request, name) is not None]
+            if len(named) != 1:
+                got = " and ".join(named) or "none"
+                raise DataError(f"expected one of {', '.join(_REQUESTS)} in a line, got {got}")
             if request.finish:
                 return
             answer = _answer(session, request)
@@ -98,17 +104,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes | None]:
             yield line
 
 
-def _parse(line: bytes | None) -> Request:
-    if line is None:
-        raise DataError(f"the line has more than {MAX_LINE_BYTES} bytes; send fewer configurations in one")
-    request = decode_json(line, Request)
-    named = [name for name in _REQUESTS if getattr(request, name) is not None]
-    if len(named) != 1:
-        raise DataError(f"expected one of {', '.join(_REQUESTS)} in a line, got {' and '.join(named) or 'none'}")
-    return request
-
-
-def _answer(session: TuningSession, request: Request) -> dict[str, Any]:
+def _answer(session: TuningSession, request: AskTellLine) -> dict[str, Any]:
     from autotile.api.tuning import MAX_ASKED
     from autotile.tuning.result import trial_entry
 
@@ -142,7 +138,7 @@ def _ready(session: TuningSession) -> dict[str, Any]:
     }
 
 
-def _error(request: Request | None, error: AutotileError) -> dict[str, Any]:
+def _error(request: AskTellLine | None, error: AutotileError) -> dict[str, Any]:
     named = {"id": request.id} if request is not None and request.id is not None else {}
     return {**named, "error": {"kind": type(error).__name__, "message": str(error)}}
 

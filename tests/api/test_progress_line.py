@@ -147,12 +147,11 @@ class TestTune:
 
     def test_texts_of_widgets_are_escaped(self) -> None:
         pytest.importorskip("ipywidgets")
-        display = module.WidgetDisplay()
-        display._is_shown = True
+        display = module.NotebookDisplay()
+        display._handle = object()  # it is shown
         display.notice("<script>")
         display.show("a < b", 1.5)
-        assert display._shown_notices.value == "<span>&lt;script&gt;</span>"
-        assert display._line.value == "<span>a &lt; b</span>"
+        assert [text.value for text in display._texts] == ["<span>&lt;script&gt;</span>", "<span>a &lt; b</span>"]
         assert display._bar.value == 1.0
 
     @pytest.mark.parametrize("shell", [None, SimpleNamespace(), SimpleNamespace(kernel=None)])

@@ -27,6 +27,12 @@ class Answer:
         """Standard output as the one JSON document that it must be."""
         return json.loads(self.out)
 
+    def is_refused(self, said: str) -> None:
+        """Assert that the input was refused with a message, and that nothing else was printed."""
+        assert self.code == 2
+        assert said in self.err
+        assert not self.out or set(self.document) == {"error"}
+
 
 @pytest.fixture
 def run() -> Callable[..., Answer]:

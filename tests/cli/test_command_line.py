@@ -267,9 +267,7 @@ def test_json_of_whatever_is_refused_is_one_document(run, words):
     "words", [["list"], ["db", "path"], ["db", "clean", "--older-than", "1d"], ["best", "sgemm_2d"]]
 )
 def test_an_empty_database_name_does_not_mean_the_users_own(run, words):
-    answer = run(*words, "--db", "")
-    assert answer.code == 2
-    assert "--db is empty" in answer.err
+    run(*words, "--db", "").is_refused("--db is empty")
 
 
 def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):

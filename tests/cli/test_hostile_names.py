@@ -82,9 +82,7 @@ def test_an_operation_is_not_named_like_a_path(run: Callable[..., Any], tmp_path
         f'[operation]\nname = "{name}"\nsizes = {{ ROWS = 64, N = 4096 }}\ndtypes = ["float32"]\n'
         '[kernels.sgemm_2d]\nsizes = { M = "ROWS", K = "2 * N", N = "N" }\n'
     )
-    answer = run("best", file, "ROWS=64", "N=4096", "--device", "h200")
-    assert answer.code == 2
-    assert "name" in answer.err
+    run("best", file, "ROWS=64", "N=4096", "--device", "h200").is_refused("name")
 
 
 @pytest.mark.parametrize("name", ["../k", "/tmp/k.toml", "a/b", "..", "", "k\n", "k\0"])

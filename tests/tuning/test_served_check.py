@@ -152,6 +152,6 @@ class TestTuningAProblemThatWasServed:
         monkeypatch.setattr(targets, "device_count", lambda: 1)
         monkeypatch.setattr(tuning_api, "check_gpu", lambda _: None)
         monkeypatch.setattr(dispatcher, "find_best_result", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
-        monkeypatch.setattr(tuning_api.session, "tune", lambda *arguments: seen.append(arguments[3]))
+        monkeypatch.setattr("autotile.tuning.session.tune", lambda *arguments: seen.append(arguments[3]))
         tuning_api.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
         assert seen[0].served == expected
