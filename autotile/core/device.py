@@ -120,21 +120,8 @@ def _read_table(text: str, source: str) -> dict[str, Any]:
 def _read_figures(table: Any, sources: Any, location: str, known: Collection[str]) -> dict[str, Any]:
     """Return the values of the figures in a table, each of which names its source.
 
-    Parameters
-    ----------
-    table
-        Figures by field of `DeviceProperties`, and ``like``, the name of another table.
-    sources
-        Table ``[sources]`` of the file: documents by the short names that figures refer to.
-    location
-        File and table, for messages.
-    known
-        Names of the figures that belong there.
-
-    Raises
-    ------
-    InputError
-        A figure has no source, or does not belong there.
+    ``sources`` is the table of that name in the file: documents by the short names that figures refer to. A figure
+    without one, or that is not ``known``, is an `InputError`.
     """
     if not isinstance(sources, dict):
         raise InputError(f"{location}: there is no [sources] table; list the documents that the figures come from")
@@ -268,22 +255,7 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
 class Capabilities:
     """The table of compute capabilities; a row is checked when it is used, as a look-up needs only one.
 
-    Parameters
-    ----------
-    text
-        Text of the file.
-    source
-        Name of the file, for messages.
-
-    Attributes
-    ----------
-    versions
-        Major and minor version of each row.
-
-    Raises
-    ------
-    InputError
-        The text is not a table of figures.
+    ``versions`` are the major and minor version of each row. A text that is no table of figures is an `InputError`.
     """
 
     def __init__(self, text: str, source: str) -> None:

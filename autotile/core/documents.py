@@ -116,12 +116,8 @@ class Format(msgspec.Struct):
 def encode_json(value: Any, *, indent: int | str | None = None, compact: bool = False) -> str:
     """Return a JSON document in ASCII; a number that is not finite becomes null, as JSON has none.
 
-    Parameters
-    ----------
-    indent
-        Indent, or its number of spaces; None for one line.
-    compact
-        Whether to leave out the spaces after commas and colons.
+    ``indent`` is text, or a number of spaces; None for one line. ``compact`` leaves out the spaces after commas and
+    colons.
     """
     separators = (",", ":") if compact else None
     try:
@@ -205,20 +201,19 @@ def toml_text(document: Mapping[str, Any]) -> str:
     TypeError
         A value has another type.
     """
-    sections = []
+    tables: list[tuple[str, Mapping[str, Any]]] = []
     for name, value in document.items():
         if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-            sections += [_section(f"[[{_key(name)}]]", each) for each in value]
+            tables += [(f"[[{_key(name)}]]", each) for each in value]
         elif isinstance(value, Mapping):
-            sections.append(_section(f"[{_key(name)}]", value))
+            tables.append((f"[{_key(name)}]", value))
         else:
             raise TypeError(f"{name} is a {type(value).__name__}, expected a table")
+    sections = []
+    for heading, table in tables:
+        lines = [f"{_key(name)} = {toml_value(value)}" for name, value in table.items() if value is not None]
+        sections.append("\n".join([heading, *lines]) + "\n")
     return "\n".join(sections)
-
-
-def _section(heading: str, table: Mapping[str, Any]) -> str:
-    lines = [f"{_key(name)} = {toml_value(value)}" for name, value in table.items() if value is not None]
-    return "\n".join([heading, *lines]) + "\n"
 
 
 def toml_value(value: Any) -> str:
@@ -268,12 +263,7 @@ class NotRegularError(OSError):
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading; a named pipe or device, which could block or never end, is refused.
 
-    Raises
-    ------
-    NotRegularError, IsADirectoryError
-        The path is something else; ``strerror`` says what.
-    OSError
-        The file cannot be opened.
+    A path of something else is a `NotRegularError` or an `IsADirectoryError`, whose ``strerror`` says what.
     """
     _check_regular(path, path.stat().st_mode)  # opening some devices has effects
     # Without O_NONBLOCK, opening a named pipe waits for a writer; it has no effect on regular files.
@@ -289,15 +279,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file.
-
-    Raises
-    ------
-    NotRegularError, IsADirectoryError
-        As in `open_regular`.
-    OSError
-        The file cannot be read, or has more than ``max_bytes`` (``EFBIG``).
-    """
+    """Return the content of a regular file; one of more than ``max_bytes`` is an `OSError` (``EFBIG``)."""
     with open_regular(path) as stream:
         data = stream.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -315,7 +297,11 @@ def parse_toml(text: str) -> dict[str, Any]:
         `MAX_KEY_PARTS` parts, or values are nested too deeply.
     """
     if any(line.count(".") >= MAX_KEY_PARTS for line in text.split("\n")):  # else the patterns need not be compiled
-        _check_dotted_keys(text)
+        shallow = re.match(_SHALLOW, text)
+        end = shallow.end() if shallow else 0
+        if re.compile(_DEEP).match(text, end):
+            line, column = text.count("\n", 0, end) + 1, end - text.rfind("\n", 0, end)
+            raise ValueError(f"a dotted key has more than {MAX_KEY_PARTS} parts (at line {line}, column {column})")
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -328,12 +314,3 @@ def _check_regular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = "named pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
         raise NotRegularError(errno.EINVAL, f"it is a {kind}, expected a regular file", str(path))
-
-
-def _check_dotted_keys(text: str) -> None:
-    shallow = re.match(_SHALLOW, text)
-    end = shallow.end() if shallow else 0
-    if re.compile(_DEEP).match(text, end):
-        line = text.count("\n", 0, end) + 1
-        column = end - text.rfind("\n", 0, end)
-        raise ValueError(f"a dotted key has more than {MAX_KEY_PARTS} parts (at line {line}, column {column})")

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,7 +96,12 @@ class Dtype:
         """
         match self.component.name:
             case "bfloat16":
-                return _encode_bfloat16(values)
+                bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+                rounded = (bits >> 16) & 1  # to nearest, ties to even; in place, as inputs are large
+                rounded += 0x7FFF
+                rounded += bits
+                rounded >>= 16
+                return rounded.astype(np.uint16)
             case "float8_e4m3fn" | "float8_e5m2" as name:
                 return _encode_fp8(values, name)
             case _:
@@ -113,29 +118,16 @@ class Dtype:
             case "float8_e5m2":
                 return (stored.astype(np.uint16) << 8).view(np.float16).astype(np.float64)
             case "float8_e4m3fn":
-                return _decode_e4m3(stored)
+                # Through float16, whose exponents are larger by 8: the shifted bits times 2**8.
+                bits = stored.astype(np.uint16)
+                values = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).view(np.float16).astype(np.float64) * 256.0
+                values[(stored & 0x7F) == 0x7F] = np.nan
+                return values
             case _:
                 return stored.astype(np.complex128 if self.is_complex else np.float64)
 
 
 _MAX_ALIGNMENT_BYTES = 16
-
-
-def _encode_bfloat16(values: Array) -> Array:
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits >> 16) & 1  # to nearest, ties to even; in place, as inputs are large
-    rounded += 0x7FFF
-    rounded += bits
-    rounded >>= 16
-    return rounded.astype(np.uint16)
-
-
-def _decode_e4m3(stored: Array) -> Array:
-    """Decode through float16, whose exponents are larger by 8: the value is that of the shifted bits times 2**8."""
-    bits = stored.astype(np.uint16)
-    values = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).view(np.float16).astype(np.float64) * 256.0
-    values[(stored & 0x7F) == 0x7F] = np.nan
-    return values
 
 
 _FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -214,15 +206,16 @@ _VECTORS = {
 """Types of components by the names of CUDA's vectors; ``long`` has 64 bits on Linux."""
 
 
-def _vectors() -> Iterator[Dtype]:
-    known = {dtype.name: dtype for dtype in _SCALARS}
-    named = [(f"{prefix}{n}", f"{prefix}{n}", known[of], n) for prefix, of in _VECTORS.items() for n in (2, 3, 4)]
-    named += [("half2", "__half2", known["float16"], 2), ("bfloat162", "__nv_bfloat162", known["bfloat16"], 2)]
-    for name, c_type, of, components in named:
-        yield Dtype(name, c_type, of.storage, of.unit_roundoff, components, of.name)
-
-
-DTYPES = {dtype.name: dtype for dtype in (*_SCALARS, *_vectors())}
+_NAMED_VECTORS = (
+    *((f"{prefix}{n}", f"{prefix}{n}", of, n) for prefix, of in _VECTORS.items() for n in (2, 3, 4)),
+    ("half2", "__half2", "float16", 2),
+    ("bfloat162", "__nv_bfloat162", "bfloat16", 2),
+)
+_SCALAR = {dtype.name: dtype for dtype in _SCALARS}
+DTYPES = _SCALAR | {
+    name: Dtype(name, c_type, _SCALAR[of].storage, _SCALAR[of].unit_roundoff, components, of)
+    for name, c_type, of, components in _NAMED_VECTORS
+}
 """Element types by name."""
 
 _ALIASES = {

@@ -48,12 +48,8 @@ class ForkGuard:
     def on_fork(self, close: Callable[[], None], leave: Callable[[], None]) -> None:
         """Register what happens at each fork.
 
-        Parameters
-        ----------
-        close
-            Called before it, while no thread uses a database: closes connections.
-        leave
-            Called in the child: leaves what could not be closed to the parent.
+        ``close`` is called before it, while no thread uses a database, and closes connections; ``leave`` is called in
+        the child, and leaves what could not be closed to the parent.
         """
         self._closers.append(close)
         self._leavers.append(leave)

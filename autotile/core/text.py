@@ -182,18 +182,17 @@ def file_name(*words: str, separator: str = "-", suffix: str = "") -> str:
     >>> file_name("../x", suffix=".json")
     'x-d6b96a97d147.json'
     """
-    stem = separator.join(map(_word, words))
+    parts = []
+    for word in words:
+        joined = "-".join(word.split(" "))
+        if not (_PLAIN.fullmatch(joined) and len(joined) <= _MAX_WORD):
+            letters = _OTHERS.sub("-", joined).strip("-")[:_MAX_WORD]
+            joined = "-".join(filter(None, (letters, _digest(word))))
+        parts.append(joined)
+    stem = separator.join(parts)
     if len(stem) > _MAX_STEM:
         stem = f"{stem[: _MAX_STEM - _DIGEST - 1]}-{_digest(stem)}"
     return stem + suffix
-
-
-def _word(word: str) -> str:
-    joined = "-".join(word.split(" "))
-    if _PLAIN.fullmatch(joined) and len(joined) <= _MAX_WORD:
-        return joined
-    letters = _OTHERS.sub("-", joined).strip("-")[:_MAX_WORD]
-    return "-".join(filter(None, (letters, _digest(word))))
 
 
 def _digest(text: str) -> str:
@@ -210,31 +209,20 @@ def plain_heading(heading: str) -> str:
 
 
 class ResultTable(NamedTuple):
-    """Table of a result.
-
-    Attributes
-    ----------
-    headings
-        Heading of each column; the prefix `RIGHT` aligns the column at the right.
-    rows
-        Texts of the columns of each row.
-    movable
-        Headings of the columns that move first, in this order, to lines of their own under each row where the terminal
-        is too narrow for all of them. The other columns follow from the right; the first one never moves.
-    is_wrapped
-        Whether texts that are too long are wrapped within their columns instead.
-    styles
-        Style of each row on a terminal, such as ``"bold red"``; empty for none.
-    caption
-        Line above the table; empty for none.
-    """
+    """Table of a result, with a text for each column of each row."""
 
     headings: Sequence[str]
+    """The prefix `RIGHT` aligns a column at the right."""
     rows: Sequence[Sequence[str]]
     movable: Sequence[str] = ()
+    """Headings of the columns that move first, in this order, to lines of their own under each row where the terminal
+    is too narrow for all of them. The other columns follow from the right; the first one never moves."""
     is_wrapped: bool = False
+    """Whether texts that are too long are wrapped within their columns instead."""
     styles: Sequence[str] = ()
+    """Style of each row on a terminal, such as ``"bold red"``; empty for none."""
     caption: str = ""
+    """Line above the table; empty for none."""
 
 
 Facts = list[tuple[str, str | Sequence[str]]]

@@ -17,14 +17,9 @@ _PROCESS = 1
 
 
 class Timeline:
-    """Records what each part of a session does, and when.
+    """Records what each part of a session does, and when; nothing if ``is_recording`` is False.
 
     Times are those of `time.perf_counter`, which all processes of a machine share. Recording is thread-safe.
-
-    Parameters
-    ----------
-    is_recording
-        Whether anything is recorded; if not, all methods return at once.
 
     References
     ----------
@@ -38,16 +33,9 @@ class Timeline:
 
     @contextmanager
     def span(self, track: str, name: str, **arguments: Any) -> Iterator[None]:
-        """Record the time that the body of a ``with`` statement takes.
+        """Record the time that the body of a ``with`` statement takes, in a row of the timeline such as ``compiler 3``.
 
-        Parameters
-        ----------
-        track
-            Row of the timeline, such as ``compiler 3``.
-        name
-            Name of the span.
-        **arguments
-            JSON values that a viewer shows with it.
+        The further arguments are JSON values that a viewer shows with it.
         """
         if not self.is_recording:
             yield

@@ -73,19 +73,8 @@ def scaled(reading: Reading, scale: float | None) -> Reading:
 class ReplayBackend(Backend):
     """A recording of a GPU: results are looked up, and nothing runs.
 
-    Parameters
-    ----------
-    recording
-        Recorded results.
-    notice
-        One line for the user.
-    uuid
-        Name of the GPU among several that are simulated.
-
-    Raises
-    ------
-    RecordingError
-        The recording does not state the properties of its GPU.
+    ``uuid`` is the name of the GPU among several that are simulated. A recording that does not state the properties of
+    its GPU is a `RecordingError`.
     """
 
     source: Literal["cuda", "replayed"] = "replayed"
@@ -301,16 +290,7 @@ def choose_backend(
 ) -> Backend:
     """Return the GPU if there is one and no replay was requested, and a recording otherwise.
 
-    Parameters
-    ----------
-    kernel, problem
-        Kernel and problem to run.
-    settings, options
-        Settings of the installation and options of the session.
-    worker_pool
-        Source of worker processes, see `autotile.workers.gpu.Gpu`.
-    lane
-        GPUs of a cluster to use; None for those that the options name.
+    ``lane`` are the GPUs of a cluster to use; None for those that the options name.
 
     Raises
     ------

@@ -321,12 +321,8 @@ class Bench:
     def _library(self, problem: LaidOut, entry: Entry) -> _Runnable:
         """Return a library, ready to run on the buffers of the default configuration.
 
-        Raises
-        ------
-        InputError
-            There is no such library, or it does not compute such a problem.
-        ToolchainError
-            It is not installed.
+        That there is no such library, or that it computes no such problem, is an `InputError`; that it is not
+        installed, a `ToolchainError`.
         """
         call = entry.library
         assert call is not None
@@ -408,15 +404,8 @@ class _LoadedKernel:
 class LaidOut:
     """A problem on the GPU: buffers and expected outputs, set up once for all candidates.
 
-    Parameters
-    ----------
-    kernel
-        Its kernel.
-    workload
-        The problem.
-    made
-        Instances of other problems, whose data are used where they are the same; those of this one are added. None
-        for data of its own.
+    ``made`` are instances of other problems, whose data are used where they are the same; those of this one are added.
+    None for data of its own.
     """
 
     def __init__(self, kernel: _LoadedKernel, workload: Workload, made: list[ProblemInstance] | None) -> None:
@@ -729,19 +718,16 @@ def _cublas(call: LibraryCall, instance: ProblemInstance, device_index: int) -> 
     return lambda: gemm(current_stream().ptr, addresses)
 
 
-def library_version(name: str) -> str:
-    """Return the version of a library of `autotile.kernel.operation.LIBRARIES`; empty if it is not installed."""
+def _version(call: LibraryCall | None) -> dict[str, str]:
+    """Return the version of a library for the telemetry of its reading; empty if it is not installed."""
+    if call is None:
+        return {}
     from autotile.cuda.cublas import cublas_version
 
     try:
-        return cublas_version() if name == "cublas" else ""
+        return {LIBRARY_VERSION: cublas_version() if call.library == "cublas" else ""}
     except ToolchainError:
-        return ""
-
-
-def _version(call: LibraryCall | None) -> dict[str, str]:
-    """Return the version of a library for the telemetry of its reading."""
-    return {LIBRARY_VERSION: library_version(call.library)} if call is not None else {}
+        return {LIBRARY_VERSION: ""}
 
 
 def _launch_of_function(function: Callable[..., Any], instance: ProblemInstance) -> Launch:

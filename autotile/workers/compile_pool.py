@@ -106,15 +106,9 @@ class CompilePool:
         Time after which a compilation's worker is killed.
     memory_bytes
         Memory limit of a compilation; None for an equal share of the machine's memory.
-    module
-        Module that a worker runs.
     worker_pool
         Pool from which a worker is acquired for each compilation, when it has a slot for it; None for workers of its
         own, which end in `close`.
-    timeline
-        Records each compilation.
-    farm
-        Compilers of other machines; None for none.
     """
 
     def __init__(
@@ -380,12 +374,7 @@ class CompilePool:
 def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) -> Compiled:
     """Compile one job as a tuning session does: in a process of its own, with its timeout and its memory limit.
 
-    No process is started if the cubin is in the cache.
-
-    Raises
-    ------
-    ToolchainError, InputError, WorkerError
-        As for the future of `CompilePool.submit`.
+    No process is started if the cubin is in the cache. Errors are those of the future of `CompilePool.submit`.
     """
     memory_bytes = memory_share_bytes(available_cores())
     with closing(CompilePool(settings, 1, deadline_s, memory_bytes=memory_bytes)) as pool:

@@ -193,14 +193,10 @@ class Gpu(Backend):
         The problem to set up, of which entries without a workload are; None if every entry has one.
     deadline_s
         Time after which a candidate's worker is killed.
-    module
-        Module that the worker runs.
     worker_pool
         Pool from which a worker is acquired and to which an intact one is released; None to start and end it here.
     device_index
         Index of the device where there is no workload.
-    uuid, device, sanitizer
-        As for `Backend`.
     expected
         Results of a reference in Python, deleted in `close`.
 
@@ -286,12 +282,7 @@ class Gpu(Backend):
     def time(self, job: Time) -> list[Reading]:
         """Verify and measure entries; a crash or hang is the outcome of the entry that caused it.
 
-        Raises
-        ------
-        InputError, ToolchainError
-            A problem cannot be laid out.
-        WorkerError
-            As for `result`.
+        A problem that cannot be laid out is an `InputError` or a `ToolchainError`; other errors are those of `result`.
         """
         readings: list[Reading] = []
         while len(readings) < len(job.entries):

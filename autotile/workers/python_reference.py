@@ -53,18 +53,9 @@ class DrawnInputs(NamedTuple):
 
 
 class ExpectedFolder:
-    """A private folder with the results of a function for each of several sets of inputs.
+    """A private folder with the results of a function for each of several sets of inputs; without one, it is empty.
 
-    Parameters
-    ----------
-    spec, dtype
-        The kernel, and the element type of the problem.
-    function
-        The reference; None for an empty folder.
-    inputs
-        Sets of inputs.
-    limit_s
-        Time after which the child is killed, in seconds.
+    The child that calls the function is killed after ``limit_s``.
 
     Raises
     ------
@@ -187,12 +178,7 @@ class ExpectedFolder:
 def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
     """Return sizes with each combination of the parameters that shapes and references depend on.
 
-    Combinations that give no shape are left out; no configuration runs with them.
-
-    Raises
-    ------
-    InputError
-        There are too many.
+    Combinations that give no shape are left out; no configuration runs with them. Too many are an `InputError`.
     """
     values = [next(p.values for p in spec.parameters if p.name == name) for name in spec.shaping]
     if math.prod(map(len, values)) > _MAX_SHAPES:

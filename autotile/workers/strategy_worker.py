@@ -140,17 +140,7 @@ class StrategyWorker:
 
 
 class _StrategyRunner:
-    """The part of a runner of Kernel Tuner that its strategies use.
-
-    Parameters
-    ----------
-    searchspace
-        The configurations.
-    times_of
-        Return the times of configurations.
-    asked
-        Set to which the configurations are added that the strategy asks for.
-    """
+    """The part of a runner of Kernel Tuner that its strategies use; it adds what the strategy asks for to ``asked``."""
 
     dev = SimpleNamespace(max_threads=1024)
 

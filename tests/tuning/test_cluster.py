@@ -226,7 +226,7 @@ class Futures:
 def asked(bench: Any, connected: Futures) -> GpuReply:
     """Send a request over a connection, and return the reply."""
     one = Cluster.__new__(Cluster)
-    one._connection = connected  # type: ignore[assignment]
+    one.connection = connected  # type: ignore[assignment]
     options = TuneOptions()
     work = GpuRequest(bench.kernel.name, workload_of(bench.kernel, bench.problem(), read_settings(), options), 1.0)
     return one.result(one.send("GPU-7", "describe", work))

@@ -150,17 +150,8 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
 def compile_remotely(text: str, files: Mapping[str, bytes]) -> bytes:
     """Compile a job in this process of Dask; the task that a session submits.
 
-    Parameters
-    ----------
-    text
-        A `CompileRequest` as JSON.
-    files
-        Contents of the author's headers by their paths; empty unless the machine lacks them.
-
-    Returns
-    -------
-    bytes
-        A `CompileReply` as a line of JSON, and the cubin.
+    ``text`` is a `CompileRequest` as JSON, ``files`` are the contents of the author's headers by their paths, empty
+    unless the machine lacks them; the result is a `CompileReply` as a line of JSON, and the cubin.
     """
     plugin = cast("CompilerPlugin", distributed.get_worker().plugins[_PLUGIN])
     try:
@@ -199,11 +190,6 @@ class ClusterCompilers:
 
     Only machines with the toolchain of this one are used. A compilation whose machine dies is repeated by Dask on
     another one; if there is none, or if it takes far longer than others, it is given back.
-
-    Parameters
-    ----------
-    connection
-        Connection to the scheduler.
     """
 
     def __init__(self, connection: Connection) -> None:

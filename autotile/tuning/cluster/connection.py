@@ -142,16 +142,7 @@ def _is_file(name: str, value: str) -> bool:
 
 
 async def local_host(address: str, security: distributed.Security, limit_s: float) -> str:
-    """Return the address of this machine by which it reaches a scheduler.
-
-    Parameters
-    ----------
-    address
-        Address of the scheduler.
-    security
-        Certificates, as `check_scheduler` returns them.
-    limit_s
-        Time in which the scheduler has to answer, in seconds.
+    """Return the address of this machine by which it reaches a scheduler, which answers within ``limit_s``.
 
     Raises
     ------
@@ -186,13 +177,6 @@ class Connection:
 
     A thread asks every second what is offered. If the scheduler does not answer, the connection is made again when it
     does. Tasks that had no result are lost then: it is up to their owner to submit them again.
-
-    Parameters
-    ----------
-    address
-        Address of the scheduler.
-    insecure
-        Whether the connection may leave the machine without TLS.
 
     Raises
     ------

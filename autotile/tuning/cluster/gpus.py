@@ -95,49 +95,29 @@ class Cluster:
     """The GPUs and compilers of a scheduler, which sessions may share.
 
     A request waits for its GPU and for the scheduler: if the connection was lost, it is sent again.
-
-    Parameters
-    ----------
-    address, insecure
-        As for `Connection`, whose errors are raised.
     """
 
     def __init__(self, address: str, *, insecure: bool) -> None:
-        self._connection = Connection(address, insecure=insecure)
-        self.compilers = ClusterCompilers(self._connection)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the scheduler does not answer."""
-        return self._connection.lost_s > 0
-
-    @property
-    def waiting(self) -> str:
-        """Remark for the user while the scheduler does not answer; otherwise empty."""
-        return self._connection.waiting
+        self.connection = Connection(address, insecure=insecure)
+        self.compilers = ClusterCompilers(self.connection)
 
     def look(self) -> list[str]:
         """Return the UUIDs of the GPUs that are present."""
-        offered = {name for resources in self._connection.offers() for name in resources}
+        offered = {name for resources in self.connection.offers() for name in resources}
         return sorted(name for name in offered if name.startswith(_GPU_PREFIXES))
 
     def answered(self, sent: SentRequest) -> GpuReply | None:
         """Return the reply to a request; None if it is not there yet. Errors are those of `result`."""
-        if sent.future is None or self._connection.is_lost(sent.future):
+        if sent.future is None or self.connection.is_lost(sent.future):
             raise WorkerError(f"a request to {sent.gpu} was lost")
         return self.result(sent, 0.0) if sent.future.done() else None
 
     def send(
         self, gpu: str, op: Operation, work: GpuRequest, job: Job | None = None, *, expected_s: float = 0.0
     ) -> SentRequest:
-        """Send a request to a GPU, with a job and its cubins if it carries one.
+        """Send a request to a GPU, with a job and its cubins if it carries one; ``work`` is common to all of a session.
 
         A GPU answers one at a time, in the order in which they were sent.
-
-        Parameters
-        ----------
-        work
-            The common part of all requests of a session.
         """
         cubins: dict[str, bytes] = {}
 
@@ -159,16 +139,7 @@ class Cluster:
     def result(
         self, sent: SentRequest, limit_s: float = math.inf, *, meanwhile: Callable[[], None] = lambda: None
     ) -> GpuReply:
-        """Wait for the reply to a request.
-
-        Parameters
-        ----------
-        sent
-            The request.
-        limit_s
-            Time to wait at most, in seconds.
-        meanwhile
-            Called about every second, and in the end.
+        """Wait for a reply, ``limit_s`` at most; ``meanwhile`` is called about every second, and in the end.
 
         Raises
         ------
@@ -192,14 +163,14 @@ class Cluster:
         """Wait a moment for the reply, and send the request again if it was lost; None if there is no reply yet."""
         if sent.is_withdrawn:
             raise WorkerError(f"a request to {sent.gpu} was withdrawn")
-        if sent.future is None or self._connection.is_lost(sent.future):
-            self._connection.await_look()
+        if sent.future is None or self.connection.is_lost(sent.future):
+            self.connection.await_look()
             self._submit(sent)
             return None
         try:
             return decode_json(sent.future.result(timeout=_POLL_S), GpuReply)
         except TimeoutError:
-            absent_s = self._connection.absent_s(sent.gpu)
+            absent_s = self.connection.absent_s(sent.gpu)
             if absent_s > _ABSENT_S:
                 sent.withdraw()
                 raise AbsentGpuError(f"the cluster has lost {sent.gpu}: it is absent for {absent_s:.0f} s") from None
@@ -216,14 +187,14 @@ class Cluster:
 
     def _submit(self, sent: SentRequest) -> None:
         try:
-            sent.future = self._connection.submit(answer, sent.request, sent.cubins, resource=sent.gpu)
+            sent.future = self.connection.submit(answer, sent.request, sent.cubins, resource=sent.gpu)
         except WorkerError:  # it is sent again when the scheduler is back
             sent.future = None
 
     def close(self) -> None:
         """Disconnect; the scheduler drops what is not done."""
         self.compilers.close()
-        self._connection.close()
+        self.connection.close()
 
 
 class RemoteGpu(Backend):
@@ -231,12 +202,6 @@ class RemoteGpu(Backend):
 
     Parameters
     ----------
-    cluster
-        Connection to its scheduler.
-    gpu
-        Its UUID.
-    device
-        Its properties.
     work
         The common part of its requests, with the session's problem.
     recorded
@@ -339,14 +304,7 @@ class RemoteGpu(Backend):
 class ClusterGpus(GpuGroup):
     """The GPUs of one model that the workers of a cluster offer; they may join and leave at any time.
 
-    Parameters
-    ----------
-    lane
-        GPUs of the cluster that the session may use.
-    work, recorded
-        As for `RemoteGpu`.
-    ending
-        Called when the session is closed.
+    ``lane`` is the GPUs that the session may use; ``ending`` is called when it is closed.
 
     Raises
     ------
@@ -454,7 +412,7 @@ class ClusterGpus(GpuGroup):
 
     def _abandon_silent(self) -> None:
         """Give up silent GPUs; while the scheduler is lost, all are silent."""
-        if self._cluster.is_lost:
+        if self._cluster.connection.lost_s > 0:
             for member in self._left():
                 member.sign_at = time.monotonic()
         super()._abandon_silent()
@@ -472,7 +430,7 @@ class ClusterGpus(GpuGroup):
         """Report to the session that it begins to wait for a part of the cluster, or that this is over."""
         if threading.get_ident() != self._session_thread:
             return
-        text = self._cluster.waiting
+        text = self._cluster.connection.waiting
         if not text and self._alone_at < math.inf and not self._left():
             text = f"no GPU of the scheduler is left; one is waited for, {_RETURN_S / 60:.0f} min at most"
         if text != self._reported:
@@ -501,15 +459,7 @@ def free_gpu(lane: Lane, work: GpuRequest) -> RemoteGpu:
 
 
 class FreeGpu:
-    """A GPU of a cluster for jobs whose entries have problems of their own; if it is gone, another one.
-
-    Parameters
-    ----------
-    lane
-        GPUs of the cluster.
-    deadline_s
-        Time after which the worker of a candidate is killed, in seconds.
-    """
+    """A GPU of a cluster for jobs whose entries have problems of their own; if it is gone, another one."""
 
     def __init__(self, lane: Lane, deadline_s: float) -> None:
         self._lane = lane
@@ -547,14 +497,7 @@ def no_gpu_error(present: Sequence[str], model: str = "", reason: str = "") -> I
 def cluster_backend(
     kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, lane: Lane | None
 ) -> Backend:
-    """Return GPUs of the cluster that the options name.
-
-    Parameters
-    ----------
-    kernel, problem, settings, options
-        As for `autotile.tuning.session.tune`.
-    lane
-        GPUs that the session may use; None for all that there are, of one model.
+    """Return GPUs of the cluster that the options name: those of a lane, or all that there are, of one model.
 
     Raises
     ------
@@ -585,12 +528,7 @@ def cluster_backend(
 class ClusterLane(Lane):
     """All GPUs of a cluster that are of use to a command; they may join and leave at any time.
 
-    Parameters
-    ----------
-    options
-        Options of the sessions: the scheduler, and the name of the model, if one is chosen.
-    is_of_one_model
-        Whether the GPUs must be of one model. Others that join later are not used.
+    If they must be of one model, others that join later are not used.
 
     Raises
     ------

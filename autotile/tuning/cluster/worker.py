@@ -248,17 +248,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
 def answer(text: str, cubins: Mapping[str, bytes]) -> str:
     """Answer a request on the GPU of this process of Dask; the task that a session submits.
 
-    Parameters
-    ----------
-    text
-        A `GpuRequest` as JSON.
-    cubins
-        Contents of its cubins by their SHA-256 hashes.
-
-    Returns
-    -------
-    str
-        A `GpuReply` as JSON.
+    ``text`` is a `GpuRequest` as JSON, ``cubins`` are the contents of its cubins by their SHA-256 hashes; the result is
+    a `GpuReply` as JSON.
     """
     plugin = cast("GpuPlugin", distributed.get_worker().plugins[_PLUGIN])
     try:
@@ -330,16 +321,10 @@ def offer(
 
     Parameters
     ----------
-    scheduler
-        Address such as ``tls://host:8786``.
-    gpus
-        The GPUs.
     observe
         Called with one line for the user.
     compilers
         Number of compilations at the same time; 0 for none.
-    insecure
-        Whether the connection may leave the machine without TLS.
 
     Raises
     ------
