@@ -236,7 +236,7 @@ def job_message(job: Job) -> dict[str, Any]:
     }
 
 
-class _LaidOut(msgspec.Struct):
+class _Workloads(msgspec.Struct):
     workloads: list[Workload]
     places: list[Count | None]
     """Index of the workload of each entry."""
@@ -251,7 +251,7 @@ def read_job(message: Mapping[str, Any]) -> Job:
         It does not match the schema.
     """
     job: Job = convert(message, JOBS[message["op"]])
-    given = convert(message, _LaidOut)
+    given = convert(message, _Workloads)
     entries = tuple(
         replace(one, workload=given.workloads[place] if place is not None else None)
         for one, place in zip(job.entries, given.places, strict=True)

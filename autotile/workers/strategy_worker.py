@@ -83,7 +83,7 @@ class StrategyWorker:
 
     def _run(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run the strategy to its end, with requests for times on the way."""
-        self._learn(request)
+        self._times_ms.update(dict(request["times_ms"]))
         asked: set[int] = set()
         failure = ""
         try:
@@ -132,11 +132,8 @@ class StrategyWorker:
             request = self._channel.receive()
             if request is None:
                 sys.exit()
-            self._learn(request)
+            self._times_ms.update(dict(request["times_ms"]))
         return [None if each is None else self._times_ms[each] for each in configs]
-
-    def _learn(self, request: Mapping[str, Any]) -> None:
-        self._times_ms.update(dict(request["times_ms"]))
 
 
 class _StrategyRunner:
@@ -161,20 +158,7 @@ class _StrategyRunner:
 
         configs = [tuple(config) for config in parameter_space]
         indices = [self._searchspace.get_param_config_index(config) for config in configs]
-        self._count_repeats(indices)
-        return [
-            {
-                **dict(zip(self._searchspace.tune_params, config, strict=True)),
-                **({"__error__": InvalidConfig()} if time_ms is None else {"time": time_ms}),
-            }
-            for config, time_ms in zip(configs, self._times_of(indices), strict=True)
-        ]
-
-    def _count_repeats(self, indices: Sequence[int | None]) -> None:
-        """Raise if the run has converged.
-
-        Repeats are those within this run: in a resumed session the times of all its first configurations are known.
-        """
+        # Repeats are those within this run: in a resumed session the times of all its first configurations are known.
         for index in indices:
             if index is None or index in self._asked:
                 self._repeats += 1
@@ -183,6 +167,13 @@ class _StrategyRunner:
                 self._repeats = 0
         if self._repeats > _MAX_REPEATS:
             raise _ConvergedError
+        return [
+            {
+                **dict(zip(self._searchspace.tune_params, config, strict=True)),
+                **({"__error__": InvalidConfig()} if time_ms is None else {"time": time_ms}),
+            }
+            for config, time_ms in zip(configs, self._times_of(indices), strict=True)
+        ]
 
 
 def _seed(seed: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from faults.traces import no_traces
 
-from autotile.core.model import Outcome
+from autotile.core.model import Config, Outcome
 from autotile.database.database import Database
 from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.kernel_tuner import import_into_recording, read_cache, write_cache
@@ -41,43 +41,47 @@ def choose(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend
     return with_options
 
 
-def test_a_recording_stands_in_for_a_missing_gpu(bench: Any, choose: Callable[..., Backend]) -> None:
-    bench.record()
+def test_a_recording_stands_in_for_a_missing_gpu_or_one_that_is_not_asked_for(
+    bench: Any, choose: Callable[..., Backend]
+) -> None:
+    recording = bench.record()
     chosen = choose((bench.folder,))
     assert (chosen.device.name, chosen.device.source) == ("NVIDIA H200", "replayed")
     assert chosen.notice.startswith("there is no CUDA device here: launches are replayed")
-    chosen.wait()
+    assert chosen.wait() == chosen.device
     assert chosen.source == "replayed"
-    assert evaluated(chosen, Candidate(CANDIDATE, ""), None).outcome is Outcome.OK
-
-
-def test_replay_that_is_asked_for_says_so(bench: Any, choose: Callable[..., Backend]) -> None:
-    assert choose(replay=bench.record()).notice.startswith("replay was asked for")
+    assert evaluated(chosen, CANDIDATE).outcome is Outcome.OK
+    assert choose(replay=recording).notice.startswith("replay was asked for")
     assert choose((bench.folder,), replay="auto").notice.startswith("replay was asked for")
 
 
-def test_a_gpu_is_used_where_there_is_one(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one_gpu(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one GPU."""
     monkeypatch.setattr(backends, "has_driver", lambda: True)
     monkeypatch.setattr(backends, "device_count", lambda: 1)
     monkeypatch.setattr(backends, "live_device", lambda index: replace(bench.device, source="cuda"))
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_gpu_is_used_where_there_is_one(bench: Any) -> None:
     with closing(choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())) as chosen:
         assert (chosen.device.source, chosen.source, chosen.notice) == ("cuda", "cuda", "")
         assert chosen.available_rows(None) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("one_gpu")
 def test_the_worker_starts_before_the_device_is_read(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def fake_gpu(*_: Any, **__: Any) -> Any:
         calls.append("worker")
-        return SimpleNamespace(close=lambda: calls.append("close"), device=None, uuid="")
+        return SimpleNamespace(close=lambda: calls.append("close"))
 
     def broken_device(index: int) -> Any:
         calls.append("device")
         raise ToolchainError("no driver")
 
-    monkeypatch.setattr(backends, "has_driver", lambda: True)
-    monkeypatch.setattr(backends, "device_count", lambda: 1)
     monkeypatch.setattr(backends, "Gpu", fake_gpu)
     monkeypatch.setattr(backends, "live_device", broken_device)
     with pytest.raises(ToolchainError, match="no driver"):
@@ -122,24 +126,40 @@ def test_a_driver_without_a_device_leaves_no_worker_behind(
         assert choose_backend(bench.kernel, bench.problem(), settings, TuneOptions()).device.source == "replayed"
 
 
-def test_a_sanitizer_needs_a_gpu(bench: Any, choose: Callable[..., Backend]) -> None:
-    with pytest.raises(InputError, match="--sanitize runs the finalists on a GPU"):
-        choose(replay=bench.record(), sanitize=True)
+@pytest.mark.parametrize(
+    ("recorded", "asked", "error", "words"),
+    [
+        (None, {}, InputError, r"no CUDA device here and no recording of scale n=4096.*nothing is recorded"),
+        (None, {"replay": "auto"}, InputError, r"there is no recording of scale"),
+        (None, {"replay": Path("nowhere.npz")}, RecordingError, r"nowhere\.npz"),
+        ({}, {"sanitize": True}, InputError, "--sanitize runs the finalists on a GPU"),
+        ({"n": 8192}, {}, RecordingError, r"is of scale n=8192 float32, expected scale n=4096 float32"),
+        ({"template_hash": "0" * 64}, {}, RecordingError, r"another version of the kernel.*autotile export"),
+        ({"space_hash": "0" * 64}, {}, RecordingError, r"another version of the kernel.*autotile export"),
+        ({"l2": "hot"}, {}, RecordingError, r"with a hot L2 cache, expected cold; replay it with --l2 hot"),
+        ({}, {"l2": "hot"}, RecordingError, r"with a cold L2 cache, expected hot; replay it with --l2 cold"),
+    ],
+)
+def test_a_recording_that_does_not_fit_is_refused(  # noqa: PLR0917
+    bench: Any,
+    choose: Callable[..., Backend],
+    recorded: dict[str, Any] | None,
+    asked: dict[str, Any],
+    error: type[InputError],
+    words: str,
+) -> None:
+    replay = {"replay": bench.record(**recorded)} if recorded is not None else {}
+    with pytest.raises(error, match=words):
+        choose(**asked, **replay)
 
 
-def test_nothing_is_recorded(choose: Callable[..., Backend]) -> None:
-    with pytest.raises(InputError, match=r"no CUDA device here and no recording of scale n=4096.*nothing is recorded"):
-        choose()
-    with pytest.raises(InputError, match=r"there is no recording of scale"):
-        choose(replay="auto")
-
-
-def test_other_sizes_are_recorded(bench: Any, choose: Callable[..., Backend]) -> None:
-    recording = bench.record(n=8192)
+def test_recordings_of_other_sizes_are_listed_and_one_of_the_l2_mode_is_replayed(
+    bench: Any, choose: Callable[..., Backend]
+) -> None:
+    bench.record(n=8192)
     with pytest.raises(InputError, match=r"recorded are: scale n=8192 float32"):
         choose((bench.folder,))
-    with pytest.raises(RecordingError, match=r"is of scale n=8192 float32, expected scale n=4096 float32"):
-        choose(replay=recording)
+    assert choose(replay=bench.record(l2="hot"), l2="hot").device.source == "replayed"
 
 
 def test_another_kernel(bench: Any) -> None:
@@ -147,21 +167,6 @@ def test_another_kernel(bench: Any) -> None:
     problem = resolve_problem(tiled.spec, {}, defaults=True)
     with pytest.raises(RecordingError, match="'scale'"):
         choose_backend(tiled, problem, read_settings(), TuneOptions(replay=bench.record()))
-
-
-@pytest.mark.parametrize("changed", ["template_hash", "space_hash"])
-def test_another_version_of_the_kernel(bench: Any, choose: Callable[..., Backend], changed: str) -> None:
-    recording = bench.record(**{changed: "0" * 64})
-    with pytest.raises(RecordingError, match=r"another version of the kernel.*autotile export"):
-        choose(replay=recording)
-
-
-def test_the_other_l2_mode(bench: Any, choose: Callable[..., Backend]) -> None:
-    with pytest.raises(RecordingError, match=r"with a hot L2 cache, expected cold; replay it with --l2 hot"):
-        choose(replay=bench.record(l2="hot"))
-    with pytest.raises(RecordingError, match=r"with a cold L2 cache, expected hot; replay it with --l2 cold"):
-        choose(replay=bench.record(), l2="hot")
-    assert choose(replay=bench.record(l2="hot"), l2="hot").device.source == "replayed"
 
 
 def test_a_gpu_of_which_nothing_is_known(bench: Any, choose: Callable[..., Backend]) -> None:
@@ -179,13 +184,8 @@ def test_a_damaged_recording(bench: Any, choose: Callable[..., Backend], content
         choose(replay=path)
 
 
-def test_a_missing_recording(choose: Callable[..., Backend]) -> None:
-    with pytest.raises(RecordingError, match=r"nowhere\.npz"):
-        choose(replay=Path("nowhere.npz"))
-
-
-def evaluated(backend: Backend, candidate: Candidate, best_us: float | None) -> Reading:
-    backend.submit(Entry(candidate, limit_us=best_us))
+def evaluated(backend: Backend, config: Config, limit_us: float | None = None) -> Reading:
+    backend.submit(Entry(Candidate(config, ""), limit_us=limit_us))
     return backend.result()[1]
 
 
@@ -200,25 +200,36 @@ class TestReplay:
         configs = [config for config in bench.configs() if config["THREADS"] != 32]
         return ReplayBackend(read_recording(bench.record(judge, configs)))
 
-    def test_a_time(self, backend: ReplayBackend) -> None:
-        found = evaluated(backend, Candidate(CANDIDATE, ""), None)
-        assert found.measurement is not None
-        assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
-        assert (found.outcome, found.stage) == (Outcome.OK, "measure")
-
-    def test_a_failure(self, backend: ReplayBackend) -> None:
-        found = evaluated(backend, Candidate({"THREADS": 64, "WORK": 4}, ""), None)
-        assert (found.outcome, found.reason, found.stage) == (Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
-        assert found.measurement is None
-
-    def test_a_clearly_slower_one(self, backend: ReplayBackend) -> None:
-        assert evaluated(backend, Candidate(CANDIDATE, ""), 14.0).outcome is Outcome.OK
-        found = evaluated(backend, Candidate(CANDIDATE, ""), 13.0)
-        assert found.outcome is Outcome.PRUNED
-        assert found.measurement is not None
-
-    def test_one_that_is_not_recorded(self, backend: ReplayBackend) -> None:
-        assert evaluated(backend, Candidate({"THREADS": 32, "WORK": 1}, ""), None).outcome is Outcome.NOT_AVAILABLE
+    @pytest.mark.parametrize(
+        ("config", "limit_us", "outcome", "reason", "stage"),
+        [
+            (CANDIDATE, None, Outcome.OK, "", "measure"),
+            (CANDIDATE, 14.0, Outcome.OK, "", "measure"),
+            (CANDIDATE, 13.0, Outcome.PRUNED, "clearly slower than the best so far (13 us)", "measure"),
+            ({"THREADS": 64, "WORK": 4}, None, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify"),
+            (
+                {"THREADS": 32, "WORK": 1},
+                None,
+                Outcome.NOT_AVAILABLE,
+                "the recording does not hold this configuration",
+                "replay",
+            ),
+        ],
+    )
+    def test_what_was_recorded_is_returned(  # noqa: PLR0917
+        self,
+        backend: ReplayBackend,
+        config: Config,
+        limit_us: float | None,
+        outcome: Outcome,
+        reason: str,
+        stage: str,
+    ) -> None:
+        found = evaluated(backend, config, limit_us)
+        assert (found.outcome, found.reason, found.stage) == (outcome, reason, stage)
+        assert (found.measurement is not None) is outcome.has_time
+        if found.measurement is not None:
+            assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
 
     def test_nothing_runs_again(self, backend: ReplayBackend) -> None:
         candidate = Candidate(CANDIDATE, "")

@@ -136,20 +136,11 @@ def answers_a_stranger(host: str, port: int, certificates: Mapping[str, str]) ->
 @pytest.mark.parametrize(
     "address",
     [
-        "inproc://127.0.0.1:8786",
-        "ucx://127.0.0.1:8786",
-        "ws://127.0.0.1:8786",
-        "wss://127.0.0.1:8786",
-        "unix:///tmp/socket",
-        "TCP://127.0.0.1:8786",
-        "127.0.0.1:8786",
-        "tcp://node7:8786@127.0.0.1:8786",
-        "tcp://127.0.0.1:8786/",
-        "tcp://127.0.0.1:8786?host=node7",
-        "tcp://127.0.0.1:8786\n",
-        "tcp://[::1",
+        "inproc://127.0.0.1:8786", "ucx://127.0.0.1:8786", "ws://127.0.0.1:8786", "wss://127.0.0.1:8786",
+        "unix:///tmp/socket", "TCP://127.0.0.1:8786", "127.0.0.1:8786", "tcp://node7:8786@127.0.0.1:8786",
+        "tcp://127.0.0.1:8786/", "tcp://127.0.0.1:8786?host=node7", "tcp://127.0.0.1:8786\n", "tcp://[::1",
     ],
-)
+)  # fmt: skip
 def test_other_addresses_are_refused_everywhere(bench: Any, address: str) -> None:
     refusal = "cannot be read; expected tls:// or tcp://, a host and a port"
     with pytest.raises(InputError, match=refusal):

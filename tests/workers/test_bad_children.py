@@ -44,18 +44,13 @@ def blame(child: Child, deed: str, deadline_s: float = DEADLINE_S) -> WorkerErro
 @pytest.mark.parametrize(
     ("deed", "words"),
     [
-        ("not_json", "'hello'"),
-        ("binary", "malformed reply"),
-        ("a_list", r"expected object, got array \('\[1, 2\]'\)"),
-        ("a_number", "'7'"),
-        ("deep", "malformed reply"),
-        ("no_reply", "not a reply"),
-        ("reply_of_wrong_shape", "reply: expected object"),
-        ("stage_of_wrong_shape", "stage: expected str"),
-        ("another_request", "not a reply to this request"),
+        ("not_json", "'hello'"), ("binary", "malformed reply"),
+        ("a_list", r"expected object, got array \('\[1, 2\]'\)"), ("a_number", "'7'"), ("deep", "malformed reply"),
+        ("no_reply", "not a reply"), ("reply_of_wrong_shape", "reply: expected object"),
+        ("stage_of_wrong_shape", "stage: expected str"), ("another_request", "not a reply to this request"),
         ("huge_line", "more than 16 MiB"),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_message_is_reported_with_an_excerpt(child: Child, deed: str, words: str) -> None:
     error = blame(child, deed, 5.0)
     assert type(error) is WorkerError

@@ -55,13 +55,10 @@ def by_name(C: np.ndarray, A: np.ndarray, B: np.ndarray, alpha: float, *, N: int
 @pytest.mark.parametrize(
     "function",
     [
-        by_name,
-        lambda x, y, z: 0.75 * (x @ y) + z,
-        lambda *arrays: (0.75 * (arrays[0] @ arrays[1]) + arrays[2],),
+        by_name, lambda x, y, z: 0.75 * (x @ y) + z, lambda *arrays: (0.75 * (arrays[0] @ arrays[1]) + arrays[2],),
         lambda A, B, **others: {"C": others["alpha"] * (A @ B) + others["C"]},
-    ],
-    ids=["by name", "in order", "all in order", "a mapping"],
-)
+    ], ids=["by name", "in order", "all in order", "a mapping"],
+)  # fmt: skip
 def test_a_function_gets_what_it_asks_for(function: Callable[..., Any]) -> None:
     given = inputs()
     np.testing.assert_allclose(results(function)[0], 0.75 * (given["A"] @ given["B"]) + given["C"], rtol=1e-12)

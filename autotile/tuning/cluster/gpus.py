@@ -554,7 +554,14 @@ class ClusterLane(Lane):
         try:
             self._wait()
             if is_of_one_model:
-                self._model = self._only_model()
+                models = {device.name: device for device in map(self._device_of, self.devices) if device is not None}
+                if len(models) > 1:
+                    raise InputError(
+                        f"the scheduler has GPUs of {len(models)} models, whose times are studies of their own: "
+                        f"{', '.join(models)}; choose one, as in --device {next(iter(models))!r}, or use a plan, which "
+                        "tunes for each"
+                    )
+                self._model = next(iter(models.values()))
         except BaseException:
             self.close()
             raise
@@ -635,14 +642,3 @@ class ClusterLane(Lane):
                     raise InputError(f"the GPUs of the scheduler ({', '.join(others)}) {fault}")
                 raise no_gpu_error(present, self._asked_model, self._error)
             time.sleep(_LANE_POLL_S)
-
-    def _only_model(self) -> DeviceProperties:
-        found = filter(None, map(self._device_of, self.devices))
-        models = {device.name: device for device in found}
-        if len(models) > 1:
-            raise InputError(
-                f"the scheduler has GPUs of {len(models)} models, whose times are studies of their own: "
-                f"{', '.join(models)}; choose one, as in --device {next(iter(models))!r}, or use a plan, which tunes "
-                "for each"
-            )
-        return next(iter(models.values()))
