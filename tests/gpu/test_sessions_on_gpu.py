@@ -44,7 +44,7 @@ def test_two_sessions_of_one_kernel(scale_toml: Path, tmp_path: Path) -> None:
     assert found.slower_by(2.0) == ()
     follower = DatabaseFollower(places[0], "d0")
     follower.read()
-    (session,) = follower.view().sessions
+    _, (session,) = follower.view()
     follower.close()
     assert (session.trials, session.ended_at is not None) == (4, True)
 

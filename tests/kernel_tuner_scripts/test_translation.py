@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,8 +57,8 @@ def test_the_grid_is_theirs(problem_size: Any, grid_div: Any) -> None:
 
 @pytest.mark.parametrize("size", [100, "block_size_x*4", lambda p: p["block_size_y"] * 8])
 def test_shared_memory_is_theirs(size: Any) -> None:
-    launch = script(1, smem_args={"size": size})
-    assert launch.dynamic_smem_bytes(PARAMS) == util.get_smem_args({"size": size}, PARAMS)["size"]
+    given = {"size": size}
+    assert script(1, smem_args=given).dynamic_smem_bytes(PARAMS) == util.get_smem_args(given, PARAMS)["size"]
 
 
 def test_block_names_in_any_case_and_in_part() -> None:
@@ -172,41 +171,21 @@ def test_what_is_no_restriction() -> None:
         restriction_rules(3, ParameterCodec(TUNE_PARAMS))
 
 
-METRICS: Mapping[str, Any] = {
-    "GFLOP/s": lambda p: 2 / p["time"],
-    "x": "a * 2 / (time / 1000)",
-    "y": "x * x + ceil(a / 3)",
-}
-
-
 def test_metrics_are_theirs() -> None:
+    metrics = {"GFLOP/s": lambda p: 2 / p["time"], "x": "a * 2 / (time / 1000)", "y": "x * x + ceil(a / 3)"}
     result = {"a": 4, "time": 0.5}
-    assert process_metrics(dict(result), METRICS) == util.process_metrics(dict(result), METRICS)
+    assert process_metrics(dict(result), metrics) == util.process_metrics(dict(result), metrics)
     with pytest.raises(ValueError, match="expected a dictionary"):
         process_metrics(dict(result), ["x"])  # type: ignore[arg-type]
 
 
-@given(
-    st.integers(-9, 9),
-    st.integers(1, 9),
-    st.sampled_from(
-        [
-            "a + b * 2",
-            "a / b",
-            "a // b % 3",
-            "-a ** 2",
-            "a if a > b else b",
-            "min(a, b, 3)",
-            "a << b",
-            "1 < a <= b",
-            "not a or b",
-            "[a, b][0]",
-            "math.sqrt(b)",
-            "np.ceil(a / b)",
-            "sum([x * x for x in (a, b)])",
-        ]
-    ),
-)
+EXPRESSIONS = [
+    *("a + b * 2", "a / b", "a // b % 3", "-a ** 2", "a if a > b else b", "min(a, b, 3)", "a << b", "1 < a <= b"),
+    *("not a or b", "[a, b][0]", "math.sqrt(b)", "np.ceil(a / b)", "sum([x * x for x in (a, b)])"),
+]
+
+
+@given(st.integers(-9, 9), st.integers(1, 9), st.sampled_from(EXPRESSIONS))
 def test_expressions_have_pythons_values(a: int, b: int, text: str) -> None:
     if "<<" in text:
         a = abs(a)
@@ -267,24 +246,10 @@ def test_options_of_nvcc_that_nvrtc_lacks_are_left_out() -> None:
     assert nvrtc_options(["-I", "/a", "-I/b"]) == ("-I/a", "-I/b")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "MSE",
-        "rmse",
-        "NRMSE",
-        "MAE",
-        "absolute error",
-        "MRE",
-        "relative",
-        "rmsre",
-        "MALE",
-        "RMSLE",
-        "max",
-        "max rel",
-        "maximum_absolute",
-    ],
-)
+ERRORS = "MSE,rmse,NRMSE,MAE,absolute error,MRE,relative,rmsre,MALE,RMSLE,max,max rel,maximum_absolute"
+
+
+@pytest.mark.parametrize("name", ERRORS.split(","))
 def test_errors_are_theirs(name: str) -> None:
     rng = np.random.default_rng(0)
     a, b = rng.random(50) + 0.1, rng.random(50) + 0.1
