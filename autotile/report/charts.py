@@ -11,17 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.model import (
-    ENERGY,
-    ERROR,
-    REGISTERS,
-    TIME,
-    Outcome,
-    Trial,
-    Value,
-    config_key,
-    config_text,
-)
+from autotile.core.model import ENERGY, ERROR, REGISTERS, TIME, Outcome, Trial, Value, config_key, config_text
 from autotile.core.text import (
     NOTHING,
     ResultTable,

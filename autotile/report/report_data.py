@@ -240,11 +240,7 @@ def _matches(study: StudySummary, sizes: Mapping[str, int], dtype: str | None, g
 
 
 def _nothing(
-    location: str,
-    kernel: str,
-    sizes: Mapping[str, int],
-    listed: Sequence[StudySummary],
-    wanted: Sequence[StudySummary],
+    location: str, kernel: str, sizes: Mapping[str, int], listed: Sequence[StudySummary], wanted: Sequence[StudySummary]
 ) -> InputError:
     """Return an error with the reason why a report would be empty, and the remedy."""
     asked = " ".join(filter(None, [kernel, sizes_text(sizes)]))

@@ -33,25 +33,8 @@ from autotile.report.charts import (
     tree_lines,
 )
 from autotile.report.notebook import PageContent
-from autotile.report.page import (
-    Content,
-    DataTable,
-    Markup,
-    Page,
-    joined,
-    number,
-    static_table,
-    tag,
-    words,
-    write_page,
-)
-from autotile.report.report_data import (
-    OperationData,
-    ReportData,
-    read_operation_report,
-    read_report,
-    study_title,
-)
+from autotile.report.page import Content, DataTable, Markup, Page, joined, number, static_table, tag, words, write_page
+from autotile.report.report_data import OperationData, ReportData, read_operation_report, read_report, study_title
 from autotile.report.study import StudyData
 from autotile.report.theme import MICRO_S, measured_text, with_units
 from autotile.settings import user_path
@@ -107,13 +90,7 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
 
 
 def study_sections(
-    page: Page,
-    study: StudyData,
-    prefix: str = "",
-    *,
-    linked: bool = True,
-    of_operation: bool = False,
-    path: str = "",
+    page: Page, study: StudyData, prefix: str = "", *, linked: bool = True, of_operation: bool = False, path: str = ""
 ) -> list[Markup]:
     """Return the sections of one study in the order of a report.
 

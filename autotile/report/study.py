@@ -432,11 +432,7 @@ class StudyData:
         return self.roofline.bound(self.work_of(trial), trial.time_us) if trial is not None else None
 
 
-_TRIAL_GATES = {
-    "compiled": ("limits", "compile"),
-    "fit once compiled": ("resources",),
-    "launched": (SAME_CODE, "load"),
-}
+_TRIAL_GATES = {"compiled": ("limits", "compile"), "fit once compiled": ("resources",), "launched": (SAME_CODE, "load")}
 """Gates of trials, each with the stages whose failures it holds back; all other stages are of the verification."""
 
 

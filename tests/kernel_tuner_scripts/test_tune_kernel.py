@@ -274,8 +274,7 @@ GpuArray.__module__ = "cupy.stand_in"
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments as arrays of a GPU."""
     stand_in = SimpleNamespace(
-        asarray=np.asarray,
-        cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None)),
+        asarray=np.asarray, cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None))
     )
     monkeypatch.setitem(sys.modules, "cupy", stand_in)
     return [each.view(GpuArray) if isinstance(each, np.ndarray) else each for each in arguments()]

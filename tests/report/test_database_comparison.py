@@ -264,8 +264,7 @@ def run(a: Book, b: Book) -> Run:
 
 class TestExitCode:
     @pytest.mark.parametrize(
-        "case",
-        [(1.08, "5%", 3), (1.08, "10%", 0), (1.0, "0%", 0), (0.5, "5 %", 0), (2.0, None, 0)],
+        "case", [(1.08, "5%", 3), (1.08, "10%", 0), (1.0, "0%", 0), (0.5, "5 %", 0), (2.0, None, 0)]
     )
     def test_slower_beyond_the_limit(self, a: Book, b: Book, run: Run, case: tuple[float, str | None, int]) -> None:
         slower, limit, code = case
