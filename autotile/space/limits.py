@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -145,21 +145,12 @@ def _round_up(value: Blocks, unit: int) -> Blocks:
     return -(-value // unit) * unit
 
 
-class EvaluateWhere(Protocol):
-    """Evaluates an expression for some rows of a table of configurations."""
+EvaluateWhere = Callable[[Expression, Mapping[str, Value], Mask], Column]
+"""Evaluates an expression over parameters, sizes, flags, ``device.*`` and further names, whose values are given.
 
-    def __call__(self, expression: Expression, extra: Mapping[str, Value], rows: Mask) -> Column:
-        """Return an int64 column, 1 in other rows; for a single configuration, an int.
-
-        Parameters
-        ----------
-        expression
-            Expression over parameters, sizes, flags, ``device.*`` and the names in ``extra``.
-        extra
-            Values of further names.
-        rows
-            Rows in which it is evaluated, shape (rows,); or a bool for all or none.
-        """
+The last argument selects rows, shape (rows,), or is a bool for all or none. The result is an int64 column, 1 in other
+rows; for a single configuration, an int.
+"""
 
 
 @dataclass(frozen=True)
