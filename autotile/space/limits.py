@@ -105,7 +105,7 @@ def block_limits(
     thread_column, register_column, smem_column = (
         np.asarray(column, dtype=np.int64) for column in (threads, registers, smem_bytes)
     )
-    warps = _round_up(thread_column, device.warp_size) // device.warp_size
+    warps = -(-thread_column // device.warp_size)
     can_hold = (thread_column >= 1) & (thread_column <= device.max_threads_per_block)
     smem_per_block = _round_up(smem_column + device.smem_reserved_per_block_bytes, device.smem_unit_bytes)
     smem_fits = (smem_column >= 0) & (smem_column <= device.smem_per_block_optin_bytes)
