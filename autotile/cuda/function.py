@@ -126,9 +126,14 @@ class ParameterBlock:
     The driver copies the values when it is called, so that a block can be reused by later launches. It must not be
     written while another thread launches from it. Values are NumPy scalars, or arrays whose bytes are passed by value.
 
-    Attributes ---------- address Address of the array of addresses. words The values as 64-bit words, which may be
-    changed between launches; the last ``spare_words`` belong to no parameter. starts Index of the first word of each
-    parameter.
+    Attributes
+    ----------
+    address
+        Address of the array of addresses.
+    words
+        The values as 64-bit words, which may be changed between launches; the last ``spare_words`` are of no parameter.
+    starts
+        Index of the first word of each parameter.
     """
 
     __slots__ = ("_memory", "_pointers", "address", "starts", "words")

@@ -100,16 +100,9 @@ def _serve_again(call: Call) -> BoundKernel:
 
 
 class KernelCode:
-    """A kernel in a configuration.
+    """A kernel in a configuration, for its problem, which is ``asked`` for by the kernel's own names.
 
-    Attributes
-    ----------
-    name
-        Name of the kernel.
-    definition, problem, asked
-        The kernel, which declares the arrays, and its problem, twice as it is asked for by the kernel's own names.
-    packed
-        Cubin in the bundle that it is served from; None if it is compiled or cached on this machine.
+    ``packed`` is the cubin in the bundle that it is served from; None if it is compiled or cached on this machine.
     """
 
     library = None
@@ -132,10 +125,7 @@ class KernelCode:
     def plan(self) -> tuple[LaunchPlan, Mapping[str, Any], LaunchData]:
         """Launches of a call, the scalars that the problem determines, and workspaces and tensor maps.
 
-        Raises
-        ------
-        ArgumentError
-            The value of a scalar, computed from the problem sizes, does not fit in its type.
+        That the value of a scalar, computed from the problem sizes, does not fit in its type is an `ArgumentError`.
         """
         from autotile.kernel.launch import problem_scalars
 
@@ -550,13 +540,8 @@ class BoundKernel:
     def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
         """Launch on arrays at these addresses without a check; return False, and launch nothing, before a call has.
 
-        Parameters
-        ----------
-        stream
-            Handle of the stream.
-        pointers
-            Addresses of all buffers in order: of arrays with the shapes, dtypes, layout, alignment and device of an
-            earlier call.
+        The addresses are of all buffers in order, with the shapes, dtypes, layout, alignment and device of an earlier
+        call.
         """
         launcher = self._launcher or self._load()
         if not launcher.launch_at(stream, pointers):
@@ -734,14 +719,9 @@ class BoundKernel:
 
 
 class CaptureFolder:
-    """Folder of captured calls, on which `autotile tune --captured` tunes.
+    """Folder of captured calls, on which `autotile tune --captured` tunes, created for the user alone.
 
-    Parameters
-    ----------
-    folder
-        The folder, created for the user alone.
-    max_calls, max_bytes
-        Limits of this process.
+    The limits are those of this process.
     """
 
     def __init__(self, folder: Path, max_calls: int, max_bytes: int) -> None:
@@ -758,19 +738,8 @@ class CaptureFolder:
     def write(self, code: Code, views: Mapping[str, Any], scalars: Mapping[str, object]) -> Path | None:
         """Write a call, and return its folder; None if it does not fit in the limits.
 
-        The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete.
-
-        Parameters
-        ----------
-        views
-            Buffers of the code as CuPy arrays.
-        scalars
-            Scalars that the caller set.
-
-        Raises
-        ------
-        InputError
-            The folder cannot be written.
+        The arrays are copied from the device on CuPy's current stream. The folder appears when it is complete. That it
+        cannot be written is an `InputError`.
         """
         import shutil
         import tempfile
@@ -810,13 +779,7 @@ _folders: dict[tuple[Path, int, int], CaptureFolder] = {}
 
 
 class CapturingLauncher:
-    """A launcher that captures calls before it launches, until the limits are reached.
-
-    Attributes
-    ----------
-    plain
-        The launcher without a capture.
-    """
+    """A launcher that captures calls before it launches, until the limits are reached; ``plain`` is that without it."""
 
     def __init__(self, launcher: Launcher, code: Code, folder: CaptureFolder) -> None:
         self.plain = launcher

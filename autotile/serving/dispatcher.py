@@ -365,15 +365,7 @@ class Dispatcher:
         race: bool = False,
         wait: bool = False,
     ) -> BoundKernel:
-        """Return the kernel or library that `get_best_kernel` serves for an operation, also if a kernel has its name.
-
-        Parameters
-        ----------
-        operation
-            Name of the operation.
-        sizes, dtype, device, database, library, numerics, race, wait
-            As for `get_best_kernel`.
-        """
+        """Return what `get_best_kernel` serves for an operation, also if a kernel has its name."""
         place = self.current_device() if device is None else device
         key = ("operation", operation, dtype, place, database, library, numerics, race, wait, *sizes, *sizes.values())
         served = self.served.get(key) or self.served.recall(key)
@@ -399,19 +391,7 @@ class Dispatcher:
     ) -> BoundKernel:
         """Return the kernel that `get_best_kernel` would serve, without keeping it and without counting a miss.
 
-        Parameters
-        ----------
-        location
-            Path or URL of the database.
-        name, dtype, device, sizes, bundle, library, numerics
-            As for `get_best_kernel`.
-        defaults
-            Whether to take missing sizes from the file, as for a user who asks; a program must give them.
-
-        Raises
-        ------
-        InputError
-            As for `get_best_kernel`.
+        With ``defaults``, missing sizes are taken from the file, as for a user who asks; a program must give them.
         """
         path = _bundle_path(bundle) or self._bundle
         is_operation = isinstance(name, str | os.PathLike) and self._is_operation(str(name))
@@ -423,14 +403,8 @@ class Dispatcher:
     ) -> BoundKernel:
         """Return the kernel that is served for a look-up, without keeping it and without counting a miss.
 
-        Parameters
-        ----------
-        like
-            Choice whose bits must be kept; None if any may be computed.
-        anew
-            Whether the database has changed.
-        defaults
-            As for `find_best_kernel`.
+        The bits of ``like`` are kept, if it is given. ``anew`` says that the database has changed; ``defaults`` is as
+        for `find_best_kernel`.
         """
         name, sizes, dtype = lookup.name, lookup.sizes, lookup.dtype
         if lookup.is_operation:

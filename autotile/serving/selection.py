@@ -78,16 +78,11 @@ MAX_SERVED = 10_000
 
 
 class RecentCache(dict[Key, Value]):
-    """The entries that were used last, read with `dict.get`.
+    """The entries that were used last, up to a limit, read with `dict.get`.
 
     An order of use would cost time at each hit. Instead there are two generations: this dictionary, and the one that it
-    was when it last became full. An entry of the older generation that is asked for moves into this one; the others
-    are dropped when this one is full again.
-
-    Parameters
-    ----------
-    limit
-        Maximum number of entries of both generations together.
+    was when it last became full. An entry of the older generation that is asked for moves into this one; the others are
+    dropped when this one is full again.
     """
 
     __slots__ = ("_full", "_lock", "_older")  # without a dictionary of attributes, `get` is found as fast as in a dict
@@ -157,17 +152,7 @@ class Shelf:
 class DatabaseShelf:
     """Results of a kernel in a user's database, then those that ship with autotile; read when they are asked for.
 
-    Parameters
-    ----------
-    location
-        Path or URL of the database.
-    kernel, dtype
-        Name of the kernel, and dtype of the results.
-
-    Attributes
-    ----------
-    fault
-        Reason why the database could not be read; empty if it was read or there is none.
+    ``fault`` says why the database could not be read; it is empty if it was read or there is none.
     """
 
     estimates, compares, bundled = True, True, False
@@ -245,13 +230,7 @@ class DatabaseShelf:
 
 
 def read_server(location: str, read: Callable[[Database], Result]) -> Result | None:
-    """Read a database that fast reads do not apply to; None if it does not exist.
-
-    Raises
-    ------
-    DatabaseError
-        It cannot be read.
-    """
+    """Read a database that fast reads do not apply to; None if it does not exist, `DatabaseError` if that fails."""
     from autotile.database.database import Database
 
     with FORK_LOCK:
@@ -293,13 +272,7 @@ _FREE_FIELDS = ("sizes", "nvrtc_version", "l2_mode")
 
 
 class KernelRequest:
-    """A problem of a kernel on a device, and the shelf of results that choices for it come from.
-
-    Attributes
-    ----------
-    key
-        Key of the results of exactly this problem.
-    """
+    """A problem of a kernel on a device, its key, and the shelf of results that choices for it come from."""
 
     def __init__(
         self,
@@ -572,10 +545,7 @@ def _compared(
 ) -> tuple[Winner, Compared, Expectation] | None:
     """Return the most promising result and its comparison with a choice; None if all are that choice.
 
-    Parameters
-    ----------
-    studies
-        Tuned problems, each with the results that may be served from it.
+    ``studies`` are tuned problems, each with the results that may be served from it.
     """
     from autotile.families.preference import prefer
 
@@ -615,12 +585,7 @@ def untuned_config(request: KernelRequest, *, estimates: bool = True) -> tuple[C
 
     The default is served unless its estimated time is at least twice the estimated least one, and the file states
     enough for such an estimate. Where the default cannot run, or is not worth a trial, the one with the least estimate
-    is served, or the first one if there are no estimates.
-
-    Parameters
-    ----------
-    estimates
-        Whether estimates may be used.
+    is served, or the first one if there are no estimates, or they are not to be used.
     """
     spec, sizes, device, dtype = request.kernel.spec, request.problem.sizes, request.device, request.problem.dtype
     default = dict(spec.default)
