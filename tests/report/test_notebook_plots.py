@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+import plotly.io
 import pytest
 from report_studies import SCRIPT, Session, store_session
 
 import autotile
 from autotile.api.results import TrialList
-from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.library import load_kernel
@@ -37,61 +38,59 @@ def trials(path: Path) -> Any:
     return autotile.trials("sgemm_2d", SIZES, database=path)
 
 
+DEVICE = replace(device_profile("h200"), source="cuda")
+PROBLEM = Problem("sgemm_2d", SIZES, "float32")
+
+
+@pytest.fixture
+def result(path: Path) -> StudyPlots:
+    """A result that reads its study from the database."""
+
+    class Result(StudyPlots):
+        def study_data(self) -> Any:
+            return newest_study(str(path), PROBLEM, DEVICE)
+
+    return Result()
+
+
 class TestStudy:
     @pytest.mark.parametrize("name", [name for name in STUDY_PLOTS if name != "plot_front"])
-    @pytest.mark.parametrize("dark", [False, True])
-    def test_each_chart_is_a_figure_with_its_title(self, path: Path, name: str, dark: bool) -> None:
-        made = getattr(self.study(path), name)(*ARGUMENTS.get(name, ()), dark=dark)
-        assert isinstance(made, go.Figure)
-        assert made.data
-        assert made.layout.title.text
-        assert made.layout.paper_bgcolor == (DARK if dark else LIGHT)["paper"]
+    def test_each_chart_is_a_figure_with_its_title_and_that_of_the_trials(
+        self, result: StudyPlots, trials: Any, name: str
+    ) -> None:
+        """The roofline among them, which needs the device and the ceilings."""
+        for dark in (False, True):
+            made, shown = (getattr(one, name)(*ARGUMENTS.get(name, ()), dark=dark) for one in (result, trials))
+            assert isinstance(made, go.Figure)
+            assert made.data
+            assert made.layout.title.text
+            assert made.layout.paper_bgcolor == (DARK if dark else LIGHT)["paper"]
+            assert made.to_json() == shown.to_json()
 
     def test_a_result_reads_its_study_from_the_database(self, path: Path) -> None:
-        device = device_profile("h200")
-        study = newest_study(str(path), Problem("sgemm_2d", SIZES, "float32"), live(device))
-        assert len(study.trials) == 60
+        assert len(newest_study(str(path), PROBLEM, DEVICE).trials) == 60
         with pytest.raises(InputError, match="no trials of"):
-            newest_study(str(path), Problem("sgemm_2d", {**SIZES, "M": 1}, "float32"), live(device))
+            newest_study(str(path), Problem("sgemm_2d", {**SIZES, "M": 1}, "float32"), DEVICE)
+        with pytest.raises(InputError, match="password"):  # a masked one is not tried
+            newest_study("postgresql://me:***@host/db", PROBLEM, DEVICE)
 
-    def test_a_masked_password_is_not_tried(self) -> None:
-        problem = Problem("sgemm_2d", SIZES, "float32")
-        with pytest.raises(InputError, match="password"):
-            newest_study("postgresql://me:***@host/db", problem, device_profile("h200"))
-
-    def test_what_cannot_be_drawn_is_one_line(self, path: Path) -> None:
+    def test_what_cannot_be_drawn_is_one_line(self, result: StudyPlots) -> None:
         with pytest.raises(InputError) as caught:
-            self.study(path).plot_front()
+            result.plot_front()
         assert "\n" not in str(caught.value)
         with pytest.raises(InputError, match="no parameter 'BX'"):
-            self.study(path).plot_time_by_parameter("BX")
+            result.plot_time_by_parameter("BX")
+        with pytest.raises(InputError, match=r"There is nothing\Z"):
+            figure_of(Chart("x", "X", None, "There is nothing."))
 
-    def test_the_theme_follows_plotly(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        import plotly.io
-
+    def test_the_theme_follows_plotly(self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(plotly.io.templates, "default", "plotly_dark")
-        assert self.study(path).plot_finals().layout.paper_bgcolor == DARK["paper"]
+        assert result.plot_finals().layout.paper_bgcolor == DARK["paper"]
 
-    def test_without_plotly_the_extra_is_named(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        study = self.study(path)
+    def test_without_plotly_the_extra_is_named(self, result: StudyPlots, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "plotly", None)
         with pytest.raises(ToolchainError, match=r"autotile\[report\]"):
-            study.plot_finals()
-
-    @staticmethod
-    def study(path: Path) -> StudyPlots:
-        class Result(StudyPlots):
-            def study_data(self) -> Any:
-                problem = Problem("sgemm_2d", SIZES, "float32")
-                return newest_study(str(path), problem, live(device_profile("h200")))
-
-        return Result()
-
-
-def live(device: DeviceProperties) -> DeviceProperties:
-    from dataclasses import replace
-
-    return replace(device, source="cuda")
+            result.plot_finals()
 
 
 class TestTrials:
@@ -123,12 +122,6 @@ class TestTrials:
         steps = next(trace for trace in alone.plot_best_so_far().data if trace.name == "best so far")
         assert min(steps.y) == steps.y[-1] == min(trial.time_us for trial in timed if trial.outcome is Outcome.OK)
         assert list(steps.y) == sorted(steps.y, reverse=True)
-
-    @pytest.mark.parametrize("name", [name for name in STUDY_PLOTS if name != "plot_front"])
-    def test_each_chart_is_that_of_the_page(self, path: Path, trials: Any, name: str) -> None:
-        """The roofline among them, which needs the device and the ceilings."""
-        made, shown = (getattr(one, name)(*ARGUMENTS.get(name, ())) for one in (trials, TestStudy.study(path)))
-        assert made.to_json() == shown.to_json()
 
     def test_a_roofline_of_some_of_the_trials(self, path: Path) -> None:
         few = autotile.trials("sgemm_2d", SIZES, database=path, outcome="ok", limit=3)
@@ -187,9 +180,3 @@ class TestHtml:
         shown = many._repr_html_()
         assert shown.count("<tr>") == 101
         assert f"and {len(many.trials) - 100} more rows" in shown
-
-
-def test_a_chart_without_a_figure_is_an_error() -> None:
-    made: Callable[[], Any] = lambda: figure_of(Chart("x", "X", None, "There is nothing."))  # noqa: E731
-    with pytest.raises(InputError, match=r"There is nothing\Z"):
-        made()
