@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, record_miss, start_run
 
 import autotile
 from autotile.core.ceilings import Ceiling, DeviceCeilings
@@ -61,8 +61,8 @@ def make_database(path: Path) -> Path:
             for rank, config in enumerate(configs[:2], 1):
                 add_trial(database, study, run, _trial(config, 9.0 + rank), phase="final", rank=rank)
             end_run(database, run, {"trials": 5})
-        database.record_miss(Problem(KERNEL, {**SIZES, "M": 700}, "float32"), DEVICE.name, "nearest", 7)
-        database.record_miss(Problem(KERNEL, {**SIZES, "M": 900}, "float32"), DEVICE.name, "default")
+        record_miss(database, Problem(KERNEL, {**SIZES, "M": 700}, "float32"), DEVICE.name, "nearest", 7)
+        record_miss(database, Problem(KERNEL, {**SIZES, "M": 900}, "float32"), DEVICE.name, "default")
         save_ceilings(database, CEILINGS)
         save_model(database, "matmul", "float32", DEVICE, {"format": 1, "candidates": []})
         _add_families(database, replace(key, sizes={}), configs)

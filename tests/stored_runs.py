@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autotile.core.model import Trial
+from autotile.core.model import Problem, Trial
 from autotile.database.database import Database, Phase, finish_run, insert_run, insert_trials, trial_row
 from autotile.database.engine import TRIALS, now_text
+from autotile.database.winners import miss_row
 
 
 def start_run(database: Database, study_id: int, **fields: Any) -> int:
@@ -38,3 +39,8 @@ def add_trials(database: Database, study_id: int, run_id: int, trials: Iterable[
     position = {"study_id": study_id, "run_id": run_id, "phase": "search", "rank": None, "created_at": now_text()}
     with database.writing() as connection:
         insert_trials(connection, [position | trial_row(trial) for trial in trials])
+
+
+def record_miss(database: Database, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
+    """Count calls of a problem that a tier served in place of an exact result."""
+    database.add_misses([miss_row(problem, gpu_name, tier, count)])

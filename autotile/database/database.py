@@ -38,7 +38,7 @@ from sqlalchemy import (
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, TimeUs, Whole, convert, json_text, storable
 from autotile.core.forks import fork_guard
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Problem, Trial, config_key
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Trial, config_key
 from autotile.database.engine import (
     BEST,
     LOCK_TIMEOUT_S,
@@ -85,7 +85,6 @@ from autotile.database.winners import (
     StoredRule,
     Value,
     Winner,
-    miss_row,
     part_of,
 )
 from autotile.errors import DatabaseError, DataError, DataWarning
@@ -855,10 +854,6 @@ class Database:
             study_id = self.find_study(key)
             found = [best.winner for best in self.best(study_id=study_id)] if study_id is not None else []
         return found[0] if found else None
-
-    def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
-        """Count requests of a problem that were served by ``tier`` instead of an exact result."""
-        self.add_misses([miss_row(problem, gpu_name, tier, count)])
 
     def add_misses(self, rows: Sequence[Row]) -> None:
         """Add to the counts of misses, in one transaction."""

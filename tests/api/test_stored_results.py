@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.api import databases, results
 from autotile.api.results import FamilyList, TunedFamily
@@ -157,7 +157,7 @@ class TestLists:
         stored(4096, FAST, {"THREADS": 128, "WORK": 1})
         with Database.open(read_settings().database) as database:
             for kernel, count in (("scale", 1000), ("gone", 5)):
-                database.record_miss(Problem(kernel, {"n": 4096}, "float32"), "NVIDIA H200", "default", count)
+                record_miss(database, Problem(kernel, {"n": 4096}, "float32"), "NVIDIA H200", "default", count)
         found = results.misses()
         assert [(miss.problem.kernel, miss.lost_s, miss.tuned) for miss in found.misses] == [
             ("scale", pytest.approx(1000 * 10e-6), True),

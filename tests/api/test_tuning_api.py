@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import record_miss
 
 import autotile
 from autotile.api import tuning
@@ -143,7 +144,7 @@ class TestMisses:
         monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
         with Database.open(read_settings().database) as database:
             for n, times in ((N, 2), (2048, 1)):
-                database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
+                record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
 
     @pytest.mark.usefixtures("missed")
     def test_each_is_tuned_and_failures_are_kept(self, options: autotile.TuneOptions) -> None:

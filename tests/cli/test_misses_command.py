@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
@@ -48,7 +48,7 @@ def study(scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def miss(n: int, tier: str, count: int, gpu: str = H200, kernel: str = "scale") -> None:
     with Database.open(read_settings().database) as database:
-        database.record_miss(Problem(kernel, {"n": n}, "float32"), gpu, tier, count)
+        record_miss(database, Problem(kernel, {"n": n}, "float32"), gpu, tier, count)
 
 
 def row_of(run: Any, n: int) -> dict[str, Any]:

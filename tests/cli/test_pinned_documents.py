@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import record_miss
 
 from autotile.api import tuning
 from autotile.core.model import Problem
@@ -148,7 +149,7 @@ def documents(
     def shapes() -> dict[str, Any]:
         run("tune", scale_toml, "n=1048576", f"--replay={recording}", "--db", names["OTHER"], "--trials", "5")
         with Database.open(names["DATABASE"]) as database:
-            database.record_miss(Problem("scale", {"n": 1048576}, "float32"), "NVIDIA H200", "default", 3)
+            record_miss(database, Problem("scale", {"n": 1048576}, "float32"), "NVIDIA H200", "default", 3)
         result = {}
         for name, line in COMMANDS.items():
             answer = run(*words(line), "--json")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_runs import add_trial, start_run
+from stored_runs import add_trial, record_miss, start_run
 
 from autotile.core.model import Outcome, Trial
 from autotile.core.text import shown_text
@@ -37,7 +37,7 @@ def odd(tmp_path: Path, key: TuningKey) -> Path:
         trial = Trial({f"BM{ODD}": ODD}, Outcome.COMPILE_FAILED, f"#error {ODD}", "compile")
         add_trial(database, study, run, trial)
         add_trial(database, study, run, replace(trial, reason="\x1b[2J first\nsecond"))
-        database.record_miss(odd_key.problem, odd_key.gpu_name, "default")
+        record_miss(database, odd_key.problem, odd_key.gpu_name, "default")
     return tmp_path / "tuning.db"
 
 

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from stored_runs import record_miss
 
 from autotile.api import tuning
 from autotile.api.targets import read_duration, read_share
@@ -253,7 +254,7 @@ class TestMisses:
         monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
         with Database.open(read_settings().database) as database:
             for n, times in ((1048576, 2), (2048, 1)):
-                database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
+                record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
 
     @pytest.mark.usefixtures("missed")
     def test_what_was_asked_for_is_tuned(self, run, recording):
@@ -283,8 +284,8 @@ class TestMisses:
     def test_sizes_are_in_the_kernels_own_order(self, run):
         sizes = {"M": 512, "N": 256, "K": 128}
         with Database.open(read_settings().database) as database:
-            database.record_miss(Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
-            database.record_miss(Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
+            record_miss(database, Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
+            record_miss(database, Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
         by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
         assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
         assert "M=512 N=256 K=128 float32" in run("list", "--misses").out

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
-from stored_runs import add_trial, add_trials, end_run, start_run
+from stored_runs import add_trial, add_trials, end_run, record_miss, start_run
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
@@ -197,7 +197,7 @@ def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: 
     with reader:
         assert reader.find_study(key) == study
         with pytest.raises(DatabaseError, match="reading only"):
-            reader.record_miss(key.problem, "H200", "default")
+            record_miss(reader, key.problem, "H200", "default")
 
 
 def test_a_check_counts_rows_and_finds_orphans(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from stored_runs import record_miss
 
 import autotile
 from autotile.core.forks import FORK_LOCK
@@ -126,7 +127,7 @@ def test_a_fork_waits_for_the_database(path: Path) -> None:
 
 def _add_miss(path: Path, n: int) -> None:
     with Database.open(path) as database:
-        database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "nearest")
+        record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "nearest")
 
 
 def _misses(path: Path) -> set[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import make_url, text
-from stored_runs import add_trial, add_trials, end_run, start_run
+from stored_runs import add_trial, add_trials, end_run, record_miss, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
@@ -65,10 +65,10 @@ def test_a_reason_that_no_database_takes_is_stored_all_the_same(
 def test_misses_are_counted_a_problem_a_gpu_and_a_tier(shared: Database) -> None:
     kernel = os.urandom(8).hex()
     first, second = (Problem(kernel, {"M": m, "N": 2}, "float32") for m in (1, 3))
-    shared.record_miss(second, "H200", "default")
+    record_miss(shared, second, "H200", "default")
     for sizes in ({"M": 1, "N": 2}, {"N": 2, "M": 1}):
-        shared.record_miss(Problem(kernel, sizes, "float32"), "H200", "nearest")
-    shared.record_miss(first, "H200", "nearest", count=5)
+        record_miss(shared, Problem(kernel, sizes, "float32"), "H200", "nearest")
+    record_miss(shared, first, "H200", "nearest", count=5)
     misses = shared.misses(kernel)
     assert [(miss.problem, miss.tier, miss.count) for miss in misses] == [(first, "nearest", 7), (second, "default", 1)]
     assert shared.misses("other") == []

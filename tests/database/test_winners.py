@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import JSON
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import convert
@@ -167,13 +167,13 @@ def counts(path: Path) -> list[tuple[Problem, str, str, int]]:
 
 def test_it_adds_to_what_the_database_has_counted(path: Path) -> None:
     with Database.open(path) as database:
-        database.record_miss(FIRST, "H200", "nearest", 5)
+        record_miss(database, FIRST, "H200", "nearest", 5)
         before = database.misses()[0].last_at
     other_order = Problem("sgemm", {"N": 2, "M": 1}, "float32")
     assert add(path, miss_row(other_order, "H200", "nearest", 2), miss_row(SECOND, "H200", "default", 3))
     assert counts(path) == [(FIRST, "H200", "nearest", 7), (SECOND, "H200", "default", 3)]
     with Database.open(path) as database:
-        database.record_miss(SECOND, "H200", "default", 1)
+        record_miss(database, SECOND, "H200", "default", 1)
         assert [miss.count for miss in database.misses()] == [7, 4]
         assert all(miss.last_at > before for miss in database.misses())
 

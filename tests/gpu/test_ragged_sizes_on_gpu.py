@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stored_runs import record_miss
 
 import autotile
 from autotile.core.model import Outcome, Problem
@@ -90,7 +91,7 @@ def tune_plan(hasty: Path, folder: Path) -> None:
 
 def tune_misses(hasty: Path, folder: Path) -> None:
     with Database.open(read_settings().database) as database:
-        database.record_miss(Problem("scale", {"n": N}, "float32"), live_device().name, "default")
+        record_miss(database, Problem("scale", {"n": N}, "float32"), live_device().name, "default")
     assert autotile.tune_misses(hasty, options=TuneOptions(trials=16), progress=False).count("tuned") == 1
 
 

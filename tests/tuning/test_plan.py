@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, record_miss, start_run
 
 import autotile
 from autotile.api.plans import tune_plan, write_plan
@@ -108,7 +108,7 @@ class TestFile:
     def test_misses_make_a_plan(self, bench: Any, scale_toml: Path, tmp_path: Path) -> None:
         with Database.open(read_settings().database) as database:
             for n, count in ((512, 3), (700, 9)):
-                database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
+                record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
         plan = autotile.plan(str(scale_toml))
         assert [one.problem.sizes["n"] for one in plan.problems] == [700, 512]
         assert sorted(sizes_of(write_plan(plan, tmp_path / "misses.toml"))) == [512, 700]

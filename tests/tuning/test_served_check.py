@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stored_runs import record_miss
 
 from autotile.api import targets
 from autotile.api import tuning as tuning_api
@@ -30,7 +31,7 @@ def check(bench: Any) -> Any:
     """Tune for n=4096, miss n=8192, and verify what is served there by replay of a function of the configuration."""
     bench.tune(bench.record())
     with Database.open(read_settings().database) as database:
-        database.record_miss(bench.problem(ASKED), bench.device.name, "nearest", 3)
+        record_miss(database, bench.problem(ASKED), bench.device.name, "nearest", 3)
 
     def run(judge: Any, *arguments: Any, **named: Any) -> Any:
         options = TuneOptions(replay=bench.record(judge, n=ASKED), workers=1)
