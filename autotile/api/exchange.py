@@ -293,7 +293,7 @@ def export(
 
     A C++ header holds all problems that are tuned of the kernel where no sizes are given. A bundle holds the
     search-space files, what was tuned, and cubins of the winners and the defaults, each with its SHA-256;
-    `get_best_kernel(..., bundle=FILE)` serves from it. A recording with ``measure``: the same call goes on where an
+    `get_best_kernel(..., bundle=FILE)` serves from it. A recording with ``measure``: a second run goes on where an
     interrupted one stopped. Of an operation, such as matmul, the models of time that tuning a family has learned are
     written, to a folder.
 

@@ -688,7 +688,7 @@ def space(
 
     With ``compile`` or ``sample``: compiles them, without a GPU, and shows registers, spills, shared memory, occupancy
     and waves, and what does not compile or fit, with the compiler's words. Ctrl-C ends it and shows what there is;
-    compiled code is kept, so that the same call goes on from there.
+    compiled code is kept, so that a second run goes on from there.
 
     Parameters
     ----------
@@ -703,7 +703,7 @@ def space(
     seed
         Seed of the choice.
     limit
-        Configurations in the table; JSON and columns have all.
+        Configurations in the table; files and JSON have all.
     output
         Write a page, too. None for no.
     workers

@@ -855,7 +855,7 @@ def trials(
     dtype
         Element type, one of the kernel's. None for all.
     outcome
-        Only trials with this outcome: ok, pruned, wrong_result ... None for all.
+        Only trials with this outcome: ok, pruned, wrong_result and others. None for all.
     limit
         Maximum number of trials, fastest first. None for all.
     database

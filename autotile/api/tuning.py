@@ -84,8 +84,8 @@ def tune(
     """Find the fastest configuration, verify it, and keep it.
 
     The space is searched for valid configurations only; each one tried is compiled, verified against a float64
-    reference, measured and stored. The best of them are measured again side by side with the default. The same call
-    goes on where an interrupted one stopped.
+    reference, measured and stored. The best of them are measured again side by side with the default. A second run goes
+    on where an interrupted one stopped.
 
     Of a family (M=1..8192), a few problems are tuned, and what to serve for all is learned from them; ``trials`` is for
     each of them. The kernels of an operation, such as matmul, share ``budget`` or ``trials``; the best of them are
@@ -104,7 +104,7 @@ def tune(
     dtype
         Element type, one of the kernel's. None for the kernel's first.
     misses
-        Tune what programs asked for and could not be served exactly, as `autotile.tune_misses` does.
+        Tune what programs asked for and could not be served exactly.
     plan
         Tune all problems of a plan, of `autotile export --format plan`; those that are tuned are left out.
     points
@@ -114,8 +114,8 @@ def tune(
     search
         Search in place of autotile's: a function of the open session, see `autotile.session`.
     device
-        GPU to run on: the name or the index of a GPU of this machine. Or ``"all"``, or a sequence of GPUs of one model,
-        which share the session. None for the first, or that of ``options``.
+        GPU to run on: the name or the index of a GPU of this machine. In Python, also ``"all"``, or a sequence of GPUs
+        of one model, which share the session; that of ``options`` if none is given. None for the first.
     database
         Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
     options

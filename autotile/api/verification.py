@@ -183,7 +183,7 @@ def verify(
     that programs asked for (see `autotile list --misses`); what fails there is no longer served for them.
 
     With ``like``, NEW.cu is compiled, launched and verified in place of the kernel's own source, with everything that a
-    finalist goes through, and timed interleaved with the winner, as by `autotile.check`.
+    finalist goes through, and timed interleaved with the winner.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from autotile.cli.derivation import Described, describe, flags_of, in_options, parameter_of
+from autotile.cli.derivation import PANELS, Described, describe, flags_of, in_options, parameter_of
 from autotile.cli.output import (
     INTERRUPTED,
     NOTHING_FOUND,
@@ -457,10 +457,11 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
             *(one for one in plain if not one.is_positional),
         ]
         forms["words"] = metavar
-    parameters = [
-        parameter_of(one, forms.get(one.name, ""), flags, hidden=bool(command.shown) and one.name not in command.shown)
-        for one in plain
-    ]
+    parameters = []
+    for one in plain:
+        hidden = bool(command.shown) and one.name not in command.shown
+        panel = PANELS.get(one.name) if command.shown else None
+        parameters.append(parameter_of(one, forms.get(one.name, ""), flags, hidden=hidden, panel=panel))
 
     def run(**given: Any) -> None:
         _run(command, described, given)

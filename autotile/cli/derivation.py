@@ -30,13 +30,13 @@ _COMPLETED = frozenset(("kernel", "like", "dtype", "outcome", "sampler", "keep_g
 _MAX_SEED = 2**63 - 1
 """Largest integer that the database stores."""
 SEARCH, MEASUREMENT = "Search", "Measurement"
-"""Panels of options in a command's help."""
-_PANELS = {
+PANELS = {
     **dict.fromkeys(("trials", "budget", "until", "spend", "sampler", "objective", "maximize"), SEARCH),
     **dict.fromkeys(("transfer", "fresh"), SEARCH),
     **dict.fromkeys(("l2", "finals", "verify_problem", "sanitize", "replay"), MEASUREMENT),
-    **dict.fromkeys(("scheduler", "insecure", "measure"), MEASUREMENT),
+    **dict.fromkeys(("scheduler", "insecure"), MEASUREMENT),
 }
+"""Panels of the options of sessions, in the help of the command that has them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,9 @@ def flags_of(name: str, form: str = "") -> list[str]:
     return [word for word in form.split() if word.startswith("-")] or [f"--{name.replace('_', '-')}"]
 
 
-def parameter_of(one: Described, form: str, flags: Mapping[str, str], *, hidden: bool) -> inspect.Parameter:
+def parameter_of(
+    one: Described, form: str, flags: Mapping[str, str], *, hidden: bool = False, panel: str | None = None
+) -> inspect.Parameter:
     """Return a parameter of a command.
 
     Parameters
@@ -143,8 +145,8 @@ def parameter_of(one: Described, form: str, flags: Mapping[str, str], *, hidden:
         Option, metavar and bounds, in words; each may be left out.
     flags
         Options by the names of parameters, which replace these names in the help.
-    hidden
-        Whether it is left out of the page of help.
+    hidden, panel
+        Whether it is left out of the page of help, and the panel that it stands in.
     """
     words = form.split()
     bounds = next((word for word in words if re.fullmatch(r"[\d.]*\.\.[\d.]*", word)), "..")
@@ -173,7 +175,7 @@ def parameter_of(one: Described, form: str, flags: Mapping[str, str], *, hidden:
             declared, settings["show_default"] = [f"{declared[0]}/--no-{declared[0][2:]}"], True
         elif declared[0].startswith("--no-"):
             default = False  # the option is the opposite of the parameter
-        option = typer.Option(*declared, hidden=hidden, rich_help_panel=_PANELS.get(one.name), **settings)
+        option = typer.Option(*declared, hidden=hidden, rich_help_panel=panel, **settings)
     hint = kind if default is REQUIRED or default not in (None, ()) else kind | None
     if kind == list[str] and default is not REQUIRED:
         default, hint = None, list[str] | None

@@ -188,3 +188,45 @@ class TestRecord:
             f"<Recorded: scale n=1048576 float32 on NVIDIA H200: 7 configurations, {tmp_path / 'x.npz'}>"
         )
         assert "interrupted" in repr(replace(recorded, path=None))
+
+
+class TestModes:
+    """What the command ``tune`` does by its options, `autotile.tune` does by its arguments."""
+
+    def test_a_search_of_ones_own(self, scale_toml: Path, recording: Path) -> None:
+        def search(session: Any) -> None:
+            session.evaluate({"THREADS": 256, "WORK": 4})
+
+        result = autotile.tune(scale_toml, n=N, replay=recording, search=search)
+        assert isinstance(result, autotile.TuneResult)
+        assert result.winner is not None
+        assert result.winner.config == {"THREADS": 256, "WORK": 4}
+        assert result.call == f'kernel = autotile.get_best_kernel("{scale_toml}", n={N})'
+
+    def test_a_range_is_a_family(self, scale_toml: Path) -> None:
+        for size in ("1..8", [1, 2], range(1, 3)):
+            with pytest.raises(autotile.InputError, match="--trace is of one session"):
+                autotile.tune(scale_toml, n=size, trace="t.json")
+        with pytest.raises(autotile.InputError, match="a family of an operation takes only"):
+            autotile.tune("matmul", M="1..8", N=8, K=8, until="1%")
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({}, "no kernel is named"),
+            ({"plan": "plan.toml", "misses": True}, "--plan states its kernels"),
+            ({"plan": "none.toml"}, "cannot be read"),
+            ({"points": 3}, "are of families of sizes"),
+        ],
+    )
+    def test_what_does_not_go_together(self, given: dict[str, Any], said: str) -> None:
+        with pytest.raises(autotile.InputError, match=said):
+            autotile.tune(**given)
+
+    def test_remarks_are_announced_or_in_the_result(self, scale_toml: Path, recording: Path) -> None:
+        scale_toml.write_text(scale_toml.read_text().replace("n = 4096", f"n = {N}"))
+        said: list[str] = []
+        for announce in (None, said.append):
+            result: Any = autotile.tune(scale_toml, replay=recording, trials=3, announce=announce)
+            assert any("not given" in notice for notice in result.notices) == (announce is None)
+        assert said == [f"not given, so as in the search-space file: n={N}"]
