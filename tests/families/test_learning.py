@@ -1,5 +1,7 @@
 """Learning of a rule, on a synthetic GPU whose times are known everywhere."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,10 +22,11 @@ from autotile.families.family import (
     select_configs,
     threshold_between,
 )
-from autotile.families.features import Feature, list_features
+from autotile.families.features import Feature, Traits, list_features
 from autotile.kernel.problem import size_distance
 
 FAMILY = ["M=64..8192", "N=64..8192", "K=128..4096"]
+CUBE = {"M": 4096, "N": 4096, "K": 4096}
 matrices = st.integers(0, 10**6).map(lambda seed: np.random.default_rng(seed).gamma(0.5, 0.3, (12, 9)))
 
 
@@ -33,100 +36,95 @@ def drawn(count: int, seed: int) -> list[dict[str, int]]:
     return [{n: int(low * (high / low) ** rng.random()) for n, (low, high) in ends.items()} for _ in range(count)]
 
 
+def measured_by(seed: int, count: int, points: int, words: list[str] = FAMILY) -> TrainingData:
+    return SyntheticGpu.make(seed, count).measured(words, points, seed)[2]
+
+
 def number_of_leaves(tree: Tree) -> int:
     return 1 if isinstance(tree, Leaf) else number_of_leaves(tree.then) + number_of_leaves(tree.otherwise)
 
 
+def losses_elsewhere(seed: int) -> tuple[float, float]:
+    """Return the mean loss at unseen sizes of the rule, and of the winner of the nearest size."""
+    gpu = SyntheticGpu.make(seed)
+    _, points, measured = gpu.measured(FAMILY, 20, seed)
+    learned, unseen = learned_from(measured), drawn(60, seed)
+    times = np.array([gpu.times_us(sizes) for sizes in unseen])
+    best = times[:, np.flatnonzero(measured.proposed_by.any(axis=0))].min(axis=1)
+    by_rule = times[np.arange(60), gpu.served(learned, unseen)] / best - 1
+    winners = measured.times_us.argmin(axis=1)
+    nearest = [min(range(20), key=lambda i: size_distance(points[i], sizes)) for sizes in unseen]
+    by_nearest = times[np.arange(60), winners[nearest]] / best - 1
+    return float(by_rule.mean()), float(by_nearest.mean())
+
+
 class TestRule:
+    """Losses are averaged over several GPUs, where they need not hold for a single one."""
+
     def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self) -> None:
-        """Averaged over several GPUs: it need not hold for a single one."""
-        by_rule, by_nearest = np.mean([self._losses_elsewhere(seed) for seed in range(2)], axis=0)
+        by_rule, by_nearest = np.mean([losses_elsewhere(seed) for seed in range(2)], axis=0)
         assert by_rule < 0.06
         assert by_rule < by_nearest / 2
-
-    @staticmethod
-    def _losses_elsewhere(seed: int) -> tuple[float, float]:
-        """Return the mean loss at unseen sizes of the rule, and of the winner of the nearest size."""
-        gpu = SyntheticGpu.make(seed)
-        _, points, measured = gpu.measured(FAMILY, 20, seed)
-        learned, unseen = learned_from(measured), drawn(60, seed)
-        known = np.flatnonzero(measured.proposed_by.any(axis=0))
-        times = np.array([gpu.times_us(sizes) for sizes in unseen])
-        best = times[:, known].min(axis=1)
-        by_rule = times[np.arange(60), gpu.served(learned, unseen)] / best - 1
-        winners = measured.times_us.argmin(axis=1)
-        nearest = [min(range(20), key=lambda i: size_distance(points[i], sizes)) for sizes in unseen]
-        by_nearest = times[np.arange(60), winners[nearest]] / best - 1
-        return float(by_rule.mean()), float(by_nearest.mean())
 
     @settings(max_examples=2, deadline=None)
     @given(st.integers(0, 1000))
     def test_it_never_loses_less_than_the_best_of_each_point(self, seed: int) -> None:
-        _, _, measured = SyntheticGpu.make(seed, 20).measured(FAMILY, 8, seed)
+        measured = measured_by(seed, 20, 8)
         learned = learned_from(measured)
-        least = measured.losses[:, learned.chosen].min(axis=1)
-        assert (learned.losses >= least).all()
+        assert (learned.losses >= measured.losses[:, learned.chosen].min(axis=1)).all()
         assert (learned.held_out >= 0).all()
 
     def test_it_is_the_same_every_time(self) -> None:
-        _, _, measured = SyntheticGpu.make(5, 20).measured(FAMILY, 8)
+        measured = measured_by(5, 20, 8)
         first, second = learned_from(measured), learned_from(measured)
         assert (first.chosen, first.tree) == (second.chosen, second.tree)
 
     def test_what_cannot_be_served_is_never_counted_as_served(self) -> None:
-        _, _, measured = SyntheticGpu.make(3, 20).measured(FAMILY, 10)
-        rng = np.random.default_rng(0)
-        holes = rng.random(measured.times_us.shape) < 0.4
+        measured = measured_by(3, 20, 10)
+        holes = np.random.default_rng(0).random(measured.times_us.shape) < 0.4
         holes[:, 0] = False
         times_us = np.where(holes, np.nan, measured.times_us)
-        holed = TrainingData(
-            times_us, measured.proposed_by & ~holes, measured.traits, measured.unmeasured, measured.is_valid
-        )
+        holed = measured._replace(times_us=times_us, proposed_by=measured.proposed_by & ~holes)
         learned = learned_from(holed)
         assert np.isfinite(learned.losses).all()
         for loss, row in zip(learned.losses, holed.losses[:, learned.chosen], strict=True):
             assert loss in row[np.isfinite(row)] or loss == UNSERVED_LOSS
 
     def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self) -> None:
-        """Averaged over several GPUs."""
-        learned = [learned_from(SyntheticGpu.make(seed, 20).measured(FAMILY, 3, seed)[2]) for seed in range(4)]
+        learned = [learned_from(measured_by(seed, 20, 3)) for seed in range(4)]
         losses = np.mean([rule.losses.mean() for rule in learned])
-        held_out = np.mean([rule.held_out.mean() for rule in learned])
         assert losses < 0.05
-        assert losses < held_out / 4
+        assert losses < np.mean([rule.held_out.mean() for rule in learned]) / 4
 
     def test_it_loses_less_than_the_best_single_configuration(self) -> None:
-        """Averaged over several GPUs."""
         ratios = []
         for seed in range(2):
-            measured = SyntheticGpu.make(seed, 20).measured(FAMILY, 8, seed)[2]
+            measured = measured_by(seed, 20, 8)
             learned = learned_from(measured)
             ratios.append((learned.losses.mean(), measured.losses[:, learned.chosen].mean(axis=0).min()))
         by_rule, by_one = np.mean(ratios, axis=0)
         assert by_rule < by_one / 2
 
     def test_a_single_point_has_a_rule_and_no_held_out_loss(self) -> None:
-        _, _, measured = SyntheticGpu.make(3, 10).measured(["M=512", "N=512", "K=512"], 4)
-        learned = learned_from(measured)
+        learned = learned_from(measured_by(3, 10, 4, ["M=512", "N=512", "K=512"]))
         assert isinstance(learned.tree, Leaf)
         assert learned.losses.tolist() == [0.0]
         assert np.isnan(learned.held_out).all()
 
     @pytest.mark.filterwarnings("error")
     def test_where_nothing_can_be_served_between_the_points_there_is_a_rule_all_the_same(self) -> None:
-        _, _, measured = SyntheticGpu.make(3, 10).measured(FAMILY, 12)
+        measured = measured_by(3, 10, 12)
         learned = learned_from(measured._replace(is_valid=np.zeros_like(measured.is_valid)))
         assert np.isfinite(learned.losses).all()
 
     def test_configurations_are_chosen_for_the_problems_between_the_points_too(self) -> None:
         """Of two equal ones at the points, the one that is valid for more of the other problems is selected."""
-        gpu = SyntheticGpu.make(1, 2, noise=0.0)
-        _, _, measured = gpu.measured(FAMILY, 12)
-        times_us = np.ones_like(measured.times_us)
+        measured = SyntheticGpu.make(1, 2, noise=0.0).measured(FAMILY, 12)[2]
+        equal = {"times_us": np.ones_like(measured.times_us), "proposed_by": np.ones_like(measured.proposed_by)}
         for other in (0, 1):
             valid = np.ones_like(measured.is_valid)
             valid[: len(valid) // 2, other] = False
-            found = measured._replace(times_us=times_us, proposed_by=np.ones_like(measured.proposed_by), is_valid=valid)
+            found = measured._replace(**equal, is_valid=valid)
             assert learn_rule(found, list_features(SPEC, 1), 1).chosen == (1 - other,)
 
     def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self) -> None:
@@ -134,17 +132,11 @@ class TestRule:
         gpu = SyntheticGpu.make(1, 40, noise=0.0)
         sizes = [{"M": M, "N": 4096, "K": 1024} for M in range(64, 8192, 64)]
         tile = gpu.traits(sizes).tile
-        pair = [int(tile.argmax()), int(tile.argmin())]
-        traits = gpu.traits(sizes).select(pair)
+        traits = gpu.traits(sizes).select([int(tile.argmax()), int(tile.argmin())])
         times_us = traits.rounds * traits.tile * [0.97, 1.0]
         at_best = np.flatnonzero(times_us[:, 0] < times_us[:, 1])[:12]
-        measured = TrainingData(
-            times_us[at_best],
-            np.ones((len(at_best), 2), np.bool_),
-            traits.rows(at_best),
-            traits,
-            np.ones((len(sizes), 2), np.bool_),
-        )
+        proposed, valid = (np.ones((count, 2), np.bool_) for count in (len(at_best), len(sizes)))
+        measured = TrainingData(times_us[at_best], proposed, traits.rows(at_best), traits, valid)
         assert times_us[:, 1].sum() < times_us[:, 0].sum()
         assert len(at_best) > 3
         assert learn_rule(measured, list_features(SPEC, 1), 1).chosen == (1,)
@@ -163,25 +155,32 @@ class TestSelection:
         assert select_configs(losses, np.ones(3), 1) == [1]
         assert sorted(select_configs(losses, np.ones(3), 2)) == [0, 1]
 
-    def test_a_problem_counts_by_its_weight(self) -> None:
+    def test_weights_count(self) -> None:
         losses = np.array([[0.0, 0.3], [0.2, 0.0]])
         assert select_configs(losses, np.array([1.0, 1.0]), 1) == [0]
         assert select_configs(losses, np.array([1.0, 2.0]), 1) == [1]
 
 
 class TestTree:
-    def test_a_question_that_tells_them_apart_is_found(self) -> None:
-        losses = np.array([[0.0, 1.0]] * 5 + [[1.0, 0.0]] * 5)
+    @pytest.mark.parametrize(("gain", "is_split"), [(1.0, True), (1e-5, False)])
+    def test_a_question_that_tells_them_apart_is_asked_unless_it_gains_next_to_nothing(
+        self, gain: float, is_split: bool
+    ) -> None:
+        losses = np.array([[0.0, gain]] * 5 + [[gain, 0.0]] * 5)
         table = np.stack([np.arange(10.0), np.ones(10)], axis=1)
         tree = learn_tree(losses, np.ones(10), list_features(SPEC, 0)[:2], table, 4)
-        assert isinstance(tree, Split)
-        assert 4 <= tree.at_most < 5
-        assert (tree.then, tree.otherwise) == (Leaf((0, 1)), Leaf((1, 0)))
+        assert isinstance(tree, Split) == is_split
+        if isinstance(tree, Split):
+            assert 4 <= tree.at_most < 5
+            assert (tree.then, tree.otherwise) == (Leaf((0, 1)), Leaf((1, 0)))
 
-    def test_a_question_that_gains_next_to_nothing_is_not_asked(self) -> None:
-        losses = np.array([[0.0, 1e-5]] * 5 + [[1e-5, 0.0]] * 5)
-        table = np.arange(10.0)[:, None]
-        assert isinstance(learn_tree(losses, np.ones(10), list_features(SPEC, 0)[:1], table, 4), Leaf)
+    def test_a_leaf_serves_what_is_best_in_it_though_elsewhere_it_is_bad(self) -> None:
+        """The winner of 6 of 100 problems, by 5 %, loses 200 % at all others."""
+        few = np.arange(100) < 6
+        losses = np.stack([np.where(few, 0.05, 0.0), np.where(few, 0.0, 2.0)], axis=1)
+        tree = learn_tree(losses, np.ones(100), [Feature("size", "M")], np.arange(100.0)[:, None], 4)
+        assert isinstance(tree, Split)
+        assert tree.then == Leaf((1, 0))
 
     @given(matrices, st.integers(1, MAX_CONFIGS))
     def test_it_reads_back_and_is_no_larger_than_asked(self, losses: np.ndarray, most: int) -> None:
@@ -210,19 +209,18 @@ class TestTree:
         assert threshold_between(float(low), float(high)) == expected
 
 
-def test_a_leaf_serves_what_is_best_in_it_though_elsewhere_it_is_bad() -> None:
-    """The winner of 6 of 100 problems, by 5 %, loses 200 % at all others."""
-    few = np.arange(100) < 6
-    losses = np.stack([np.where(few, 0.05, 0.0), np.where(few, 0.0, 2.0)], axis=1)
-    tree = learn_tree(losses, np.ones(100), [Feature("size", "M")], np.arange(100.0)[:, None], 4)
-    assert isinstance(tree, Split)
-    assert isinstance(tree.then, Leaf)
-    assert tree.then.order == (1, 0)
-
-
 class TestTimeModel:
+    @staticmethod
+    def expected_and_actual(known: np.ndarray | None = None) -> tuple[Any, Any]:
+        """Return predicted and true times at unseen sizes, given the known times of 24 points."""
+        gpu, unseen = SyntheticGpu.make(1, 12, noise=0.0), drawn(50, 4)
+        _, points, measured = gpu.measured(FAMILY, 24)
+        times_us = measured.times_us if known is None else np.where(known, measured.times_us, np.nan)
+        model = TimeModel.fit(times_us, measured.times_us.min(axis=1), gpu.traits(points))
+        return model.predict(gpu.traits(unseen)), np.array([gpu.times_us(sizes) for sizes in unseen])
+
     def test_it_tells_configurations_apart_where_it_was_not_fitted(self) -> None:
-        expected, actual = self._expected_and_actual(np.ones((24, 12), np.bool_))
+        expected, actual = self.expected_and_actual()
         errors = np.log(expected / actual)
         differences = np.log(actual) - np.log(actual).mean(axis=1, keepdims=True)
         assert np.median(np.abs(errors - errors.mean(axis=1, keepdims=True))) < 0.25 * np.median(np.abs(differences))
@@ -230,19 +228,29 @@ class TestTimeModel:
     def test_where_a_configuration_cannot_run_bends_nothing_where_it_can(self) -> None:
         """Each configuration was measured only where it is good, and large tiles only at large problems."""
         _, _, measured = SyntheticGpu.make(1, 12, noise=0.0).measured(FAMILY, 24)
-        expected, actual = self._expected_and_actual(measured.losses < 1.5)
+        expected, actual = self.expected_and_actual(measured.losses < 1.5)
         good = actual < 2.0 * actual.min(axis=1, keepdims=True)
         errors = np.where(good, np.abs(np.log(expected / actual)), np.nan)
         assert np.nanmedian(errors, axis=0).max() < 0.06
 
     def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self) -> None:
         """Averaged over several GPUs, for the configuration with the least expected time."""
-        assert np.mean([self._loss_where_half_were_measured_once(seed) for seed in range(2)]) < 0.3
+        losses, once = [], np.arange(20, 40)
+        for seed in range(2):
+            gpu = SyntheticGpu.make(seed, 40, noise=0.0)
+            _, points, measured = gpu.measured(FAMILY, 24)
+            known = np.tile(np.arange(40) < 20, (24, 1))
+            known[measured.losses[:, once].argmin(axis=0), once] = True
+            times_us, unseen = np.where(known, measured.times_us, np.nan), drawn(50, 4)
+            model = TimeModel.fit(times_us, measured.times_us.min(axis=1), gpu.traits(points))
+            actual = np.array([gpu.times_us(sizes) for sizes in unseen])
+            served = model.predict(gpu.traits(unseen)).argmin(axis=1)
+            losses.append((actual[np.arange(50), served] / actual.min(axis=1) - 1).mean())
+        assert np.mean(losses) < 0.3
 
     def test_a_wave_that_is_begun_is_a_whole_one(self) -> None:
         """With many resident blocks per SM, one block more than a wave takes the time of two waves."""
-        gpu = SyntheticGpu.make(2, 1, noise=0.0)
-        traits = gpu.traits([{"M": M, "N": 128, "K": 64} for M in range(16, 60_000, 400)])
+        traits = SyntheticGpu.make(2, 1, noise=0.0).traits([{"M": M, "N": 128, "K": 64} for M in range(16, 60000, 400)])
         waves = traits.waves[:, 0]
         times_us = 10.0 * np.ceil(waves)[:, None]
         even = np.arange(len(waves)) % 2 == 0
@@ -254,85 +262,49 @@ class TestTimeModel:
     def test_a_larger_problem_takes_no_less_and_a_smaller_one_no_more(self) -> None:
         """Even though two blocks on an SM, as fast as one, make the model expect twice the time."""
         gpu = SyntheticGpu.make(2, 1, noise=0.0)
-        points = gpu.traits([{"M": M, "N": 4096, "K": 4096} for M in (64, 8192, 512, 32_768)])
         times_us = np.array([[30.0], [31.0], [30.5], [1000.0]])
-        fitted = TimeModel.fit(times_us, times_us[:, 0], points)
-        expected = fitted.predict(gpu.traits([{"M": M, "N": 4096, "K": 4096} for M in (64, 128, 512, 4096, 8192)]))
+        points, others = (
+            gpu.traits([{**CUBE, "M": M} for M in sizes])
+            for sizes in ((64, 8192, 512, 32_768), (64, 128, 512, 4096, 8192))
+        )
+        expected = TimeModel.fit(times_us, times_us[:, 0], points).predict(others)
         margin = 1.0 + np.exp(-1.0 / 0.1)  # nearly 1 for a configuration that is known nearby
         assert (expected[:, 0] >= 30.0).all()
         assert (expected[:, 0] <= 31.0 * margin).all()
 
-    @pytest.mark.parametrize("words", [{"N": 4095}, {"K": 4090}, {"M": 4092}, {"M": 4001, "N": 4001, "K": 4001}])
-    def test_a_time_of_aligned_sizes_bounds_ragged_ones_with_their_cost(self, words: dict[str, int]) -> None:
+
+class TestBounds:
+    """Measured times bound others, also those of a model whose time is that of the bytes, and more if ragged."""
+
+    GPU = SyntheticGpu.make(2, 1, noise=0.0)
+
+    def traits(self, **changes: int) -> Traits:
+        return self.GPU.traits([{**CUBE, **changes}])
+
+    def expected(self, measured: dict[str, int], time_us: float, asked: dict[str, int], modelled: float) -> float:
+        """Return the time at a problem, given that of another, if the model takes so many times as long as it should.
+
+        Each ragged size costs half of the time of aligned ones.
+        """
+        aligned = self.traits()
+        per_byte = 100.0 * modelled / float(aligned.bytes[0])
+        work = float(aligned.rounds[0, 0] * aligned.flops[0] / aligned.outputs[0])
+        weights = np.array([[*[0.0] * 5, per_byte, *[0.5 * 100.0 * modelled / work] * 3]])
+        model = TimeModel(weights, np.zeros((1, 1)), np.array([[time_us]]), self.traits(**measured))
+        return float(model.predict(self.traits(**asked))[0, 0])
+
+    @pytest.mark.parametrize("ragged", [{"N": 4095}, {"K": 4090}, {"M": 4092}, {"M": 4001, "N": 4001, "K": 4001}])
+    def test_a_time_of_aligned_sizes_bounds_ragged_ones_with_their_cost(self, ragged: dict[str, int]) -> None:
         """Ragged sizes take half as long again; a measured time of aligned ones does not hide that, nor the reverse."""
-        gpu, aligned = SyntheticGpu.make(2, 1, noise=0.0), {"M": 4096, "N": 4096, "K": 4096}
-        ragged = {**aligned, **words}
-        model = self._model(gpu, [aligned], [100.0], ragged_share=0.5)
-        expected = float(model.predict(gpu.traits([ragged]))[0, 0])
-        count = len(words)
-        assert expected == pytest.approx(100.0 * (1 + 0.5 * count), rel=0.02)
-        larger = {name: size + 8 for name, size in aligned.items()}
-        model = self._model(gpu, [ragged], [100.0 * (1 + 0.5 * count)], ragged_share=0.5, modelled_share=0.1)
-        expected = float(model.predict(gpu.traits([larger]))[0, 0])
-        assert expected == pytest.approx(100.0, rel=0.02)
+        cost_us = 100.0 * (1 + 0.5 * len(ragged))
+        larger = {name: size + 8 for name, size in CUBE.items()}
+        assert self.expected({}, 100.0, ragged, 10.0) == pytest.approx(cost_us, rel=0.02)
+        assert self.expected(ragged, cost_us, larger, 0.1) == pytest.approx(100.0, rel=0.02)
 
     @pytest.mark.parametrize("name", ["M", "N", "K"])
     def test_equally_ragged_problems_bound_each_other_as_they_are(self, name: str) -> None:
-        gpu, aligned = SyntheticGpu.make(2, 1, noise=0.0), {"M": 4096, "N": 4096, "K": 4096}
-        model = self._model(gpu, [{**aligned, name: 4095}], [60.0], ragged_share=0.5)
-        expected = model.predict(gpu.traits([{**aligned, name: 4093}, {**aligned, name: 4088}]))[:, 0]
-        assert expected[0] == pytest.approx(60.0, rel=0.02)
-        assert expected[1] == pytest.approx(60.0, rel=0.02)  # an upper bound is not lowered by the alignment
-        model = self._model(gpu, [aligned], [60.0], ragged_share=0.5, modelled_share=0.1)
-        expected = model.predict(gpu.traits([{**aligned, name: 4104}, {**aligned, name: 4101}]))[:, 0]
-        assert expected[0] == pytest.approx(60.0, rel=0.02)
-        assert expected[1] == pytest.approx(60.0, rel=0.02)  # and a lower one is not raised
-
-    @staticmethod
-    def _model(
-        gpu: SyntheticGpu,
-        problems: list[dict[str, int]],
-        times_us: list[float],
-        *,
-        ragged_share: float,
-        modelled_share: float = 10.0,
-    ) -> TimeModel:
-        """Return a model whose time is that of the bytes moved, and more for each size that is ragged.
-
-        Parameters
-        ----------
-        ragged_share
-            Share of the time of aligned sizes that each ragged one costs.
-        modelled_share
-            Modelled over measured time, so that the measured ones bound.
-        """
-        traits = gpu.traits(problems)
-        aligned = gpu.traits([{"M": 4096, "N": 4096, "K": 4096}])
-        per_byte = 100.0 * modelled_share / float(aligned.bytes[0])
-        work = float(aligned.rounds[0, 0] * aligned.flops[0] / aligned.outputs[0])
-        per_ragged = ragged_share * 100.0 * modelled_share / work
-        weights = np.array([[0.0, 0.0, 0.0, 0.0, 0.0, per_byte, per_ragged, per_ragged, per_ragged]])
-        measured = np.array(times_us)[:, None]
-        return TimeModel(weights, np.zeros_like(measured), measured, traits)
-
-    @staticmethod
-    def _loss_where_half_were_measured_once(seed: int) -> float:
-        gpu, once = SyntheticGpu.make(seed, 40, noise=0.0), np.arange(20, 40)
-        _, points, measured = gpu.measured(FAMILY, 24)
-        known = np.tile(np.arange(40) < 20, (24, 1))
-        known[measured.losses[:, once].argmin(axis=0), once] = True
-        times_us, unseen = np.where(known, measured.times_us, np.nan), drawn(50, 4)
-        model = TimeModel.fit(times_us, measured.times_us.min(axis=1), gpu.traits(points))
-        served = model.predict(gpu.traits(unseen)).argmin(axis=1)
-        actual = np.array([gpu.times_us(sizes) for sizes in unseen])
-        return float((actual[np.arange(50), served] / actual.min(axis=1) - 1).mean())
-
-    @staticmethod
-    def _expected_and_actual(known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted and true times at unseen sizes, given the known times of 24 points."""
-        gpu = SyntheticGpu.make(1, 12, noise=0.0)
-        _, points, measured = gpu.measured(FAMILY, 24)
-        unseen = drawn(50, 4)
-        times_us = np.where(known, measured.times_us, np.nan)
-        model = TimeModel.fit(times_us, measured.times_us.min(axis=1), gpu.traits(points))
-        return model.predict(gpu.traits(unseen)), np.array([gpu.times_us(sizes) for sizes in unseen])
+        """An upper bound is not lowered by the alignment, and a lower one is not raised."""
+        for measured, asked, modelled in ((4095, (4093, 4088), 10.0), (4096, (4104, 4101), 0.1)):
+            for size in asked:
+                found = self.expected({name: measured}, 60.0, {name: size}, modelled)
+                assert found == pytest.approx(60.0, rel=0.02)
