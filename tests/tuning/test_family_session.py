@@ -17,6 +17,7 @@ from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
+from autotile.tuning import schedule
 from autotile.tuning.family_session import FamilyResult, tune_family
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Progress
@@ -36,6 +37,11 @@ def record_all(bench: Any, judges: Mapping[str, Any], sizes: tuple[int, ...] = S
 
     for n in sizes:
         bench.record(judge(n), n=n)
+
+
+@pytest.fixture
+def recorded(bench: Any, judges: Any) -> None:
+    record_all(bench, judges)
 
 
 PAIRS = tuple(sorted({n + odd for n in (4096, 8192, 20_000, 40_000, 50_048, 65_536) for odd in (0, 1)}))
@@ -77,9 +83,13 @@ def run(bench: Any) -> Callable[..., FamilyResult]:
     return tune
 
 
+def kill_at_third(step: Progress) -> None:
+    if (step.path[0].of, step.path[0].number) == ("tuning point", 3):
+        raise RuntimeError("killed")
+
+
 class TestRule:
-    def test_it_serves_what_is_best_at_each_point(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
+    def test_it_serves_what_is_best_at_each_point(self, bench: Any, run: Any, recorded: None) -> None:
         result = run()
         rule = result.rule
         assert [point.sizes["n"] for point in sorted(rule.points, key=lambda p: p.sizes["n"])] == list(SIZES)
@@ -92,9 +102,16 @@ class TestRule:
         assert not result.interrupted
         assert result.to_json()["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": dict(rule.worst.sizes)}
 
-    def test_it_is_served_and_its_points_exactly(self, bench: Any, judges: Any, run: Any) -> None:
+    def test_one_that_helps_is_in_force_and_served_and_its_points_exactly(
+        self, bench: Any, judges: Any, run: Any
+    ) -> None:
         record_by_alignment(bench, judges)
-        run(plan=FamilyPlan(points=len(PAIRS), max_configs=4))
+        result = run(plan=FamilyPlan(points=len(PAIRS), max_configs=4))
+        judgement = result.rule.judgement
+        assert (judgement.points, result.rule.in_force) == (len(result.rule.points), True)
+        assert judgement.ratio < judgement.upper < 0.5
+        assert all(point.without == pytest.approx(3.0) for point in result.rule.points)  # 40 us of the neighbour's
+        assert result.to_json()["in_force"]
         serving.forget_served()
         path = bench.kernel.spec.source
         near, exact = (get_best_kernel(path, n=n, device="NVIDIA H200") for n in (30_001, 20_001))
@@ -130,25 +147,14 @@ class TestRule:
         assert kernel.tier != "family"
         assert "which is not clearly better" in kernel.explain()
 
-    def test_a_rule_that_serving_the_nearest_equals_stays_out(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
+    def test_a_rule_that_serving_the_nearest_equals_stays_out(self, bench: Any, run: Any, recorded: None) -> None:
         rule = run().rule
         assert rule.mean_loss == 0.0
         assert not rule.in_force
         kernel = get_best_kernel(bench.kernel.spec.source, n=2999, device="NVIDIA H200")
         assert (kernel.tier, kernel.config) == ("nearest", FEW)
 
-    def test_a_rule_that_helps_is_in_force(self, bench: Any, judges: Any, run: Any) -> None:
-        record_by_alignment(bench, judges)
-        result = run(plan=FamilyPlan(points=len(PAIRS), max_configs=4))
-        judgement = result.rule.judgement
-        assert (judgement.points, result.rule.in_force) == (len(result.rule.points), True)
-        assert judgement.ratio < judgement.upper < 0.5
-        assert all(point.without == pytest.approx(3.0) for point in result.rule.points)  # 40 us of the neighbour's
-        assert result.to_json()["in_force"]
-
-    def test_few_configurations_are_chosen(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
+    def test_few_configurations_are_chosen(self, bench: Any, run: Any, recorded: None) -> None:
         rule = run(plan=FamilyPlan(points=6, max_configs=1)).rule
         assert len(rule.configs) == 1
         assert rule.mean_loss > 0
@@ -169,10 +175,7 @@ class TestRule:
 
 
 class TestSeveralGpus:
-    def test_points_are_tuned_at_the_same_time_and_the_rule_is_the_same(
-        self, bench: Any, judges: Any, run: Any
-    ) -> None:
-        record_all(bench, judges)
+    def test_points_are_tuned_at_the_same_time_and_the_rule_is_the_same(self, run: Any, recorded: None) -> None:
         threads: dict[int, set[int]] = {}
 
         def observe(step: Progress) -> None:
@@ -185,15 +188,10 @@ class TestSeveralGpus:
         assert result.rule.mean_loss == 0.0
         assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
 
-    def test_an_error_at_a_point_ends_the_others(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
-
-        def kill(step: Progress) -> None:
-            if step.path[0].number == 3:
-                raise RuntimeError("killed")
+    def test_an_error_at_a_point_ends_the_others(self, bench: Any, run: Any, recorded: None) -> None:
 
         with pytest.raises(RuntimeError, match="killed"):
-            run(observe=kill, devices=(0, 1))
+            run(observe=kill_at_third, devices=(0, 1))
         assert not any(thread.name.startswith("problem ") for thread in threading.enumerate())
         again = run(devices=(0, 1))
         assert again.resumed <= 2
@@ -201,29 +199,22 @@ class TestSeveralGpus:
 
 
 class TestResuming:
-    def test_a_run_that_was_broken_off_goes_on(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
-
-        def kill(step: Progress) -> None:
-            if (step.path[0].of, step.path[0].number) == ("tuning point", 3):
-                raise RuntimeError("killed")
+    def test_a_run_that_was_broken_off_goes_on(self, bench: Any, run: Any, recorded: None) -> None:
 
         with pytest.raises(RuntimeError, match="killed"):
-            run(observe=kill)
+            run(observe=kill_at_third)
         steps: set[tuple[str, int]] = set()
         result = run(observe=lambda step: steps.add((step.path[0].of, step.path[0].number)))
         assert result.resumed == 2
         assert min(number for phase, number in steps if phase == "tuning point") == 3
         assert result.rule == run(fresh=True).rule
 
-    def test_another_plan_begins_anew(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
+    def test_another_plan_begins_anew(self, bench: Any, run: Any, recorded: None) -> None:
         with pytest.raises(RuntimeError, match="killed"):
-            run(observe=lambda step: _kill_at(step, 3))
+            run(observe=kill_at_third)
         assert run(trials=5).resumed == 0
 
-    def test_what_is_measured_is_not_measured_again(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
+    def test_what_is_measured_is_not_measured_again(self, bench: Any, run: Any, recorded: None) -> None:
         run()
         before = len(bench.stored())
         steps: set[str] = set()
@@ -232,10 +223,9 @@ class TestResuming:
         assert len(bench.stored()) == before
 
     def test_candidates_are_measured_where_the_search_would_not_try_them(
-        self, bench: Any, judges: Any, run: Any, rewrite: Any
+        self, bench: Any, run: Any, rewrite: Any, recorded: None
     ) -> None:
         """And these trials count in later sessions."""
-        record_all(bench, judges)
         bench.kernel = rewrite(
             {"[launch]": '[heuristics]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}
         ).kernel
@@ -250,8 +240,7 @@ class TestResuming:
         assert config_key({"THREADS": 128, "WORK": 2}) not in tried
         assert bench.tune(bench.folder / "1.npz", n=SIZES[1]).resumed == len(tried)
 
-    def test_progress_is_forgotten_when_there_is_a_rule(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
+    def test_progress_is_forgotten_when_there_is_a_rule(self, bench: Any, run: Any, recorded: None) -> None:
         result = run()
         with Database.open(read_settings().database) as database:
             (stored,) = database.rules("scale")
@@ -259,10 +248,7 @@ class TestResuming:
             assert family_state(database, stored.key, stored.rule.family) is None
 
 
-def test_a_budget_is_shared_and_kept(bench: Any, judges: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    record_all(bench, judges)
-    from autotile.tuning import schedule
-
+def test_a_budget_is_shared_and_kept(run: Any, recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float | None] = []
     tune = schedule.tune
 
@@ -279,8 +265,7 @@ def test_a_budget_is_shared_and_kept(bench: Any, judges: Any, run: Any, monkeypa
 
 
 class TestRefusals:
-    def test_no_recording_in_the_family(self, bench: Any, judges: Any, run: Any) -> None:
-        record_all(bench, judges)
+    def test_no_recording_in_the_family(self, bench: Any, run: Any, recorded: None) -> None:
         with pytest.raises(
             InputError, match=r"no problem of the family n=1..10 is recorded .* recorded are: scale n=1"
         ):
@@ -297,8 +282,7 @@ class TestRefusals:
             run("n=1000..4000")
 
 
-def test_old_progress_of_other_points_is_no_hindrance(bench: Any, judges: Any, run: Any) -> None:
-    record_all(bench, judges)
+def test_old_progress_of_other_points_is_no_hindrance(run: Any, recorded: None) -> None:
     result = run()
     with Database.open(read_settings().database) as database:
         (stored,) = database.rules("scale")
@@ -306,13 +290,7 @@ def test_old_progress_of_other_points_is_no_hindrance(bench: Any, judges: Any, r
     assert run().rule == result.rule
 
 
-def _kill_at(step: Progress, number: int) -> None:
-    if step.path[0].number == number:
-        raise RuntimeError("killed")
-
-
-def test_ctrl_c_keeps_what_was_tuned(bench: Any, judges: Any, run: Any) -> None:
-    record_all(bench, judges)
+def test_ctrl_c_keeps_what_was_tuned(run: Any, recorded: None) -> None:
 
     def interrupt(step: Progress) -> None:
         if step.path[0].number == 2 and step.phase == "searching" and step.done == 2:
