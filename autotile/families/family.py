@@ -986,7 +986,13 @@ def _learn_on(
     proposed_by, losses = data.proposed_by, data.losses[points]
     known = proposed_by[points].any(axis=0) | ~proposed_by.any(axis=0)
     columns = np.flatnonzero(known & np.isfinite(losses).any(axis=0))
-    predicted = _predict_losses(data, points, columns)
+    # Of the unmeasured problems, losses that are predicted from these points; NaN where not valid.
+    traits, others = data.traits.select(columns.tolist()).rows(points), data.unmeasured.select(columns.tolist())
+    best_us = np.nanmin(data.times_us[points], axis=1)
+    predicted_us = TimeModel.fit(data.times_us[np.ix_(points, columns)], best_us, traits).predict(others)
+    valid = data.is_valid[:, columns]
+    least_us = np.where(valid, predicted_us, np.inf).min(axis=1, keepdims=True)
+    predicted = np.where(valid, predicted_us / least_us - 1.0, np.nan)
     all_losses = [np.where(np.isfinite(losses[:, columns]), losses[:, columns], UNSERVED_LOSS)]
     all_losses += [np.where(np.isfinite(predicted), predicted, _UNCOVERED_LOSS)]
     selected = select_configs(np.concatenate(all_losses), _weights(len(points), len(predicted)), max_configs)
@@ -1002,17 +1008,6 @@ def _learn_on(
         _LEAVES_PER_CONFIG * max_configs,
     )
     return chosen, tree
-
-
-def _predict_losses(data: TrainingData, points: Indices, columns: Indices) -> Matrix:
-    """Return the losses of columns at the unmeasured problems, predicted from some of the points; NaN if not valid."""
-    known = columns.tolist()
-    measured, unmeasured = data.traits.select(known).rows(points), data.unmeasured.select(known)
-    times_us = data.times_us[np.ix_(points, columns)]
-    predicted_us = TimeModel.fit(times_us, np.nanmin(data.times_us[points], axis=1), measured).predict(unmeasured)
-    valid = data.is_valid[:, columns]
-    best_us = np.where(valid, predicted_us, np.inf).min(axis=1, keepdims=True)
-    return np.where(valid, predicted_us / best_us - 1.0, np.nan)
 
 
 def _weights(points: int, unmeasured: int) -> Vector:

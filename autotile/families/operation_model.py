@@ -379,15 +379,9 @@ class Expected(NamedTuple):
     doubt: float
 
 
-class Doubt(NamedTuple):
-    """Doubt of a kernel's or a library's expected time, as a standard deviation of its logarithm.
-
-    It is ``constant`` where all networks agree; ``per_spread`` is that for each doubling by which they differ. The two
-    are added in squares.
-    """
-
-    constant: float
-    per_spread: float
+Doubt = tuple[float, float]
+"""Doubt of a kernel's or a library's expected time, as a standard deviation of its logarithm: where all networks agree,
+and for each doubling by which they differ. The two are added in squares."""
 
 
 @dataclass(frozen=True)
@@ -942,18 +936,18 @@ def _doubts(candidates: Sequence[ModelCandidate], held_out: HeldOut) -> dict[str
     best = np.nanmin(np.where(own & np.isfinite(held_out.times_us), held_out.times_us, np.inf), axis=1)
     near = ~own | (held_out.times_us <= _NEAR * best[:, None])
     residuals = np.log(held_out.times_us) - math.log(2.0) * held_out.log2_us
-    found = {}
+    found: dict[str, Doubt] = {}
     for name in dict.fromkeys(one.kernel for one in candidates):
         of_kernel = np.array([one.kernel == name for one in candidates])
         mask = near & of_kernel & np.isfinite(residuals)
         if mask.sum() < 10:
-            found[name] = Doubt(0.5, 1.0)
+            found[name] = 0.5, 1.0
             continue
         squares = np.minimum(np.square(residuals[mask]), 1.0)
         spread = np.square(held_out.spread[mask])
         per_spread = max(float(np.cov(spread, squares)[0, 1] / max(float(spread.var()), 1e-12)), 0.0)
         constant = max(float(squares.mean() - per_spread * spread.mean()), _MIN_DOUBT**2)
-        found[name] = Doubt(math.sqrt(constant), min(math.sqrt(per_spread), 10.0))
+        found[name] = math.sqrt(constant), min(math.sqrt(per_spread), 10.0)
     return found
 
 

@@ -176,7 +176,10 @@ def prefer(
         if not own:
             continue
         there = _launched_there(spec, tuned, tuned.device or device, base, dtype)
-        of = spec, base_key, tuned, _distance(tuned, sizes, device)
+        flags, doublings = size_distance(tuned.sizes, sizes)
+        if tuned.device is not None and _identity(tuned.device) != _identity(device):
+            doublings = max(doublings, 1.0)  # another GPU counts as one doubling at least
+        of = spec, base_key, tuned, (flags, doublings)
         for row_there, key in enumerate(own, start=2):
             expected = _expected(*of, key=key, here=here, row=len(found) + 2, there=there, row_there=row_there)
             found.append(Preferred(number, key, expected))
@@ -260,13 +263,6 @@ def _expected(
     if not is_estimated:
         return Expectation(0.0, math.inf)
     return Expectation(measured + change + float(now[1] - now[0]), doubt + _UNMEASURED_DOUBT)
-
-
-def _distance(tuned: Tuned, sizes: Mapping[str, int], device: DeviceProperties) -> tuple[int, float]:
-    """Return the number of flags that differ, and the doublings; another GPU counts as one doubling at least."""
-    flags, doublings = size_distance(tuned.sizes, sizes)
-    is_foreign = tuned.device is not None and _identity(tuned.device) != _identity(device)
-    return flags, max(doublings, 1.0) if is_foreign else doublings
 
 
 def _identity(device: DeviceProperties) -> tuple[object, ...]:

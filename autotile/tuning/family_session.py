@@ -379,12 +379,13 @@ def _points(
         raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
     if (device := schedule.device) is not None:
         return device, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, device))
-    what = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
-    recorded = [
-        entry.header
-        for entry in list_recordings(settings.recording_folders)
-        if entry.header is not None and entry.header.device is not None and _version_of(entry.header.key) == what
-    ]
+    version = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
+    recorded = []
+    for entry in list_recordings(settings.recording_folders):
+        if entry.header is not None and entry.header.device is not None:
+            key = entry.header.key
+            if (key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash) == version:
+                recorded.append(entry.header)
     members = [header for header in recorded if header.key.sizes in family]
     if not members:
         known = "; ".join(str(header.problem) for header in recorded) or "none"
@@ -395,10 +396,6 @@ def _points(
     simulated = next(header.device for header in members if header.device is not None)
     here = [header.key.sizes for header in members if header.device == simulated]
     return replace(simulated, source="replayed"), select_points_from(family, here, count)
-
-
-def _version_of(key: TuningKey) -> tuple[str, ...]:
-    return key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash
 
 
 def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:

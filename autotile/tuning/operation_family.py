@@ -554,7 +554,14 @@ class _Coverage:
         with StopRequest() as self._stop:
             try:
                 problems = self._problems(self.options.trials or 2 * _PROBLEMS)
-                self._resume(problems)
+                names = [*self.kernels, *(f"{self.operation.name}:{name}" for name in self.operation.libraries)]
+                studies = {one.key.digest: one.study_id for name in names for one in database.studies(name)}
+                for problem, kernels in problems if studies else ():  # read what an earlier run has measured
+                    stored = self.sweep.stored(problem, kernels, studies)
+                    if stored is not None:
+                        self.measured.append(stored)
+                        for (name, _), trial in stored.trials.items():
+                            self._add(name, trial.config)
                 resumed = len(self.measured)
                 self._seed(problems)
                 first = max(_MIN_PROBLEMS, len(problems) // 2)
@@ -617,18 +624,6 @@ class _Coverage:
             return False
         flops = Workrate.of(spec, problem).flops
         return flops is None or flops <= _MAX_FLOPS
-
-    def _resume(self, problems: Sequence[_PlannedSizes]) -> None:
-        """Read what an earlier run has measured."""
-        database = self.schedule.database
-        names = [*self.kernels, *(f"{self.operation.name}:{name}" for name in self.operation.libraries)]
-        studies = {one.key.digest: one.study_id for name in names for one in database.studies(name)}
-        for problem, kernels in problems if studies else ():
-            stored = self.sweep.stored(problem, kernels, studies)
-            if stored is not None:
-                self.measured.append(stored)
-                for (name, _), trial in stored.trials.items():
-                    self._add(name, trial.config)
 
     def _seed(self, problems: Sequence[_PlannedSizes]) -> None:
         """Collect configurations: defaults, earlier winners, and those with the best estimates at some problems."""
