@@ -94,14 +94,13 @@ def test_one_configuration_runs_and_returns_its_arguments() -> None:
 class TestArraysOnTheGpu:
     """Arrays that are on the GPU already are used in place, as Kernel Tuner's CuPy backend does."""
 
-    @staticmethod
-    def arrays() -> tuple[Any, Any, Any]:
-        cupy = pytest.importorskip("cupy")
+    @pytest.fixture
+    def arrays(self, cupy: Any) -> tuple[Any, Any, Any]:
         a, b = (cupy.random.random(N, dtype=cupy.float32) for _ in range(2))
         return cupy.zeros_like(a), a, b
 
-    def test_a_python_kernel(self) -> None:
-        c, a, b = self.arrays()
+    def test_a_python_kernel(self, arrays: Any) -> None:
+        c, a, b = arrays
         before = a.get(), b.get()
         source = ADD.replace("const ", "")
         add = PythonKernel("add", source, N, [c, a, b, np.int32(N)], {"block_size_x": 128}, lang="cupy")
@@ -111,42 +110,42 @@ class TestArraysOnTheGpu:
         add(a, c, b, np.int32(N))
         np.testing.assert_array_equal(a.get(), c.get() + before[1])
 
-    def test_arrays_of_both_kinds(self) -> None:
-        c, a, b = self.arrays()
+    def test_arrays_of_both_kinds(self, arrays: Any) -> None:
+        c, a, b = arrays
         add = PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128})
         (returned,) = add(np.zeros(N, np.float32), a, b, np.int32(N))
         np.testing.assert_array_equal(returned, (a + b).get())
 
-    def test_an_output_that_is_no_input_of_the_call(self) -> None:
-        c, a, b = self.arrays()
+    def test_an_output_that_is_no_input_of_the_call(self, arrays: Any) -> None:
+        c, a, b = arrays
         inputs = [False, True, True, True]
         add = PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128}, inputs=inputs)
         add(None, a, b, np.int32(N))
         np.testing.assert_array_equal(c.get(), (a + b).get())
 
     @pytest.mark.parametrize("step", [1, 2])
-    def test_one_run(self, step: int) -> None:
-        c, a, b = self.arrays()
+    def test_one_run(self, arrays: Any, step: int) -> None:
+        c, a, b = arrays
         spread = c.repeat(step)[::step]
         returned = run_kernel("add", ADD, N, [spread, a, b, np.int32(N)], {"block_size_x": 128})
         np.testing.assert_array_equal(spread.get(), (a + b).get())
         np.testing.assert_array_equal(returned[0], spread.get())
 
-    def test_an_array_that_is_two_arguments(self) -> None:
-        c, a, b = self.arrays()
+    def test_an_array_that_is_two_arguments(self, arrays: Any) -> None:
+        c, a, b = arrays
         expected = (a + b).get()
         run_kernel("add", ADD.replace("const ", ""), N, [a, a, b, np.int32(N)], {"block_size_x": 128})
         np.testing.assert_array_equal(a.get(), expected)
         del c
 
-    def test_tensors(self) -> None:
+    def test_tensors(self, arrays: Any) -> None:
         torch = pytest.importorskip("torch")
-        c, a, b = (torch.as_tensor(array, device="cuda") for array in self.arrays())
+        c, a, b = (torch.as_tensor(array, device="cuda") for array in arrays)
         PythonKernel("add", ADD, N, [c, a, b, np.int32(N)], {"block_size_x": 128})(c, a, b, np.int32(N))
         assert torch.equal(c, a + b)
 
-    def test_tuning_leaves_them_as_they_are(self) -> None:
-        c, a, b = self.arrays()
+    def test_tuning_leaves_them_as_they_are(self, arrays: Any) -> None:
+        c, a, b = arrays
         tune_kernel("add", ADD, N, [c, a, b, np.int32(N)], SIZES, quiet=True)
         assert not c.any()
 

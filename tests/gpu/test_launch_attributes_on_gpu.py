@@ -57,14 +57,18 @@ def kernel_of(folder: Path, template: str, launch: str) -> Path:
     return write_kernel(folder, template, SPACE.replace("@launch", launch))
 
 
-def test_a_cooperative_launch(tmp_path: Path, cupy: Any) -> None:
-    toml = kernel_of(tmp_path, TEMPLATE, "cooperative = true")
-    evaluation = evaluate(toml)
+def expect_right(toml: Path, cupy: Any, **config: int) -> None:
+    evaluation = evaluate(toml, **config)
     assert evaluation.outcome is Outcome.OK, evaluation.reason
     kernel = get_best_kernel(str(toml), N=5000)
     x = cupy.arange(5000, dtype=cupy.float32)
     for _ in range(4):
         np.testing.assert_array_equal(kernel(x).get(), 2 * np.roll(x.get(), -7))
+
+
+def test_a_cooperative_launch(tmp_path: Path, cupy: Any) -> None:
+    toml = kernel_of(tmp_path, TEMPLATE, "cooperative = true")
+    expect_right(toml, cupy)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
@@ -72,9 +76,4 @@ def test_a_cluster_from_a_parameter(tmp_path: Path, blocks: int, cupy: Any) -> N
     if live_device().compute_capability < "9.0":
         pytest.skip("needs compute capability 9.0")
     toml = kernel_of(tmp_path, CLUSTER_TEMPLATE, 'cluster = ["CLUSTER"]')
-    evaluation = evaluate(toml, CLUSTER=blocks)
-    assert evaluation.outcome is Outcome.OK, evaluation.reason
-    kernel = get_best_kernel(str(toml), N=5000)
-    x = cupy.arange(5000, dtype=cupy.float32)
-    for _ in range(4):
-        np.testing.assert_array_equal(kernel(x).get(), 2 * np.roll(x.get(), -7))
+    expect_right(toml, cupy, CLUSTER=blocks)

@@ -43,6 +43,12 @@ def smooth(**more: Any) -> autotile.TunableKernel:
 OPTIONS = autotile.TuneOptions(trials=6, finals=3)
 
 
+def expect_right_wins(result: autotile.TuneResult) -> None:
+    assert result.outcomes[Outcome.WRONG_RESULT] == 3
+    assert result.winner is not None
+    assert result.winner.config["WRONG"] == 0
+
+
 @pytest.mark.parametrize("library", ["numpy", "cupy"])
 def test_a_function_tells_right_from_wrong(library: Any) -> None:
     def expected(x: Any) -> Any:
@@ -54,9 +60,7 @@ def test_a_function_tells_right_from_wrong(library: Any) -> None:
         return x + 0.5 * np.roll(x, -1)
 
     result = smooth(reference=expected, reference_on=library).tune(options=OPTIONS, progress=False)
-    assert result.outcomes[Outcome.WRONG_RESULT] == 3
-    assert result.winner is not None
-    assert result.winner.config["WRONG"] == 0
+    expect_right_wins(result)
 
 
 def test_an_array_is_the_reference_of_arrays() -> None:
@@ -64,9 +68,7 @@ def test_an_array_is_the_reference_of_arrays() -> None:
     arguments = {"x": x, "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n")}
     kernel = smooth(arguments=arguments, reference={"y": x + 0.5 * np.roll(x, -1)}, ragged={"n": 5000})
     result = kernel.tune(options=OPTIONS, progress=False)
-    assert result.outcomes[Outcome.WRONG_RESULT] == 3
-    assert result.winner is not None
-    assert result.winner.config["WRONG"] == 0
+    expect_right_wins(result)
 
 
 def test_without_a_reference_configurations_must_agree() -> None:
@@ -93,6 +95,4 @@ def test_a_function_compares_the_outputs() -> None:
     kernel = smooth(reference=lambda x: x + 0.5 * np.roll(x, -1), verify=verify, tolerance=1e-3)
     result = kernel.tune(options=OPTIONS, progress=False)
     assert seen == [5000] * 6
-    assert result.outcomes[Outcome.WRONG_RESULT] == 3
-    assert result.winner is not None
-    assert result.winner.config["WRONG"] == 0
+    expect_right_wins(result)
