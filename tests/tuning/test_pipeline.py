@@ -143,6 +143,24 @@ def advance(pipeline: Pipeline, proposals: InOrder, best_us: float | None = None
     return ended.row, trial
 
 
+def begun(call: Callable[..., Any], pool: Pool, count: int, *arguments: Any) -> Future[Any]:
+    """Call a function that waits for compilations, in another thread, until as many have begun."""
+    thread = ThreadPoolExecutor(1)
+    running = thread.submit(call, *arguments)
+    thread.shutdown(wait=False)
+    while len(pool.waiting) < count:
+        time.sleep(0.001)
+    return running
+
+
+@pytest.fixture
+def compiled(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> InOrder:
+    """The proposals, of which four have compiled."""
+    pipeline.compile_ahead(proposals)
+    pool.finish()
+    return proposals
+
+
 def test_candidates_are_compiled_ahead(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> None:
     pipeline.compile_ahead(proposals)
     assert len(pool.waiting) == 4
@@ -162,12 +180,9 @@ def test_no_more_than_there_is_room_for(
     assert len(pool.waiting) == queued
 
 
-def test_trials_come_in_the_order_of_the_proposals(
-    bench: Any, pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
-) -> None:
-    pipeline.compile_ahead(proposals)
-    pool.finish()  # newest first
-    pairs = [advance(pipeline, proposals) for _ in range(5)]
+def test_trials_come_in_the_order_of_the_proposals(bench: Any, pipeline: Pipeline, compiled: InOrder) -> None:
+    """Not in that of the compilations, of which the newest end first."""
+    pairs = [advance(pipeline, compiled) for _ in range(5)]
     assert [(row, trial.config) for row, trial in filter(None, pairs)] == list(enumerate(bench.configs()[:4]))
     assert pairs[-1] is None
 
@@ -179,13 +194,11 @@ def test_what_is_measured_is_chosen_among_what_is_compiled(
     pipeline.compile_ahead(proposals)
     pool.finish()
     row, trial = advance(pipeline, proposals)
-    assert row == 2
+    assert (row, trial.outcome) == (2, Outcome.OK)
     assert [config for config, _ in device.ran] == [bench.configs()[2]]
-    assert trial.outcome is Outcome.OK
-    assert [(seen.stage, seen.resources, seen.measurement) for seen in proposals.seen.values()] == [
-        ("compile", SMALL, None)
-    ] * 4
-    assert all(seen.occupancy is not None for seen in proposals.seen.values())
+    seen = [(one.stage, one.resources, one.measurement) for one in proposals.seen.values()]
+    assert seen == [("compile", SMALL, None)] * 4
+    assert all(one.occupancy is not None for one in proposals.seen.values())
 
 
 def test_what_does_not_compile_comes_before_what_is_chosen(
@@ -225,14 +238,12 @@ def test_in_replay_the_order_does_not_depend_on_the_compilers(
 
 
 def test_the_device_is_given_candidates_before_the_first_has_ended(
-    bench: Any, pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
+    pipeline: Pipeline, device: Device, compiled: InOrder
 ) -> None:
-    pipeline.compile_ahead(proposals)
-    pool.finish()
     for _ in range(2):
-        candidate = pipeline.next_candidate(proposals)
+        candidate = pipeline.next_candidate(compiled)
         assert candidate is not None
-        proposals.proposed.remove(candidate.row)
+        compiled.proposed.remove(candidate.row)
         assert pipeline.begin(candidate, None) is None
     assert (pipeline.running, len(device.ran), device.ended) == (2, 2, 0)
     assert [pipeline.end_next()[0].row for _ in range(2)] == [0, 1]
@@ -259,27 +270,17 @@ def test_a_candidate_whose_code_is_gone_is_compiled_again(
     pipeline.compile_ahead(proposals, room=1)
     pool.finish()
     next(pool.folder.iterdir()).unlink()
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(advance, pipeline, proposals)
-        while not pool.waiting:
-            time.sleep(0.001)
-        pool.finish()
+    running = begun(advance, pool, 1, pipeline, proposals)
+    pool.finish()
     assert running.result()[1].outcome is Outcome.OK
     assert len(device.ran) == 1
 
 
-def test_a_trial_tells_the_whole_story(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
-    pipeline.compile_ahead(proposals)
-    pool.finish()
-    pair = advance(pipeline, proposals, 7.5)
-    assert pair is not None
-    row, trial = pair
+def test_a_trial_tells_the_whole_story(pipeline: Pipeline, device: Device, compiled: InOrder) -> None:
+    row, trial = advance(pipeline, compiled, 7.5)
     assert (row, trial.outcome, trial.stage, trial.time_us) == (0, Outcome.OK, "measure", 10.0)
-    assert trial.geometry is not None
     assert (trial.geometry.grid, trial.geometry.block) == ((128, 1, 1), (32, 1, 1))
-    assert trial.resources == SMALL
-    assert trial.occupancy is not None
-    assert trial.occupancy.blocks_per_sm == 32
+    assert (trial.resources, trial.occupancy.blocks_per_sm) == (SMALL, 32)
     assert trial.cubin_hash == "-DTHREADS=32--DWORK=1--DDTYPE=float"
     assert trial.seconds == {"compile": 0.25, "load": 0.1, "measure": 0.2}
     assert trial.telemetry == {"power_w": 500.0}
@@ -305,41 +306,40 @@ def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: 
     assert len(device.ran) == 4
 
 
-def test_what_does_not_fit_is_not_launched(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
-    pipeline.compile_ahead(proposals)
-    pool.finish(Resources(32, 0, 0, 0, 300_000))
-    pair = advance(pipeline, proposals)
-    assert pair is not None
-    assert (pair[1].outcome, pair[1].stage) == (Outcome.RESOURCE_EXCEEDED, "resources")
-    assert "300000 bytes of shared memory" in pair[1].reason
-    assert pair[1].resources is not None
-    assert device.ran == []
+TOO_LARGE = Compiled(
+    CachedCubin(Path("large"), "large", {"scale": CompiledFunction("scale", Resources(32, 0, 0, 0, 300_000))}), 0.25
+)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.COMPILE_FAILED, Outcome.TIMED_OUT])
-def test_what_does_not_compile_is_not_launched(
-    pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder, outcome: Outcome
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (TOO_LARGE, (Outcome.RESOURCE_EXCEEDED, "resources", "300000 bytes of shared memory")),
+        (Compiled(None, 60.0, Outcome.COMPILE_FAILED, "why"), (Outcome.COMPILE_FAILED, "compile", "why")),
+        (Compiled(None, 60.0, Outcome.TIMED_OUT, "why"), (Outcome.TIMED_OUT, "compile", "why")),
+    ],
+)
+def test_what_a_gate_rejects_is_not_launched(
+    pipeline: Pipeline, pool: Pool, proposals: InOrder, result: Compiled, expected: tuple[Outcome, str, str]
 ) -> None:
     pipeline.compile_ahead(proposals)
-    pool.waiting[0][1].set_result(Compiled(None, 60.0, outcome, "why"))
-    pair = advance(pipeline, proposals)
-    assert pair is not None
-    assert (pair[1].outcome, pair[1].stage, pair[1].reason) == (outcome, "compile", "why")
-    assert pair[1].geometry is not None
-    assert pair[1].seconds == {"compile": 60.0}
-    assert device.ran == []
+    pool.waiting[0][1].set_result(result)
+    candidate = pipeline.next_candidate(proposals)
+    trial = pipeline.begin(candidate, None)
+    assert (trial.outcome, trial.stage) == expected[:2]
+    assert expected[2] in trial.reason
+    assert (trial.resources is None) == (result.cubin is None)
+    assert trial.geometry is not None
+    assert trial.seconds == {"compile": result.seconds}
 
 
 def test_what_no_longer_compiles_does_not_race(
     pipeline: Pipeline, pool: Pool, judges: dict[str, Any], bench: Any
 ) -> None:
     trials = [judges["by_threads"](config) for config in bench.configs()[:2]]
-    with ThreadPoolExecutor(1) as thread:
-        racing = thread.submit(pipeline.recompile, trials)
-        while len(pool.waiting) < 2:
-            time.sleep(0.001)
-        pool.waiting.pop(0)[1].set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "the cache was trimmed"))
-        pool.finish()
+    racing = begun(pipeline.recompile, pool, 2, trials)
+    pool.waiting.pop(0)[1].set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "the cache was trimmed"))
+    pool.finish()
     ((trial, candidate),) = racing.result()
     assert trial is trials[1]
     assert candidate.config == trial.config
@@ -352,11 +352,8 @@ def test_what_waits_for_a_worker_is_given_up_when_the_finals_begin(
     pipeline.compile_ahead(proposals)
     waiting = [future for _, future in pool.waiting]
     pool.waiting.clear()
-    with ThreadPoolExecutor(1) as thread:
-        racing = thread.submit(pipeline.recompile, [judges["by_threads"](bench.configs()[0])])
-        while not pool.waiting:
-            time.sleep(0.001)
-        pool.finish()
+    racing = begun(pipeline.recompile, pool, 1, [judges["by_threads"](bench.configs()[0])])
+    pool.finish()
     assert len(racing.result()) == 1
     assert waiting
     assert all(future.cancelled() for future in waiting)
@@ -369,15 +366,18 @@ def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: De
         advance(pipeline, proposals)
 
 
-def test_other_problems_are_compiled_where_sizes_are(bench: Any, device: Device, pool: Pool) -> None:
-    definition = bench.kernel
-    text = definition.spec.text.replace("[kernel]", '[kernel]\ndefines = { SIZE = "n" }')
-    kernel = replace(definition, spec=parse_spec(text, "scale.toml"))
-    problem, extra = bench.problem(), {"n": 8192}
-    pipeline = Pipeline(kernel, problem, device, pool, verify_sizes=[extra, problem.sizes])  # type: ignore[arg-type]
-    proposals = InOrder(bench.configs(), ready=1)
+@pytest.fixture
+def sized(bench: Any) -> Any:
+    """The tiny kernel with its size compiled in."""
+    text = bench.kernel.spec.text.replace("[kernel]", '[kernel]\ndefines = { SIZE = "n" }')
+    return replace(bench.kernel, spec=parse_spec(text, "scale.toml"))
+
+
+def test_other_problems_are_compiled_where_sizes_are(bench: Any, sized: Any, device: Any, pool: Any) -> None:
+    problem, proposals = bench.problem(), InOrder(bench.configs(), ready=1)
+    pipeline = Pipeline(sized, problem, device, pool, verify_sizes=[{"n": 8192}, problem.sizes])
     pipeline.compile_ahead(proposals, room=1)
-    expected = [problem.sizes["n"], kernel.spec.ragged["n"], 8192]
+    expected = [problem.sizes["n"], sized.spec.ragged["n"], 8192]
     assert [job.options[-1] for job, _ in pool.waiting] == [f"-DSIZE={size}" for size in expected]
     pool.finish()
     compiled = pipeline.next_candidate(proposals)
@@ -385,21 +385,16 @@ def test_other_problems_are_compiled_where_sizes_are(bench: Any, device: Device,
     candidate = compiled.candidate()
     assert candidate is not None
     assert [dict(other.sizes) for other in candidate.others] == [{"n": size} for size in expected[1:]]
-    assert [Path(other.cubin_path).name.endswith(f"SIZE={other.sizes['n']}") for other in candidate.others] == [
-        True
-    ] * 2
+    assert all(Path(other.cubin_path).name.endswith(f"SIZE={other.sizes['n']}") for other in candidate.others)
     assert convert(to_fields(candidate.others), tuple[SizedCubin, ...]) == candidate.others
 
 
-def test_another_problem_that_does_not_compile_is_a_failure(bench: Any, device: Device, pool: Pool) -> None:
-    text = bench.kernel.spec.text.replace("[kernel]", '[kernel]\ndefines = { SIZE = "n" }')
-    kernel = replace(bench.kernel, spec=parse_spec(text, "scale.toml"))
-    pipeline = Pipeline(kernel, bench.problem(), device, pool)  # type: ignore[arg-type]
-    proposals = InOrder(bench.configs(), ready=1)
+def test_another_problem_that_does_not_compile_is_a_failure(bench: Any, sized: Any, device: Any, pool: Any) -> None:
+    pipeline, proposals = Pipeline(sized, bench.problem(), device, pool), InOrder(bench.configs(), ready=1)
     pipeline.compile_ahead(proposals, room=1)
     pool.waiting.pop()[1].set_result(Compiled(None, 1.0, Outcome.COMPILE_FAILED, "why"))
     pool.finish()
     _, trial = advance(pipeline, proposals)
     assert trial.outcome is Outcome.COMPILE_FAILED
-    assert trial.reason == f"at n={kernel.spec.ragged['n']}: why"
+    assert trial.reason == f"at n={sized.spec.ragged['n']}: why"
     assert device.ran == []
