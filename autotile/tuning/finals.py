@@ -68,47 +68,50 @@ class Finals:
         return self.ranked[0] if self.ranked else None
 
 
-def choose_finalists(
-    trials: Sequence[Trial],
-    default: Config,
-    incumbent: Config | None,
-    count: int,
-    *,
-    tries: Sequence[Config] = (),
-    hurried: bool = False,
-) -> list[Trial]:
-    """Return the best trials, and the default, the incumbent and the tries if they have a time, in order of their cost.
+@dataclass(frozen=True, slots=True)
+class FinalRules:
+    """How finals are held.
 
-    Parameters
+    Attributes
     ----------
     default, incumbent
-        Configurations that take part regardless of their time; the incumbent is None where there is none.
-    count
-        Number of other finalists.
-    tries
-        Configurations that the user named, see `autotile.tuning.options.TuneOptions`.
+        Configurations that take part regardless of their time; the incumbent wins if it ties, and is None where there
+        is none.
+    seed
+        Seed of the order within the rounds.
     hurried
-        Whether the user has interrupted the session: four other finalists at most.
+        Whether the user has interrupted the session: four other finalists at most, the minimum number of rounds that
+        gives an interval, fewer repeats, and no sanitizer.
+    scorer
+        Computes what the session minimises; None for the time.
+    observe
+        Called after each verification with the expected time of those that are left, in seconds.
     """
-    count = min(count, _HURRIED_FINALISTS) if hurried else count
+
+    default: Config
+    incumbent: Config | None = None
+    seed: int = 0
+    hurried: bool = False
+    scorer: Scorer | None = None
+    observe: Callable[[float], None] = lambda _: None
+
+
+def choose_finalists(
+    trials: Sequence[Trial], rules: FinalRules, count: int, tries: Sequence[Config] = ()
+) -> list[Trial]:
+    """Return the best ``count`` trials in order of their cost, and those that take part regardless of it.
+
+    These are the default, the incumbent and ``tries`` if they have a time.
+    """
+    count = min(count, _HURRIED_FINALISTS) if rules.hurried else count
     fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=_cost)
-    seeded = {config_key(config) for config in (default, incumbent, *tries) if config is not None}
+    seeded = {config_key(config) for config in (rules.default, rules.incumbent, *tries) if config is not None}
     others = [t for t in trials if t.outcome.has_time and config_key(t.config) in seeded]
     finalists = {config_key(t.config): t for t in [*fastest[: max(count, 1)], *others]}
     return sorted(finalists.values(), key=_cost)
 
 
-def run_finals(
-    racing: Sequence[tuple[Trial, Candidate]],
-    backend: Backend,
-    *,
-    default: Config,
-    incumbent: Config | None,
-    seed: int,
-    hurried: bool = False,
-    scorer: Scorer | None = None,
-    observe: Callable[[float], None] = lambda _: None,
-) -> Finals:
+def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rules: FinalRules) -> Finals:
     """Race the finalists, verify them, and name the winner: the best that is correct, or the incumbent if they tie.
 
     In replay no race is possible, and the recorded medians and their intervals are compared instead.
@@ -117,45 +120,29 @@ def run_finals(
     together may cost ten seconds; after that, the others are verified, those least like them first, up to the next
     failure. What was not verified is neither ranked nor refused.
 
-    Parameters
-    ----------
-    racing
-        Finalists, each with its compiled candidate.
-    backend
-        Device that they run on.
-    default, incumbent
-        As for `choose_finalists`.
-    seed
-        Seed of the order within the rounds.
-    hurried
-        Whether the user has interrupted the session: the minimum number of rounds that gives an interval.
-    scorer
-        Computes what the session minimises; None for the time.
-    observe
-        Called after each verification with the expected time of those that are left, in seconds.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
-    checks = FinalistChecks(backend, candidates, hurried=hurried, observe=observe)
+    checks = FinalistChecks(backend, candidates, hurried=rules.hurried, observe=rules.observe)
     checks.sanitize()
     left = list(range(len(finalists)))
     start = time.perf_counter()
-    raced = hold_race(backend, racing, left, seed, hurried=hurried, scorer=scorer)
+    raced = hold_race(backend, racing, left, rules)
     if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
         checks.lose(time.perf_counter() - start)
         while (failed := checks.first_that_fails(left, left)) is not None:
             left.remove(failed)
         if 1 < len(left) < len(finalists):
-            raced = hold_race(backend, racing, left, seed, hurried=hurried, scorer=scorer)
+            raced = hold_race(backend, racing, left, rules)
     for i, result in (raced or {}).items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
-    race = _Race(finalists, raced or {}, scorer)
+    race = _Race(finalists, raced or {}, rules.scorer)
     while left:
-        order, tied = race.rank(left, incumbent)
+        order, tied = race.rank(left, rules.incumbent)
         failed = checks.first_that_fails(order, tied)
         if failed is None:
             ties = checks.verified_like(order[0], tied)
-            baseline = next((i for i in order if race.is_of(i, default)), None)
+            baseline = next((i for i in order if race.is_of(i, rules.default)), None)
             return Finals(
                 ranked=tuple(checks.with_digest(i, race.trials[i]) for i in order),
                 default=race.trials[baseline] if baseline is not None else None,
@@ -169,24 +156,18 @@ def run_finals(
 
 
 def hold_race(
-    backend: Backend,
-    racing: Sequence[tuple[Trial, Candidate]],
-    left: Sequence[int],
-    seed: int,
-    *,
-    hurried: bool,
-    scorer: Scorer | None = None,
+    backend: Backend, racing: Sequence[tuple[Trial, Candidate]], left: Sequence[int], rules: FinalRules
 ) -> dict[int, Reading] | None:
     """Race those finalists that are left; None where there is nothing to race, or no race is possible."""
     if len(left) < 2:
         return None
     round_us = sum(interval_of(racing[i][0]).value for i in left)
-    rounds = _MIN_ROUNDS if hurried else race_rounds(round_us)
+    rounds = _MIN_ROUNDS if rules.hurried else race_rounds(round_us)
     entries = tuple(
-        Entry(candidate, weight=scorer.weight(trial) if scorer is not None else 1.0)
+        Entry(candidate, weight=rules.scorer.weight(trial) if rules.scorer is not None else 1.0)
         for trial, candidate in (racing[i] for i in left)
     )
-    raced = backend.race(Race(entries, rounds, seed), 1e-6 * rounds * round_us)
+    raced = backend.race(Race(entries, rounds, rules.seed), 1e-6 * rounds * round_us)
     return None if raced is None else dict(zip(left, raced, strict=True))
 
 
@@ -220,10 +201,8 @@ class FinalistChecks:
     ----------
     candidates
         Finalists, to which the methods refer by their indices.
-    hurried
-        Whether the user has interrupted the session: fewer repeats, and no sanitizer.
-    observe
-        As for `run_finals`.
+    hurried, observe
+        As for `FinalRules`.
 
     Attributes
     ----------
@@ -325,12 +304,7 @@ class FinalistChecks:
         ties, and the others. Once the faulty ones have cost too much, it is the other way round, and the next failure
         ends the verification as soon as one finalist has passed.
 
-        Parameters
-        ----------
-        order
-            Finalists, the winner first.
-        tied
-            Those that tie with it.
+        ``order`` holds finalists, the winner first, and ``tied`` those that tie with it.
         """
         by_weight = list(dict.fromkeys([*order[:1], *tied, *order]))
         while unverified := [i for i in by_weight if i not in self._readings]:
@@ -508,48 +482,27 @@ class Confirmation:
 
 
 def confirm_finals(
-    racing: Sequence[tuple[Trial, Candidate]],
-    backend: Backend,
-    *,
-    default: Config,
-    incumbent: Config | None,
-    seed: int,
-    hurried: bool,
-    scorer: Scorer,
-    observe: Callable[[float], None] = lambda _: None,
+    racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rules: FinalRules
 ) -> tuple[Finals, Confirmation | None]:
     """Hold finals on one GPU, and confirm the winner on a second one, if the backend has several.
 
     A winner that is wrong on the second GPU is refused if another finalist is right there, and the finals are held
     again without it.
 
-    Parameters
-    ----------
-    racing, backend, default, incumbent, seed, hurried, scorer, observe
-        As for `run_finals`.
     """
     left, refused = list(racing), list[Trial]()
     while True:
-        finals = run_finals(
-            left,
-            backend,
-            default=default,
-            incumbent=incumbent,
-            seed=seed,
-            hurried=hurried,
-            scorer=scorer,
-            observe=observe,
-        )
+        finals = run_finals(left, backend, rules)
         finals = replace(finals, refused=(*refused, *finals.refused))
         winner = finals.winner
-        spare = backend.spare() if winner is not None and not hurried else None
+        spare = backend.spare() if winner is not None and not rules.hurried else None
         if spare is None or winner is None:
             return finals, None
         candidates = {config_key(trial.config): candidate for trial, candidate in left}
         try:
             fault = _fault_on(spare, finals, candidates)
             if fault is None:
-                return finals, _confirmation(spare, finals, candidates, seed, backend.uuid)
+                return finals, _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
         except AutotileError as error:
             notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
             return replace(finals, notices=(*finals.notices, notice)), None

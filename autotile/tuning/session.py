@@ -52,7 +52,7 @@ from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import choose_backend, gpu_notices, scaled
-from autotile.tuning.finals import Confirmation, Finals, choose_finalists, confirm_finals, measured_on
+from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
     Clock,
@@ -824,26 +824,22 @@ class Session:
         return finals
 
     def _finals_of_best(self) -> Finals | None:
-        plan, options, hurried = self._plan, self._options, self._stop.requested
-        finalists = choose_finalists(
-            self.trials, plan.default, plan.incumbent, options.finals, tries=options.tries, hurried=hurried
+        rules = FinalRules(
+            self._plan.default,
+            self._plan.incumbent,
+            self._options.seed,
+            hurried=self._stop.requested,
+            scorer=self._scorer,
+            observe=self._report_finals,
         )
+        finalists = choose_finalists(self.trials, rules, self._options.finals, self._options.tries)
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report_finals(self._time_left.finals_s)
         compiled = self._pipeline.recompile(finalists)
         if not compiled:
             return None
-        finals, self._confirmation = confirm_finals(
-            compiled,
-            self._backend,
-            default=plan.default,
-            incumbent=plan.incumbent,
-            seed=options.seed,
-            hurried=hurried,
-            scorer=self._scorer,
-            observe=self._report_finals,
-        )
+        finals, self._confirmation = confirm_finals(compiled, self._backend, rules)
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):
             self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)

@@ -29,7 +29,7 @@ from autotile.settings import Settings, read_settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import FinalistChecks, hold_race, interval_of, with_times
+from autotile.tuning.finals import FinalistChecks, FinalRules, hold_race, interval_of, with_times
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult, trial_entry
 from autotile.tuning.session import Pipeline, tune
@@ -171,8 +171,6 @@ def judge(
     ----------
     kernel, candidate
         The kernel, and the same with the candidate's source.
-    problem
-        Problem to verify and time them at.
     configs
         Configurations of the candidate and of the winner.
     settings, options
@@ -259,7 +257,7 @@ def judge_on(
     notices: list[str] = []
     if winner.outcome is Outcome.OK and theirs is not None:
         racing = [(candidate, ours), (winner, theirs)]
-        raced = hold_race(backend, racing, [0, 1], seed, hurried=False) or {}
+        raced = hold_race(backend, racing, [0, 1], FinalRules(configs[1], seed=seed)) or {}
         if not raced and backend.source == "cuda":
             notices.append("the race broke: a launch failed or overwrote the data of the other")
     else:
@@ -310,20 +308,8 @@ def tuned_problems(
 ) -> list[TunedProblem]:
     """Return the problems that are tuned for the current version of a kernel, the newest first.
 
-    Parameters
-    ----------
-    kernel
-        Kernel in its current version.
-    database
-        Path or URL.
-    problem
-        The only problem to return; None for all.
-    dtype
-        Element type of the problems to return; None for all.
-    gpu_name
-        Name of the GPU that they are tuned on; None for any.
-    source
-        ``cuda`` for measured results, ``replayed`` for those from a recording.
+    ``problem``, ``dtype`` and ``gpu_name`` leave out all others; ``source`` is that of measured results, or
+    ``replayed`` for those from a recording.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from gpu_calls import raced
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Measurement, Outcome, Trial
 from autotile.errors import InputError
-from autotile.tuning.finals import Finals, choose_finalists, run_finals
+from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
 from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
 
@@ -107,7 +107,7 @@ def hold(
     observe: Callable[[float], None] = lambda _: None,
 ) -> Finals:
     racing = [(trial, Candidate(trial.config, f"{trial.config}.cubin")) for trial in finalists]
-    return run_finals(racing, racer, default=default, incumbent=incumbent, seed=0, hurried=hurried, observe=observe)
+    return run_finals(racing, racer, FinalRules(default, incumbent, hurried=hurried, observe=observe))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def hold(
 def test_finalists_are_chosen(
     trials: list[Trial], incumbent: Config | None, count: int, expected: list[Config]
 ) -> None:
-    assert configs_of(choose_finalists(trials, D, incumbent, count)) == expected
+    assert configs_of(choose_finalists(trials, FinalRules(D, incumbent), count)) == expected
 
 
 class TestRace:
