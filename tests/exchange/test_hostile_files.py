@@ -21,7 +21,7 @@ from autotile.errors import BundleError, InputError, RecordingError
 from autotile.exchange import bundle as bundles
 from autotile.exchange.bundle import BUNDLE_FORMAT, MANIFEST, Bundle, manifest_digest, write_bundle
 from autotile.exchange.kernel_tuner import read_cache
-from autotile.exchange.recording import NpzReader, list_recordings, read_recording, read_recording_header
+from autotile.exchange.recording import list_recordings, read_recording, read_recording_header
 from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
@@ -162,24 +162,6 @@ class TestBundles:
         with little_memory(10 * MIB), pytest.raises(BundleError, match=f"{member} is longer than expected"):
             Bundle(path).read(member)
 
-    @pytest.mark.parametrize("declared", [1, 10_000])
-    def test_a_member_that_declares_less_than_it_unpacks_to(self, tmp_path: Path, declared: int) -> None:
-        path = tmp_path / "b"
-        size = 50 * MIB + 12_345
-        write_zip(path, {MANIFEST: bytes(size)})
-        declare_size(path, size, declared)
-        with little_memory(10 * MIB), pytest.raises(BundleError, match="damaged, changed or not a bundle"):
-            Bundle(path)
-
-    @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-    def test_a_compression_without_a_bound(self, tmp_path: Path, compression: int) -> None:
-        path = tmp_path / "b"
-        size = 20 * MIB + 12_345
-        write_zip(path, {MANIFEST: bytes(size)}, compression)
-        declare_size(path, size, 1000)
-        with little_memory(10 * MIB), pytest.raises(BundleError, match="a compression other than deflate"):
-            Bundle(path)
-
     def test_a_document_that_is_nested_too_deeply(self, tmp_path: Path) -> None:
         path = tmp_path / "b"
         members = {"kernels/k.json": b"[" * 100_000, "kernels/k.toml": b""}
@@ -203,22 +185,35 @@ class TestBundles:
         assert json.loads(zipfile.ZipFile(path).read(MANIFEST))["autotile"] == "1"
 
 
-class TestRecordings:
+def an_array(size: int) -> bytes:
+    content = io.BytesIO()
+    np.lib.format.write_array(content, np.zeros(size, np.uint8))
+    return content.getvalue()
+
+
+ARCHIVES: dict[str, tuple[str, Callable[[int], bytes], Callable[[Path], object], type[InputError], str]] = {
+    "bundle": (MANIFEST, bytes, Bundle, BundleError, "damaged, changed or not a bundle"),
+    "recording": ("header.npy", an_array, read_recording, RecordingError, "'header' cannot be read"),
+}
+"""The member of each kind of archive that is read first, its content of a size, its reader, and what that raises."""
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+class TestSizes:
     @pytest.mark.parametrize("declared", [1, 10_000])
-    def test_a_member_that_declares_less_than_it_unpacks_to(self, tmp_path: Path, declared: int) -> None:
-        path = tmp_path / "r.npz"
-        content = io.BytesIO()
-        np.lib.format.write_array(content, np.zeros(50 * MIB + 12_345, np.uint8))
-        write_zip(path, {"header.npy": content.getvalue()})
-        declare_size(path, len(content.getvalue()), declared)
-        with little_memory(10 * MIB), pytest.raises(RecordingError, match="'header' cannot be read"):
-            read_recording(path)
+    def test_a_member_that_declares_less_than_it_unpacks_to(self, tmp_path: Path, kind: str, declared: int) -> None:
+        name, content_of, reader, error, message = ARCHIVES[kind]
+        content = content_of(50 * MIB + 12_345)
+        write_zip(tmp_path / "file", {name: content})
+        declare_size(tmp_path / "file", len(content), declared)
+        with little_memory(10 * MIB), pytest.raises(error, match=message):
+            reader(tmp_path / "file")
 
     @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-    def test_a_compression_without_a_bound(self, tmp_path: Path, compression: int) -> None:
-        path = tmp_path / "r.npz"
+    def test_a_compression_without_a_bound(self, tmp_path: Path, kind: str, compression: int) -> None:
+        name, _, reader, error, _ = ARCHIVES[kind]
         size = 20 * MIB + 12_345
-        write_zip(path, {"header.npy": bytes(size)}, compression)
-        declare_size(path, size, 1000)
-        with little_memory(10 * MIB), pytest.raises(RecordingError, match="a compression other than deflate"):
-            NpzReader(path)
+        write_zip(tmp_path / "file", {name: bytes(size)}, compression)
+        declare_size(tmp_path / "file", size, 1000)
+        with little_memory(10 * MIB), pytest.raises(error, match="a compression other than deflate"):
+            reader(tmp_path / "file")

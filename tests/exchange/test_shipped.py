@@ -1,6 +1,7 @@
 """Files of winners and of rules: read back as written, refused when damaged."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,18 +44,12 @@ def winner(n: int, **changes: object) -> Winner:
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-def test_read_back_as_written(tmp_path: Path) -> None:
+def test_read_back_as_written_one_line_a_winner(tmp_path: Path) -> None:
     path = tmp_path / "h200.json"
     bare = winner(64, resources=None, measurement=None)
     assert write_winners(path, [winner(4096), bare, winner(512)]) == 3
     assert read_winners(path) == [bare, winner(512), winner(4096)]
-
-
-def test_one_line_a_winner(tmp_path: Path) -> None:
-    path = tmp_path / "h200.json"
-    write_winners(path, [winner(1), winner(2)])
-    lines = path.read_text().splitlines()
-    assert sum('"config"' in line for line in lines) == 2
+    assert sum('"config"' in line for line in path.read_text().splitlines()) == 3
 
 
 def test_winners_of_two_gpus_are_refused(tmp_path: Path) -> None:
@@ -90,9 +85,10 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         read_winners(path)
 
 
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read"):
-        read_winners(tmp_path / "absent.json")
+@pytest.mark.parametrize(("read", "message"), [(read_winners, "the winners in"), (read_rules, "the rules in")])
+def test_a_missing_file_is_refused(tmp_path: Path, read: Callable[[Path], object], message: str) -> None:
+    with pytest.raises(InputError, match=f"cannot read {message}"):
+        read(tmp_path / "absent.json")
 
 
 RULE = FamilyRule(
@@ -124,32 +120,26 @@ def test_a_damaged_file_of_rules_is_refused(tmp_path: Path, text: str, message: 
         read_rules(tmp_path / "rules.json")
 
 
-def test_a_missing_file_of_rules_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read the rules"):
-        read_rules(tmp_path / "none.json")
+@pytest.mark.parametrize(
+    ("shipped", "kernel", "dtype", "other"),
+    [(shipped_rules, "gemm_mma", "bfloat16", "float32"), (shipped_winners, "sgemm", "float32", "bfloat16")],
+)
+def test_what_ships_is_of_the_kernel_and_dtype(
+    shipped: Callable[[str, str], Sequence[StoredRule | Winner]], kernel: str, dtype: str, other: str
+) -> None:
+    found = shipped(kernel, dtype)
+    assert found
+    assert all((one.key.kernel, one.key.dtype, one.shipped) == (kernel, dtype, True) for one in found)
+    assert shipped(kernel, other) == []
 
 
-def test_shipped_rules_are_those_of_the_kernel_and_dtype() -> None:
-    rules = shipped_rules("gemm_mma", "bfloat16")
-    assert rules
-    assert all((rule.key.kernel, rule.key.dtype, rule.shipped) == ("gemm_mma", "bfloat16", True) for rule in rules)
-    assert shipped_rules("gemm_mma", "float32") == []
+TUNED = [*sorted(data_folder("tuned").glob("*.json")), *sorted((data_folder("tuned") / "families").glob("*.json"))]
 
 
-def test_shipped_winners_are_those_of_the_kernel_and_dtype() -> None:
-    winners = shipped_winners("sgemm", "float32")
-    assert winners
-    assert all((one.key.kernel, one.key.dtype, one.shipped) == ("sgemm", "float32", True) for one in winners)
-    assert shipped_winners("sgemm", "bfloat16") == []
-
-
-@pytest.mark.parametrize("path", sorted(data_folder("tuned").glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", TUNED, ids=lambda path: path.name)
 def test_a_shipped_file_is_written_again_byte_for_byte(path: Path, tmp_path: Path) -> None:
-    write_winners(tmp_path / path.name, read_winners(path))
-    assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize("path", sorted((data_folder("tuned") / "families").glob("*.json")), ids=lambda path: path.name)
-def test_a_shipped_file_of_rules_is_written_again_byte_for_byte(path: Path, tmp_path: Path) -> None:
-    write_rules(tmp_path / path.name, read_rules(path))
+    if path.parent.name == "families":
+        write_rules(tmp_path / path.name, read_rules(path))
+    else:
+        write_winners(tmp_path / path.name, read_winners(path))
     assert (tmp_path / path.name).read_bytes() == path.read_bytes()
