@@ -577,7 +577,7 @@ class ExpressionParser:
     def _operation(
         self,
         name: str,
-        known: language.Function,
+        known: language.ScalarFunction,
         trees: tuple[ast.expr, ...],
         operands: tuple[Node, ...],
         column: int,

@@ -219,7 +219,7 @@ def _rounded(operation: Compute) -> Compute:
 _logarithm = partial(_finite, faults=lambda value: value <= 0, problem="the logarithm of a number that is not above 0")
 
 
-class Function(NamedTuple):
+class ScalarFunction(NamedTuple):
     """An operator, or a function, of scalar expressions.
 
     Attributes
@@ -256,21 +256,21 @@ nearest_whole = _rounded(np.rint)
 invert: Compute = lambda value, where: ~value  # noqa: E731
 """``-value - 1``."""
 
-OPERATORS: Mapping[type[ast.operator], Function] = {
-    ast.Add: Function("+", _add, _finite(np.add), operator.add, array="add"),
-    ast.Sub: Function("-", _exact(operator.sub), _finite(np.subtract), operator.sub, array="subtract"),
-    ast.Mult: Function("*", _multiply, _finite(np.multiply), operator.mul, array="multiply"),
-    ast.Div: Function("/", None, _divided(np.divide), divides=True),
-    ast.FloorDiv: Function(
+OPERATORS: Mapping[type[ast.operator], ScalarFunction] = {
+    ast.Add: ScalarFunction("+", _add, _finite(np.add), operator.add, array="add"),
+    ast.Sub: ScalarFunction("-", _exact(operator.sub), _finite(np.subtract), operator.sub, array="subtract"),
+    ast.Mult: ScalarFunction("*", _multiply, _finite(np.multiply), operator.mul, array="multiply"),
+    ast.Div: ScalarFunction("/", None, _divided(np.divide), divides=True),
+    ast.FloorDiv: ScalarFunction(
         "//", _floor_divide, _divided(np.floor_divide), operator.floordiv, divides=True, array="floor_divide"
     ),
-    ast.Mod: Function("%", _modulo, _divided(np.mod), operator.mod, divides=True, array="mod"),
-    ast.Pow: Function("**", _power, _finite(np.power, lambda a, b: (a == 0) & (b < 0), "division by zero")),
-    ast.BitAnd: Function("&", lambda a, b, where: a & b, None, operator.and_, array="bitwise_and"),
-    ast.BitOr: Function("|", lambda a, b, where: a | b, None, operator.or_, array="bitwise_or"),
-    ast.BitXor: Function("^", lambda a, b, where: a ^ b, None, operator.xor, array="bitwise_xor"),
-    ast.LShift: Function("<<", _shift_left, None, array="left_shift"),
-    ast.RShift: Function(">>", lambda a, b, where: a >> _shift(b, where), None, array="right_shift"),
+    ast.Mod: ScalarFunction("%", _modulo, _divided(np.mod), operator.mod, divides=True, array="mod"),
+    ast.Pow: ScalarFunction("**", _power, _finite(np.power, lambda a, b: (a == 0) & (b < 0), "division by zero")),
+    ast.BitAnd: ScalarFunction("&", lambda a, b, where: a & b, None, operator.and_, array="bitwise_and"),
+    ast.BitOr: ScalarFunction("|", lambda a, b, where: a | b, None, operator.or_, array="bitwise_or"),
+    ast.BitXor: ScalarFunction("^", lambda a, b, where: a ^ b, None, operator.xor, array="bitwise_xor"),
+    ast.LShift: ScalarFunction("<<", _shift_left, None, array="left_shift"),
+    ast.RShift: ScalarFunction(">>", lambda a, b, where: a >> _shift(b, where), None, array="right_shift"),
 }
 
 LOGICAL = (ast.BitAnd, ast.BitOr, ast.BitXor)
@@ -288,35 +288,35 @@ COMPARISONS: Mapping[type[ast.cmpop], tuple[str, Compute, str]] = {
 
 _SEVERAL = range(2, MAX_ARGUMENTS + 1)
 
-FUNCTIONS: Mapping[str, Function] = {
-    "min": Function("min(a, b)", _paired(min, np.minimum), _finite(np.minimum), min, arguments=_SEVERAL),
-    "max": Function("max(a, b)", _paired(max, np.maximum), _finite(np.maximum), max, arguments=_SEVERAL),
-    "ceil_div": Function(
+FUNCTIONS: Mapping[str, ScalarFunction] = {
+    "min": ScalarFunction("min(a, b)", _paired(min, np.minimum), _finite(np.minimum), min, arguments=_SEVERAL),
+    "max": ScalarFunction("max(a, b)", _paired(max, np.maximum), _finite(np.maximum), max, arguments=_SEVERAL),
+    "ceil_div": ScalarFunction(
         "ceil_div(a, b)", _ceil_divide, None, lambda a, b: -(-a // b), arguments=range(2, 3), divides=True
     ),
-    "gcd": Function(
+    "gcd": ScalarFunction(
         "gcd(a, b)", lambda a, b, where: _gcd(_absolute(a, where), _absolute(b, where), where), None, arguments=_SEVERAL
     ),
-    "lcm": Function("lcm(a, b)", _least_multiple, None, arguments=_SEVERAL),
-    "ceil_log2": Function("ceil_log2(a)", _ceil_log2, None),
-    "is_power_of_two": Function("is_power_of_two(a)", _is_power_of_two, None, result="boolean"),
-    "abs": Function("abs(a)", _absolute, lambda value, where: abs(value)),
-    "floor": Function("floor(a)", unchanged, _rounded(np.floor), result="number"),
-    "ceil": Function("ceil(a)", unchanged, _rounded(np.ceil), result="number"),
-    "round": Function("round(a)", unchanged, nearest_whole, result="number"),
-    "int": Function("int(a)", unchanged, _rounded(np.trunc), result="number"),
-    "float": Function("float(a)", None, unchanged),
-    "sqrt": Function(
+    "lcm": ScalarFunction("lcm(a, b)", _least_multiple, None, arguments=_SEVERAL),
+    "ceil_log2": ScalarFunction("ceil_log2(a)", _ceil_log2, None),
+    "is_power_of_two": ScalarFunction("is_power_of_two(a)", _is_power_of_two, None, result="boolean"),
+    "abs": ScalarFunction("abs(a)", _absolute, lambda value, where: abs(value)),
+    "floor": ScalarFunction("floor(a)", unchanged, _rounded(np.floor), result="number"),
+    "ceil": ScalarFunction("ceil(a)", unchanged, _rounded(np.ceil), result="number"),
+    "round": ScalarFunction("round(a)", unchanged, nearest_whole, result="number"),
+    "int": ScalarFunction("int(a)", unchanged, _rounded(np.trunc), result="number"),
+    "float": ScalarFunction("float(a)", None, unchanged),
+    "sqrt": ScalarFunction(
         "sqrt(a)", None, _finite(np.sqrt, lambda value: value < 0, "the square root of a negative number")
     ),
-    "log2": Function("log2(a)", None, _logarithm(np.log2)),
-    "log": Function("log(a)", None, _logarithm(np.log)),
-    "exp": Function("exp(a)", None, _finite(np.exp)),
+    "log2": ScalarFunction("log2(a)", None, _logarithm(np.log2)),
+    "log": ScalarFunction("log(a)", None, _logarithm(np.log)),
+    "exp": ScalarFunction("exp(a)", None, _finite(np.exp)),
 }
 """Functions of scalar expressions."""
 
 PLAIN = {each.whole: each.plain for each in (*OPERATORS.values(), *FUNCTIONS.values()) if each.whole and each.plain}
-"""`Function.plain` of each function of whole numbers that has one."""
+"""`ScalarFunction.plain` of each function of whole numbers that has one."""
 
 
 MAX_ELEMENTS = 2**32

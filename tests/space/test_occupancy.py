@@ -70,35 +70,23 @@ def device_of(capability: str) -> DeviceProperties:
     )
 
 
-def test_g80_holds_three_blocks_of_a_16x16_tile_and_is_full():
-    found = occupancy(16 * 16, 10, TILE_16, G80)
-    assert TILE_16 == 2 * 1024
-    assert found.limits == {"threads": 3, "registers": 3, "shared_memory": 8, "blocks": 8}
-    assert found.blocks_per_sm * 16 * 16 == 768
-    assert found.occupancy == 1.0
-    assert found.limited_by == ("threads", "registers")
-
-
-def test_one_register_more_costs_the_g80_a_block():
-    found = occupancy(16 * 16, 11, TILE_16, G80)
-    assert found.blocks_per_sm == 2
-    assert found.limited_by == ("registers",)
-    assert found.occupancy == pytest.approx(2 / 3)
-
-
-def test_g80_cannot_run_a_block_of_a_32x32_tile():
-    found = occupancy(32 * 32, 8, TILE_32, G80)
-    assert TILE_32 == 8 * 1024
-    assert found.limits == {"threads": 0, "registers": 1, "shared_memory": 2, "blocks": 8}
-    assert found.limited_by == ("threads",)
-    assert (found.blocks_per_sm, found.warps_per_sm, found.occupancy) == (0, 0, 0.0)
-
-
-def test_rtx_3060_holds_one_block_of_a_32x32_tile():
-    found = occupancy(32 * 32, 32, TILE_32, RTX_3060)
-    assert found.limits == {"threads": 1, "registers": 2, "shared_memory": 11, "blocks": 16}
-    assert found.limited_by == ("threads",)
-    assert found.occupancy == pytest.approx(32 / 48)
+@pytest.mark.parametrize(
+    ("device", "kernel", "limits", "limited_by", "share"),
+    [
+        (G80, (16 * 16, 10, TILE_16), (3, 3, 8, 8), ("threads", "registers"), 1.0),
+        (G80, (16 * 16, 11, TILE_16), (3, 2, 8, 8), ("registers",), 2 / 3),
+        (G80, (32 * 32, 8, TILE_32), (0, 1, 2, 8), ("threads",), 0.0),
+        (RTX_3060, (32 * 32, 32, TILE_32), (1, 2, 11, 16), ("threads",), 32 / 48),
+        # a resource that is not used does not limit
+        (device_profile("v100"), (256, 0, 0), (8, UNLIMITED, UNLIMITED, 32), ("threads",), 1.0),
+    ],
+)
+def test_textbook_tiles(device, kernel, limits, limited_by, share):
+    found = occupancy(*kernel, device)
+    assert found.limits == dict(zip(("threads", "registers", "shared_memory", "blocks"), limits, strict=True))
+    assert (found.blocks_per_sm, found.limited_by) == (min(limits), limited_by)
+    assert found.warps_per_sm == min(limits) * kernel[0] // 32
+    assert found.occupancy == pytest.approx(share)
 
 
 def test_the_systems_reserve_costs_the_rtx_3060_a_block():
@@ -134,11 +122,6 @@ def test_a_block_beyond_a_hard_limit_gets_none(threads, registers, smem, limit):
 
 def test_a_block_may_use_all_that_the_device_lets_it_opt_in_to():
     assert occupancy(128, 32, H200.smem_per_block_optin_bytes, H200).blocks_per_sm == 1
-
-
-def test_a_resource_that_is_not_used_does_not_limit():
-    found = occupancy(256, 0, 0, device_profile("v100"))
-    assert found.limits == {"threads": 8, "registers": UNLIMITED, "shared_memory": UNLIMITED, "blocks": 32}
 
 
 def test_columns_broadcast():
