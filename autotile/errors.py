@@ -75,19 +75,14 @@ class SpecError(InputError):
         self.line = line
         self.column = column
         self.expression = expression
-        super().__init__(self._render())
-
-    def _render(self) -> str:
-        place = self.source + (f":{self.line}" if self.line else "")
-        parts = [part for part in (place, f"[{self.key}]" if self.key else "") if part]
-        if self.column is not None:
-            parts.append(f"column {self.column}")
-        message = ": ".join([*parts, self.problem])
-        if self.expression:
-            message += f"\n    {self.expression}"
-            if self.column is not None:
-                message += "\n    " + " " * (self.column - 1) + "^"
-        return message
+        place = source + (f":{line}" if line else "")
+        at = f"column {column}" if column is not None else ""
+        message = ": ".join(filter(None, [place, f"[{key}]" if key else "", at, problem]))
+        if expression:
+            message += f"\n    {expression}"
+            if column is not None:
+                message += "\n    " + " " * (column - 1) + "^"
+        super().__init__(message)
 
 
 class EmptySpaceError(SpecError):
@@ -123,12 +118,7 @@ class ArgumentError(InputError):
 class NotTunedError(InputError):
     """Strict serving of a problem for which nothing is tuned exactly.
 
-    Parameters
-    ----------
-    message
-        Error message.
-    differences
-        Fields of the key in which the nearest result differs: name, tuned value, requested value.
+    ``differences`` are the fields of the key in which the nearest result differs: name, tuned value, requested value.
     """
 
     def __init__(self, message: str, differences: tuple[tuple[str, str, str], ...] = ()) -> None:
@@ -176,12 +166,8 @@ class DatabaseError(DataError):
 class RescuedRunError(AutotileError):
     """Run that its database lost or could not store.
 
-    Parameters
-    ----------
-    message
-        Error message.
-    rescued
-        Path of a database with the trials of the run; empty if there are none, or no folder could be written.
+    ``rescued`` is the path of a database with the trials of the run; empty if there are none, or no folder could be
+    written.
     """
 
     def __init__(self, message: str, rescued: str = "") -> None:
@@ -227,12 +213,8 @@ class WorkerError(AutotileError):
 class WorkerCrashError(WorkerError):
     """Child process that ended without a reply.
 
-    Parameters
-    ----------
-    message, stage
-        As for `WorkerError`.
-    killed
-        Whether SIGKILL ended it, which a process does not send to itself: the system does when memory runs out.
+    ``killed`` is whether SIGKILL ended it, which a process does not send to itself: the system does when memory runs
+    out.
     """
 
     def __init__(self, message: str, stage: str = "", *, killed: bool = False) -> None:

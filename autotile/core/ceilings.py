@@ -198,15 +198,9 @@ class DeviceCeilings(Result):
     @property
     def table(self) -> ResultTable:
         """One row for each ceiling."""
+        clocks = [f"{one.clock_mhz:,.0f} MHz" if one.clock_mhz else NOTHING for one in self.ceilings]
         rows = [
-            (
-                one.label,
-                one.text,
-                one.interval_text,
-                f"{one.clock_mhz:,.0f} MHz" if one.clock_mhz else NOTHING,
-                one.method,
-            )
-            for one in self.ceilings
+            (c.label, c.text, c.interval_text, clock, c.method) for c, clock in zip(self.ceilings, clocks, strict=True)
         ]
         headings = ("ceiling", f"{RIGHT}value", f"{RIGHT}95 % interval", f"{RIGHT}clock", "method")
         return ResultTable(headings, rows, ("method",))
@@ -236,22 +230,8 @@ _TENSOR_FLOPS: dict[str, dict[str, int]] = {
     "8.0": {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "int8": 4096, "float64": 128},
     "8.6": {"float16": 1024, "bfloat16": 1024, "tf32": 512, "int8": 2048},
     "8.9": {"float16": 1024, "bfloat16": 1024, "tf32": 512, "float8_e4m3fn": 2048, "int8": 2048},
-    "9.0": {
-        "float16": 4096,
-        "bfloat16": 4096,
-        "tf32": 2048,
-        "float8_e4m3fn": 8192,
-        "int8": 8192,
-        "float64": 256,
-    },
-    "10.0": {
-        "float16": 8192,
-        "bfloat16": 8192,
-        "tf32": 4096,
-        "float8_e4m3fn": 16384,
-        "int8": 16384,
-        "float64": 128,
-    },
+    "9.0": {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float8_e4m3fn": 8192, "int8": 8192, "float64": 256},
+    "10.0": {"float16": 8192, "bfloat16": 8192, "tf32": 4096, "float8_e4m3fn": 16384, "int8": 16384, "float64": 128},
     "12.0": {"float16": 1024, "bfloat16": 1024, "tf32": 512, "float8_e4m3fn": 2048, "int8": 2048},
 }
 """Operations of the tensor cores of an SM in a clock cycle, dense, by compute capability: the peaks of NVIDIA's
