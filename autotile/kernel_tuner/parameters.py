@@ -286,7 +286,7 @@ _MAX_EXACT = 2**53
 
 
 def holds_in_rows(text: str, columns: Mapping[str, Rows]) -> Rows | None:
-    """Return whether a condition holds in each row of a table of whole numbers, shape (rows,).
+    """Evaluate a condition for a table of whole numbers; return one boolean a row, shape (rows,).
 
     None where `evaluate` must be called for each row: the condition is not in the language of search-space files, calls
     functions, fails in some row, or converts whole numbers to real ones that may not hold them.
@@ -323,7 +323,7 @@ class Restriction(NamedTuple):
     text: str = ""
 
     def allows(self, params: Params) -> bool:
-        """Return whether the condition holds; a configuration that gives it no meaning does not meet it."""
+        """Evaluate the condition; a configuration that gives it no meaning does not meet it."""
         try:
             return bool(self.holds(params))
         except ZeroDivisionError:
@@ -347,7 +347,7 @@ def restriction_rules(restrictions: Any, codec: ParameterCodec) -> dict[str, Cal
 
 
 def check_restrictions(restrictions: Any, params: Params, values: Mapping[str, Sequence[Any]]) -> bool:
-    """Return whether a configuration meets all restrictions; forms and errors as for `restriction_rules`."""
+    """Test all restrictions on a configuration; forms and errors as for `restriction_rules`."""
     return all(each.allows(params) for each in _restrictions(restrictions, values))
 
 

@@ -161,7 +161,7 @@ def _limit(options: Mapping[str, Any], name: str) -> float | None:
     return float(number)
 
 
-class StrategyRunner:
+class TuneRunner:
     """The part of Kernel Tuner's runners that strategies use.
 
     ``evaluate`` returns a result for each of some configurations; ``dev`` has ``name``, ``max_threads`` and ``env``.
@@ -259,7 +259,7 @@ def run_strategy(
     )
     device = SimpleNamespace(name=device_name, max_threads=max_threads, env={"device_name": device_name})
     try:
-        strategy.tune(searchspace, StrategyRunner(codec, evaluate, device), options)
+        strategy.tune(searchspace, TuneRunner(codec, evaluate, device), options)
     except util.StopCriterionReached as reached:
         if verbose:
             print(reached)

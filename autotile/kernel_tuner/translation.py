@@ -459,7 +459,7 @@ def host_array(value: Any) -> NDArray[Any] | None:
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Return whether a value is an array of CuPy, or a CUDA tensor of PyTorch, on which a kernel works in place."""
+    """Test for an array of CuPy, or a CUDA tensor of PyTorch, on which a kernel works in place."""
     library = type(value).__module__.partition(".")[0]
     return (library == "cupy" and hasattr(value, "get")) or (library == "torch" and bool(value.is_cuda))
 

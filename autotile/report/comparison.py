@@ -153,7 +153,7 @@ class ComparedProblem:
         return "slower" if self.ratio.value > 1.0 else "faster"
 
     def is_slower_by(self, limit: float) -> bool:
-        """Return whether ``b`` is slower by more than a relative ``limit``, with confidence."""
+        """Test, with confidence, that ``b`` is slower by more than a relative ``limit``."""
         return self.ratio is not None and self.ratio.low > 1.0 + limit
 
     def beyond_text(self, limit: float | None) -> str:
@@ -653,7 +653,7 @@ def _differences(a: StoredBest, b: StoredBest) -> Iterator[Difference]:
 
 
 def _is_resolved(trial: Trial | None) -> bool:
-    """Return whether the interval of a time holds at 95 %; one without samples is taken as it is stored."""
+    """Test that the interval of a time holds at 95 %; one without samples is taken as it is stored."""
     measurement = trial.measurement if trial is not None else None
     if measurement is None or measurement.low_us <= 0.0:
         return False

@@ -365,7 +365,7 @@ class SessionDrawing:
         self._study, self.stored_version = study, version
 
     def changes(self, since: int) -> bytes:
-        """Return what changed since the drawing of a number as JSON, drawn anew where it is time; 0 for everything."""
+        """Return the changes since the drawing of a number as JSON, drawn anew where it is time; 0 for everything."""
         with self._lock:
             self._draw()
             if since >= self._number:

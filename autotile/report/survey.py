@@ -289,7 +289,7 @@ class Survey(Result):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return what was compiled, and how it went, as pairs of a label and its text."""
+        """Return the counts of configurations and the time that they took, as pairs of a label and its text."""
         part = "" if self.planned == len(self.space) else f", a sample of {self.planned:,}"
         facts = [("configurations", f"{len(self.space):,} valid{part}, {len(self):,} compiled")]
         compiled, usable = int(self.is_compiled.sum()), int(self.is_usable.sum())
