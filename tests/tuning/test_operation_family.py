@@ -14,7 +14,7 @@ from fake_sweep_worker import BREAKS, CRASHES, HANGS, RAGGED_WRONG, WRONG
 
 from autotile.api.exchange import export_models
 from autotile.core.device import device_profile
-from autotile.core.model import Outcome, config_key
+from autotile.core.model import Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.database.learned import read_models
 from autotile.database.winners import UNVERIFIED_SAMPLER, WINNERS, read_file
@@ -68,18 +68,23 @@ def run(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return tune
 
 
+def stored() -> tuple[OperationModel, list[Trial]]:
+    """Return the only model in the database, and all trials."""
+    with Database.open(read_settings().database) as database:
+        (found,) = read_models(database)
+        trials = [trial for study in database.studies() for trial in database.trials(study.study_id)]
+    assert (found.operation, found.dtype, found.gpu_name) == ("scaling", "float32", "NVIDIA H200")
+    return OperationModel.from_json(found.model), trials
+
+
 def test_every_time_is_stored_and_the_model_chooses_well(run: Any, operation: Operation, tmp_path: Path) -> None:
     result = run()
     assert (result.problems, result.interrupted, result.resumed, result.refused) == (PROBLEMS, False, 0, 0)
     assert 0 <= result.losses.mean < 1
-    with Database.open(read_settings().database) as database:
-        (stored,) = read_models(database)
-        model = OperationModel.from_json(stored.model)
-        trials = [t for study in database.studies() for t in database.trials(study.study_id)]
-        assert len(trials) == result.pairs
-        assert {trial.outcome for trial in trials} == {Outcome.OK}
-        assert all(trial.resources is not None for trial in trials)
-    assert (stored.operation, stored.dtype, stored.gpu_name) == ("scaling", "float32", "NVIDIA H200")
+    model, trials = stored()
+    assert len(trials) == result.pairs
+    assert {trial.outcome for trial in trials} == {Outcome.OK}
+    assert all(trial.resources is not None for trial in trials)
     assert {one.kernel for one in model.candidates} <= {"first", "second"}
     assert "mean loss" in repr(result)
     (file,) = export_models(operation, tmp_path / "models")
@@ -106,23 +111,15 @@ def test_configurations_that_fail_anywhere_are_not_in_the_model(run: Any, monkey
     monkeypatch.setattr(gpu_module, "_GRID_DEADLINE_S", 2.0)
     monkeypatch.setattr(gpu_module, "_ENTRY_DEADLINE_S", 0.0)
     result = run()
-    faulty = {config_key(config) for config in (WRONG, CRASHES, HANGS, BREAKS)}
-    with Database.open(read_settings().database) as database:
-        (stored,) = read_models(database)
-        outcomes = {
-            config_key(t.config): t.outcome
-            for study in database.studies()
-            for t in database.trials(study.study_id)
-            if config_key(t.config) in faulty
-        }
-    assert outcomes == {
+    faulty = {
         config_key(WRONG): Outcome.WRONG_RESULT,
         config_key(CRASHES): Outcome.CRASHED,
         config_key(HANGS): Outcome.TIMED_OUT,
         config_key(BREAKS): Outcome.CRASHED,
     }
-    model = OperationModel.from_json(stored.model)
-    assert not faulty & {config_key(one.config) for one in model.candidates}
+    model, trials = stored()
+    assert {key: trial.outcome for trial in trials if (key := config_key(trial.config)) in faulty} == faulty
+    assert not faulty.keys() & {config_key(one.config) for one in model.candidates}
     assert result.refused >= len(faulty)
     assert result.problems == PROBLEMS  # the others were measured at each of them
 
@@ -197,14 +194,12 @@ class TestRaggedSizes:
         monkeypatch.setenv("AUTOTILE_DB", f"{scale_toml.parent}/other.db")
         monkeypatch.setenv("AUTOTILE_RAGGED_WRONG", "1")
         assert run().refused == 2  # of each kernel
+        model, trials = stored()
+        assert {t.outcome for t in trials if t.config == RAGGED_WRONG} == {Outcome.WRONG_RESULT}
         with Database.open(read_settings().database) as database:
-            (stored,) = read_models(database)
-            trials = [t for study in database.studies() for t in database.trials(study.study_id)]
-            assert {t.outcome for t in trials if t.config == RAGGED_WRONG} == {Outcome.WRONG_RESULT}
             assert RAGGED_WRONG not in [best.trial.config for best in database.best()]
-        candidates = OperationModel.from_json(stored.model).candidates
-        assert candidates
-        assert RAGGED_WRONG not in [one.config for one in candidates]
+        assert model.candidates
+        assert RAGGED_WRONG not in [one.config for one in model.candidates]
 
     def test_what_earlier_versions_stored_is_measured_again_and_not_served(
         self, run: Any, monkeypatch: pytest.MonkeyPatch
