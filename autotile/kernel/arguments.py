@@ -1198,26 +1198,9 @@ def arguments_of_kind(arguments: Sequence[Argument], kind: type[_Kind]) -> tuple
 
 
 def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
-    """Return the value of a scalar argument for a problem.
+    """Return the value of a scalar argument for a problem, as `encode_value` does.
 
-    Parameters
-    ----------
-    scalar
-        The argument.
-    sizes, problem_dtype
-        The problem.
-    check
-        Whether to use the check value, if there is one.
-
-    Returns
-    -------
-    numpy scalar or numpy.ndarray
-        The value, encoded by `encode_value`.
-
-    Raises
-    ------
-    ArgumentError
-        The value does not fit in the argument's type.
+    With ``check``, it is the check value if there is one.
     """
     return encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype)
 

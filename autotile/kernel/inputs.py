@@ -30,17 +30,7 @@ from autotile.kernel.spec import KernelSpec
 
 
 class InputMaker:
-    """Makes the contents of the buffers of a problem.
-
-    Parameters
-    ----------
-    spec, sizes, dtype
-        The problem.
-    seed
-        Seed of random values.
-    check
-        Whether scalars have their check values.
-    """
+    """Makes the contents of the buffers of a problem; with ``check``, scalars have their check values."""
 
     def __init__(
         self, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, *, seed: int = 0, check: bool = False
@@ -113,17 +103,8 @@ _INTEGER_RANGES = {
 def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, seed: int = 0) -> Array:
     """Return a content that is a name alone, rounded to its dtype, in the storage dtype.
 
-    It depends only on the buffer's name, shape, dtype and distribution, and on the seed if it is random, not on the
-    process or the machine.
-
-    Parameters
-    ----------
-    buffer, dtype_name
-        The buffer and the name of its element type.
-    shape
-        Shape of the array; see `BufferArgument.array_shape`.
-    seed
-        Seed of random values.
+    It depends only on the buffer's name, shape (that of `BufferArgument.array_shape`), dtype and distribution, and on
+    the seed if it is random, not on the process or the machine.
     """
     dtype = DTYPES[dtype_name].component
     if dtype.is_complex and buffer.init in ("normal", "uniform"):
@@ -172,17 +153,7 @@ def ragged_problem(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> di
 
 
 def expected_file(folder: Path, name: str, sizes: Mapping[str, int], seed: int, *, check: bool) -> Path:
-    """Return the path of the expected values of an output.
-
-    Parameters
-    ----------
-    folder
-        Folder of all files of a session.
-    name
-        Name of the output.
-    sizes, seed, check
-        What the inputs are made from: sizes and flags, the seed, and whether scalars have their check values.
-    """
+    """Return the path of the expected values of an output in the folder of a session; parameters as of `InputMaker`."""
     inputs = canonical_json([dict(sorted(sizes.items())), seed, check])
     return folder / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.npy"
 

@@ -173,16 +173,9 @@ def held_kernel(name: KernelName) -> Kernel | None:
 
 
 def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, folder: Path | None = None) -> Kernel:
-    """Return a kernel of a parsed search space.
+    """Return a kernel of a parsed search space, and of the template at a path unless its text is given.
 
-    Parameters
-    ----------
-    spec, template
-        Search space, and path of the template.
-    source
-        Text of the template; None to read it from its path.
-    folder
-        Folder that relative include folders are below; None for the template's.
+    Relative include folders are below ``folder``; None for the template's.
 
     Raises
     ------

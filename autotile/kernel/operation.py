@@ -90,12 +90,8 @@ class Member:
     def sizes_for(self, problem: Problem, device: DeviceProperties | None = None) -> dict[str, int] | None:
         """Return the sizes and flags of a problem by the kernel's names; None if it does not compute the problem.
 
-        Parameters
-        ----------
-        problem
-            Problem of the operation, with its conditions among the sizes.
-        device
-            The device. None: conditions on ``device.*`` hold.
+        The problem is one of the operation, with its conditions among the sizes. Without a device, conditions on
+        ``device.*`` hold.
         """
         given = problem.sizes
         if problem.dtype not in self.dtypes or any(given[name] != value for name, value in self.required.items()):

@@ -120,23 +120,10 @@ _FLOAT64_BYTES = 8
 def resolve_problem(
     spec: KernelSpec, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False
 ) -> Problem:
-    """Check sizes and dtype, and complete them with the kernel's defaults.
+    """Check sizes and dtype, and complete them with the kernel's defaults, in the order of its file.
 
-    Parameters
-    ----------
-    spec
-        The kernel.
-    sizes
-        Given sizes and flags. Flags, and sizes with a default of 1, may be omitted; with ``defaults``, all may.
-    dtype
-        One of the kernel's element types, by name or as for `autotile.core.dtypes.dtype_name`; None for the first.
-    defaults
-        Whether to take missing sizes from the search-space file.
-
-    Returns
-    -------
-    Problem
-        All sizes and flags of the kernel, in the order of its file.
+    Flags, and sizes with a default of 1, may be omitted; with ``defaults``, all may. The dtype is one of the kernel's
+    element types, by name or as for `autotile.core.dtypes.dtype_name`; None for the first.
 
     Raises
     ------
@@ -242,12 +229,8 @@ def derived_default(
     Returns
     -------
     dict or None
-        Value of each parameter; None where none is found in the first 200,000 steps.
-
-    Raises
-    ------
-    SpecError
-        None is found, and a rule has no value for a configuration that was examined.
+        Value of each parameter; None where none is found in the first 200,000 steps. If a rule had no value for a
+        configuration that was examined, its `SpecError` is raised instead.
     """
     position = {parameter.name: index for index, parameter in enumerate(parameters)}
     known = {*sizes, *position}

@@ -498,14 +498,9 @@ _PRE_INCLUDE = ("--pre-include=", "-include=")
 def sources_with_options(
     path: Path, source: str, include_folders: Sequence[Path], options: Sequence[str]
 ) -> OwnSources:
-    """Read the author's files of a source whose compiler options may name further folders and headers.
+    """Read the author's files of a source as `own_sources`, with those that compiler options name.
 
-    Parameters
-    ----------
-    path, source, include_folders
-        As for `own_sources`.
-    options
-        Options, of which ``-I`` names a folder, and ``--pre-include=`` a header that is included first.
+    ``-I`` names a folder, and ``--pre-include=`` a header that is included first.
     """
     folders = [Path(option[2:]) for option in options if option.startswith("-I")]
     first = [option.partition("=")[2] for option in options if option.startswith(_PRE_INCLUDE)]

@@ -74,19 +74,9 @@ def occupancy(threads: int, registers: int, smem_bytes: int, device: DevicePrope
 def max_blocks_per_sm(
     threads: ArrayLike, registers: ArrayLike, smem_bytes: ArrayLike, device: DeviceProperties
 ) -> Blocks:
-    """Calculate ``blocks_per_sm`` of `occupancy` over arrays.
+    """Calculate ``blocks_per_sm`` of `occupancy` over integers of shapes that broadcast: int64, of that shape.
 
-    Parameters
-    ----------
-    threads, registers, smem_bytes
-        Integers as for `occupancy`, of shapes that broadcast against each other.
-    device
-        Limits of the device.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``int64``, of the broadcast shape; 0 where a block cannot run.
+    It is 0 where a block cannot run.
     """
     return np.asarray(reduce(np.minimum, block_limits(threads, registers, smem_bytes, device).values()))
 

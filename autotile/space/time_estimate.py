@@ -149,22 +149,12 @@ def estimate_configs(
     configs: Sequence[Config],
     dtype: str | None = None,
 ) -> TimeEstimate | None:
-    """Estimate the times of some configurations, in their order, which may be equal.
+    """Estimate the times of some configurations, with declared values, in their order, which may be equal.
 
-    Parameters
-    ----------
-    spec, sizes, device, dtype
-        As for `estimate_times`.
-    configs
-        The configurations, with declared values.
-
-    Returns
-    -------
-    TimeEstimate or None
-        None if the file does not say enough: its launch is computed by a function, or cannot be evaluated.
+    Parameters are as for `estimate_times`. The result is None if the file does not say enough: its launch is computed
+    by a function, or cannot be evaluated.
     """
-    space = SearchSpace.of(spec, configs)
-    return _estimate_space(spec, sizes, device, space, dtype)
+    return _estimate_space(spec, sizes, device, SearchSpace.of(spec, configs), dtype)
 
 
 def _estimate_space(
