@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from stored_runs import record_miss
 
 from autotile.api import targets
 from autotile.api import tuning as tuning_api
@@ -170,7 +171,7 @@ def check(bench: Any, again: Any) -> Any:
     """Tune for one size, miss another, and verify what is served there by replay of a function of the configuration."""
     bench.tune(bench.record())
     with Database.open(read_settings().database) as database:
-        database.record_miss(bench.problem(ASKED), bench.device.name, "nearest", 3)
+        record_miss(database, bench.problem(ASKED), bench.device.name, "nearest", 3)
     return partial(again, at=ASKED, served=True)
 
 
