@@ -44,7 +44,7 @@ report = {
     "search_s": result.phases["search"],
     "parent_ms": 1e3 * time.process_time() / max(1, len(trials)),
     "time_us": result.winner.time_us,
-    **(result.load.to_json() if result.load is not None else {}),
+    **(result.to_json()["load"] or {}),
 }
 for stage in ("compile", "load", "verify", "measure"):
     report[stage + "_ms"] = 1e3 * sum(t.seconds.get(stage, 0.0) for t in trials) / max(1, len(trials))

@@ -174,7 +174,7 @@ def one_run(kernel: Kernel, sizes: dict[str, int], configs: list[Config], seed: 
         "speedup": [result.speedup.low, result.speedup.value, result.speedup.high],
         "ties": len(result.ties),
         "seconds": result.seconds,
-        "drift": result.drift.to_json() if result.drift is not None else None,
+        "drift": result.to_json()["drift"],
         "mean_of_7_winner": dict(mean_winner),
     }
 

@@ -119,7 +119,7 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
         "search_s": result.phases["search"],
         "finals_s": result.phases["finals"],
         "first_trial_s": first_s[0],
-        **(result.load.to_json() if result.load is not None else {}),
+        **(result.to_json()["load"] or {}),
         "failed": sum(count for outcome, count in result.outcomes.items() if not Outcome(outcome).has_time),
         "winner": dict(result.winner.config) if result.winner else None,
     }
