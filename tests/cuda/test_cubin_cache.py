@@ -3,7 +3,9 @@ import multiprocessing
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,12 @@ def compilation(fill: int, size: int = 1000) -> Compilation:
     return Compilation(bytes([fill]) * size, {"f": CompiledFunction("_Z1fv", RESOURCES)})
 
 
-def test_what_was_put_is_found(tmp_path: Path) -> None:
-    cache = CubinCache(tmp_path, 10**6)
+@pytest.fixture
+def cache(tmp_path: Path) -> CubinCache:
+    return CubinCache(tmp_path, 10**6)
+
+
+def test_what_was_put_is_found(cache: CubinCache) -> None:
     assert cache.get("key") is None
     put = cache.put("key", compilation(1))
     assert cache.get("key") == put
@@ -28,21 +34,34 @@ def test_what_was_put_is_found(tmp_path: Path) -> None:
     assert put.symbols == {"f": "_Z1fv"}
 
 
-def test_a_damaged_cubin_is_a_miss(tmp_path: Path) -> None:
-    cache = CubinCache(tmp_path, 10**6)
-    cache.put("key", compilation(1)).path.write_bytes(b"half")
+def other_resources(document: dict[str, Any]) -> None:
+    document["functions"]["f"]["resources"]["registers"] += 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda cubin: cubin.write_bytes(b"half"),
+        lambda cubin: cubin.with_suffix(".json").write_text("[]"),
+        lambda cubin: change(cubin, other_resources),
+        lambda cubin: change(cubin, lambda document: document.pop("entry_hash")),  # as earlier versions wrote it
+    ],
+    ids=["cubin", "description", "resources", "without hash"],
+)
+def test_what_was_damaged_is_a_miss(cache: CubinCache, damage: Callable[[Path], object]) -> None:
+    damage(cache.put("key", compilation(1)).path)
     assert cache.get("key") is None
 
 
-def test_a_damaged_description_is_a_miss(tmp_path: Path) -> None:
-    cache = CubinCache(tmp_path, 10**6)
-    cache.put("key", compilation(1)).path.with_suffix(".json").write_text("[]")
-    assert cache.get("key") is None
+def change(cubin: Path, make: Callable[[dict[str, Any]], object]) -> None:
+    description = cubin.with_suffix(".json")
+    document = json.loads(description.read_text())
+    make(document)
+    description.write_text(json.dumps(document))
 
 
-def test_a_file_of_another_key_is_a_miss(tmp_path: Path) -> None:
+def test_a_file_of_another_key_is_a_miss(cache: CubinCache) -> None:
     """Cubins may be exchanged with each other only together with their keys."""
-    cache = CubinCache(tmp_path, 10**6)
     own, other = cache.put("own", compilation(1)).path, cache.put("other", compilation(2)).path
     for suffix in (".json", ".cubin"):
         shutil.copy(other.with_suffix(suffix), own.with_suffix(suffix))
@@ -52,27 +71,7 @@ def test_a_file_of_another_key_is_a_miss(tmp_path: Path) -> None:
     assert cache.get("own") is not None
 
 
-def test_changed_resources_are_a_miss(tmp_path: Path) -> None:
-    cache = CubinCache(tmp_path, 10**6)
-    description = cache.put("key", compilation(1)).path.with_suffix(".json")
-    document = json.loads(description.read_text())
-    document["functions"]["f"]["resources"]["registers"] += 1
-    description.write_text(json.dumps(document))
-    assert cache.get("key") is None
-
-
-def test_an_entry_without_its_hash_is_a_miss(tmp_path: Path) -> None:
-    """Earlier versions did not bind a cubin to its key."""
-    cache = CubinCache(tmp_path, 10**6)
-    description = cache.put("key", compilation(1)).path.with_suffix(".json")
-    document = json.loads(description.read_text())
-    del document["entry_hash"]
-    description.write_text(json.dumps(document))
-    assert cache.get("key") is None
-
-
-def test_a_cubin_is_checked_in_little_time(tmp_path: Path) -> None:
-    cache = CubinCache(tmp_path, 10**7)
+def test_a_cubin_is_checked_in_little_time(cache: CubinCache) -> None:
     cache.put("key", compilation(1, 100_000))
     seconds = []
     for _ in range(20):
@@ -136,8 +135,7 @@ def test_a_link_that_another_user_made_is_not_used(tmp_path: Path) -> None:
         CubinCache(tmp_path, 10**6)
 
 
-def test_equal_code_has_an_equal_hash(tmp_path: Path) -> None:
-    cache = CubinCache(tmp_path, 10**6)
+def test_equal_code_has_an_equal_hash(cache: CubinCache) -> None:
     assert cache.put("a", compilation(1)).cubin_hash == cache.put("b", compilation(1)).cubin_hash
     assert cache.put("c", compilation(2)).cubin_hash != cache.put("b", compilation(1)).cubin_hash
 
