@@ -468,14 +468,8 @@ class RulePoint:
 class Judgement:
     """Comparison of a rule with serving without it, at points that each was left out of.
 
-    Attributes
-    ----------
-    points
-        Number of points.
-    ratio
-        Geometric mean of the time by the rule over the time without it.
-    upper
-        Upper end of the one-sided 95 % interval of `ratio`; None with fewer points than `MIN_JUDGED`.
+    ``ratio`` is the geometric mean of the time by the rule over the time without it, ``upper`` the upper end of its
+    one-sided 95 % interval; None with fewer points than `MIN_JUDGED`.
     """
 
     points: int
@@ -914,19 +908,10 @@ class TrainingData(NamedTuple):
 
 
 class LearnedRule(NamedTuple):
-    """A rule over the columns of the training data.
+    """A rule over the columns of the training data that were chosen, in the order in which the tree numbers them.
 
-    Attributes
-    ----------
-    chosen
-        Columns of the selected configurations, in the order in which the tree numbers them.
-    tree
-        Decision tree between them.
-    losses
-        Loss of the served configuration at each point, shape (points,).
-    held_out
-        Loss at each point of a rule that was learned without this point and without the configurations that only this
-        point proposed, shape (points,); NaN for a single point.
+    Losses, of shape (points,), are those of the served configuration; those that are held out are of a rule that was
+    learned without the point and without the configurations that only this point proposed, NaN for a single point.
     """
 
     chosen: tuple[int, ...]

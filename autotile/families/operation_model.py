@@ -75,14 +75,8 @@ class ModelCandidate:
 class Vocabulary:
     """Names that stand for inputs, in their order.
 
-    Attributes
-    ----------
-    sizes, flags
-        Sizes and flags of the operation.
-    arrays
-        Arrays that all kernels have.
-    members, parameters
-        Kernels, and the parameters of their configurations.
+    Sizes and flags are those of the operation, arrays those that all kernels have, members its kernels, and parameters
+    those of their configurations.
     """
 
     sizes: tuple[str, ...]

@@ -90,14 +90,9 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Expected time of a configuration over that of the base.
+    """Expected time of a configuration over that of the base, as the logarithm of the ratio.
 
-    Attributes
-    ----------
-    log_ratio
-        Logarithm of the ratio.
-    doubt
-        Half of the width of the interval of `log_ratio`; infinite where nothing is known.
+    The doubt is half of the width of its interval; infinite where nothing is known.
     """
 
     log_ratio: float
