@@ -122,7 +122,7 @@ class StrategyWorker:
         _seed(seed)
         # a space of its own for each run: a space draws from the neighbours that it found before
         searchspace = Searchspace(None, None, None, from_cache={"tune_params": self._values, "cache": self._configs})
-        tune(searchspace, _StrategyRunner(searchspace, self._times_of, asked), options)
+        tune(searchspace, _ReportingRunner(searchspace, self._times_of, asked), options)
 
     def _times_of(self, configs: Sequence[int | None]) -> list[float | None]:
         """Return times in milliseconds, unknown ones from the parent; None for failures and invalid configurations."""
@@ -136,7 +136,7 @@ class StrategyWorker:
         return [None if each is None else self._times_ms[each] for each in configs]
 
 
-class _StrategyRunner:
+class _ReportingRunner:
     """The part of a runner of Kernel Tuner that its strategies use; it adds what the strategy asks for to ``asked``."""
 
     dev = SimpleNamespace(max_threads=1024)
