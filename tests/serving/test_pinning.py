@@ -218,6 +218,16 @@ class TestFile:
         assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
         assert find_best_kernel(*request).tier == "default"
 
+    def test_what_is_set_aside_within_itself_stays_so_until_the_end(self, store: Any, file: Path) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        pins = default_dispatcher.pins
+        with pins.instead(None):
+            with pins.instead(None):
+                assert pins.in_force() is None
+            assert pins.in_force() is None
+        assert pins.in_force() is not None
+
     def test_dispatchers_pin_for_themselves(self, store: Any, file: Path) -> None:
         ask(store, 4096)
         autotile.pin(file)
