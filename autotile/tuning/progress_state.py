@@ -434,15 +434,7 @@ _RACE_SHARE = 0.6
 
 
 class TimeLeft:
-    """Estimates how long a session still takes.
-
-    Parameters
-    ----------
-    options
-        Limits of the session.
-    valid
-        Number of valid configurations.
-    """
+    """Estimates how long a session still takes in a space of ``valid`` configurations."""
 
     def __init__(self, options: TuneOptions, valid: int) -> None:
         self._options = options

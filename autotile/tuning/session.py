@@ -117,11 +117,6 @@ def tune(
 ) -> TuneResult:
     """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
 
-    Parameters
-    ----------
-    kernel, problem, settings, options, observe, worker_pool, lane
-        As for `open_session`.
-
     Raises
     ------
     InputError
@@ -147,10 +142,10 @@ def record(
 
     Every trial is stored in the database as in tuning, so that an interrupted recording resumes.
 
+    The sampler and the number of trials of the options are set here.
+
     Parameters
     ----------
-    kernel, problem, settings, options, observe
-        As for `open_session`; the sampler and the number of trials are set here.
     sample
         Number of configurations of a random sample; None for all configurations.
     output
@@ -202,12 +197,6 @@ def open_session(
 
     Parameters
     ----------
-    kernel, problem
-        Kernel, and problem to tune it for.
-    settings
-        Settings of the installation: the folders of caches and recordings.
-    options
-        Options of the session.
     observe
         Called with the state of the session after each trial.
     worker_pool
@@ -467,12 +456,7 @@ class Session:
     def tell(self, config: Config, time_us: float | None) -> None:
         """Pass a result that was measured elsewhere on to the sampler; it is neither stored nor served.
 
-        Parameters
-        ----------
-        config
-            A configuration of the space.
-        time_us
-            Time in microseconds; None if the configuration does not work.
+        The time is None if the configuration does not work.
 
         Raises
         ------

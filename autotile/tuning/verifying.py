@@ -347,14 +347,7 @@ def retime(
     The session's winner becomes the best result of its study. Configurations that fail are refused in every study of
     the problem, whatever compiler the study used.
 
-    Parameters
-    ----------
-    kernel, tuned
-        Kernel in its current version, and the problem.
-    served
-        Configuration that is served for the problem.
-    options
-        Options of the session, its database included; those that select configurations are fixed here.
+    Of the options, those that select configurations are fixed here.
 
     Returns
     -------
@@ -447,15 +440,6 @@ def check_served(
 
     The verdict is stored without a time, so that the problem still counts as not tuned. A configuration that failed is
     not served for this problem again, unless a tuning measures it.
-
-    Parameters
-    ----------
-    kernel, problem
-        Kernel in its current version, and the problem.
-    config
-        Configuration that is served for the problem.
-    options
-        Options of the session, its database included.
 
     Returns
     -------
