@@ -247,7 +247,7 @@ class TestCubinCache:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
         monkeypatch.setattr(os, "utime", refuse)
-        monkeypatch.setattr(CubinCache, "_write", refuse)
+        monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refuse)
         assert run(*words, "--db", tmp_path / "another.db").code == 0
 
     def test_one_that_cannot_be_made(
@@ -262,10 +262,10 @@ class TestCubinCache:
         cache = CubinCache(tmp_path, 10**6)
         compilation = Compilation(b"cubin", {"f": CompiledFunction("f", Resources(32, 0, 0, 0, 0))})
 
-        def refuse(*_: object) -> None:
+        def refuse(*_: object, **__: object) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-        monkeypatch.setattr(CubinCache, "_write", refuse)
+        monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refuse)
         with pytest.raises(InputError, match="Permission denied; change its permissions, or set AUTOTILE_CACHE"):
             cache.put("key", compilation)
 
