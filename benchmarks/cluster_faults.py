@@ -41,8 +41,8 @@ from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import read_settings
 from autotile.tuning import session
-from autotile.tuning.backend import ReplayBackend
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.result import TuneResult
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -41,8 +41,8 @@ from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.exchange.recording import Recording
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
-from autotile.tuning.backend import open_recording
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.replay import open_recording
 from autotile.workers.compile_pool import Compiled
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,9 +27,9 @@ from autotile.exchange.recording import Recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.space.search_space import feasible_space
-from autotile.tuning.backend import GpuUse
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.result import TuneResult
+from autotile.workers.gpu import GpuUse
 
 _TOLERANCE = 0.01
 """Excess of the winner's time over that of the undisturbed winner that noise explains."""

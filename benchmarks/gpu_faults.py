@@ -24,9 +24,10 @@ from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings, read_settings
 from autotile.tuning import gpu_group, session
-from autotile.tuning.backend import ReplayBackend, workload_of
+from autotile.tuning.backend import workload_of
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.result import TuneResult
 from autotile.workers.gpu import Backend, Gpu
 

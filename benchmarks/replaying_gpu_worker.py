@@ -14,7 +14,7 @@ from typing import Any
 
 from autotile.core.model import Outcome
 from autotile.exchange.recording import read_recording
-from autotile.tuning.backend import ReplayBackend
+from autotile.tuning.replay import ReplayBackend
 from autotile.workers.child import Stage, serve
 from autotile.workers.jobs import Check, Entry, Race, Reading, read_job
 

@@ -35,6 +35,7 @@ from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import absolute_path, read_settings, user_path
+from autotile.tuning.lanes import GpuName, Lane
 from autotile.tuning.operation_session import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import (
@@ -48,7 +49,7 @@ from autotile.tuning.plan import (
 )
 from autotile.tuning.progress_state import Observer, Place, Progress
 from autotile.tuning.result import TuneResult
-from autotile.tuning.schedule import GpuName, Lane, Schedule, open_lane
+from autotile.tuning.schedule import Schedule, open_lane
 
 _NO_MISSES = "no missed problem is left to tune; `autotile list --misses` lists what was counted"
 State = Literal["tuned", "done", "failed", "left"]

@@ -45,11 +45,11 @@ from autotile.tuning.result import TuneResult
 if TYPE_CHECKING:
     from autotile.api.plans import PlanResult
     from autotile.tuning.family_session import FamilyResult
+    from autotile.tuning.lanes import Lane
     from autotile.tuning.operation_family import OperationFamilyResult
     from autotile.tuning.operation_session import OperationResult
     from autotile.tuning.plan import TuningPlan
     from autotile.tuning.result import Recorded
-    from autotile.tuning.schedule import Lane
 
 FamilySize = int | str | Sequence[int] | range
 """Sizes of a family: a number, several numbers, a range, or text such as ``"1..8192"``."""

@@ -52,10 +52,11 @@ from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
+from autotile.tuning.lanes import Lane
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import TuneResult
-from autotile.tuning.schedule import Lane, Schedule, ScheduleResult
+from autotile.tuning.schedule import Schedule, ScheduleResult
 
 if TYPE_CHECKING:
     from autotile.database.database import Database

@@ -24,13 +24,18 @@ from autotile.core.text import plural
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.tuning.start import Scorer
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import INPUTS_STAGE, SECOND_SEED, Candidate, Check, Entry, Race, Reading
+from autotile.workers.jobs import (
+    INPUTS_STAGE,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    SECOND_SEED,
+    Candidate,
+    Check,
+    Entry,
+    Race,
+    Reading,
+)
 
-_RACE_S = 3.0
-"""GPU time of the whole race, in seconds, which bounds the number of rounds."""
-_MIN_ROUNDS = 9
-_MAX_ROUNDS = 60
-"""In simulation, 60 interleaved rounds of 12 finalists left a winner 0.01 % off, at 0.8 % noise with drift."""
 _HURRIED_FINALISTS = 4
 """Maximum number of finalists besides the default and the incumbent after an interrupt."""
 
@@ -136,7 +141,7 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     for i, result in (raced or {}).items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
-    race = _Race(finalists, raced or {}, rules.scorer)
+    race = _RacedFinalists(finalists, raced or {}, rules.scorer)
     while left:
         order, tied = race.rank(left, rules.incumbent)
         failed = checks.first_that_fails(order, tied)
@@ -162,18 +167,13 @@ def hold_race(
     if len(left) < 2:
         return None
     round_us = sum(interval_of(racing[i][0]).value for i in left)
-    rounds = _MIN_ROUNDS if rules.hurried else race_rounds(round_us)
     entries = tuple(
         Entry(candidate, weight=rules.scorer.weight(trial) if rules.scorer is not None else 1.0)
         for trial, candidate in (racing[i] for i in left)
     )
-    raced = backend.race(Race(entries, rounds, rules.seed), 1e-6 * rounds * round_us)
+    most = MIN_ROUNDS if rules.hurried else MAX_ROUNDS
+    raced = backend.race(Race.lasting(entries, round_us, rules.seed, most=most))
     return None if raced is None else dict(zip(left, raced, strict=True))
-
-
-def race_rounds(round_us: float, limit_s: float = _RACE_S, least: int = _MIN_ROUNDS, most: int = _MAX_ROUNDS) -> int:
-    """Return the number of rounds of a race that takes about a limited time, given the time of one in microseconds."""
-    return max(least, min(most, int(limit_s * 1e6 / max(round_us, 1.0))))
 
 
 _REPEATS = 75
@@ -391,7 +391,7 @@ def _repeats(reading: Reading) -> float:
     return float(reading.telemetry.get("repeats", math.inf))
 
 
-class _Race:
+class _RacedFinalists:
     """Finalists with their interleaved times, or with the times of the search where no race was possible."""
 
     def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, Reading], scorer: Scorer | None) -> None:
@@ -543,9 +543,8 @@ def _confirmation(
     if default is not None and config_key(default.config) != config_key(winner.config):
         racing.append(default)
     round_us = sum(trial.time_us or 0.0 for trial in racing)
-    rounds = race_rounds(round_us, _CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS)
-    entries = tuple(Entry(candidates[config_key(trial.config)]) for trial in racing)
-    raced = spare.race(Race(entries, rounds, seed), 1e-6 * rounds * round_us)
+    entries = [Entry(candidates[config_key(trial.config)]) for trial in racing]
+    raced = spare.race(Race.lasting(entries, round_us, seed, limit_s=_CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS))
     if raced is None or not winner.time_us:
         return None
     fault = next((row for row in raced if row.outcome is not Outcome.OK), None)

@@ -20,12 +20,11 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import scaled
 from autotile.workers.gpu import Backend, GpuUse
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 
 if TYPE_CHECKING:
-    from autotile.workers.sanitizer import Sanitizer
+    from autotile.workers.sanitizer import Finding
 
 _T = TypeVar("_T")
 
@@ -153,12 +152,6 @@ class GpuGroup(Backend):
         with self._changed:
             return tuple(GpuUse(m.backend.uuid, m.trials, m.busy_s, m.scale, m.lost) for m in self._members)
 
-    @property
-    def sanitizer(self) -> Sanitizer | None:  # type: ignore[override]
-        """The sanitizer of the GPU that holds races."""
-        with self._changed:
-            return self._racing_member().backend.sanitizer
-
     def add(self, backend: Backend) -> None:
         """Let another GPU of the same model take part; it may join at any time."""
         member = _GroupGpu(backend, len(self._members))
@@ -209,9 +202,13 @@ class GpuGroup(Backend):
             self._queue.clear()
             self._finished.clear()
 
-    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+    def race(self, job: Race) -> list[Reading] | None:
         """Race on one GPU; None if its worker died."""
-        return self._on_one(lambda backend: backend.race(job, expected_s))
+        return self._on_one(lambda backend: backend.race(job))
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Run candidates under the sanitizer of the GPU that holds races."""
+        return self._racing_member().backend.sanitize(candidates)
 
     def check(self, job: Check) -> Reading:
         """Verify on one GPU; if its worker dies and the reference fails there, too, on another one."""
@@ -325,7 +322,7 @@ class GpuGroup(Backend):
             task.is_done = True
             member.trials += 1
             member.busy_s += sum(reading.seconds.values())
-            self._finished.append((task.candidate, scaled(reading, member.scale)))
+            self._finished.append((task.candidate, reading.scaled(member.scale)))
             self._changed.notify_all()
 
     def _is_to_blame(self, member: _GroupGpu, task: _Submitted) -> bool:

@@ -50,9 +50,10 @@ from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.backend import workload_of
 from autotile.tuning.family_session import FAULTS
+from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
-from autotile.tuning.schedule import Lane, Schedule, ScheduleResult, device_of
+from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
 from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count

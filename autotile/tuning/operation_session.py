@@ -36,10 +36,11 @@ from autotile.report.notebook import PageContent, Reported
 from autotile.settings import Settings
 from autotile.tuning.backend import expected_folder, workload_of
 from autotile.tuning.family_session import is_possible
-from autotile.tuning.finals import race_rounds, with_times
+from autotile.tuning.finals import with_times
+from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
-from autotile.tuning.schedule import Lane, Schedule, ScheduleResult, device_of
+from autotile.tuning.schedule import Schedule, ScheduleResult, device_of
 from autotile.tuning.session import Pipeline
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.gpu import GPU_WORKER, Backend, Gpu
@@ -671,12 +672,10 @@ def hold_contest(
                     raise InputError(f"{kernel.name}: the best configuration does not compile any more")
                 candidates.append(compiled[0][1])
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
-        rounds = race_rounds(max(round_us, 1.0))
-        expected_s = 1e-6 * rounds * round_us
         raced_kernels = [Entry(one, workload=laid_out) for one, laid_out in zip(candidates, workloads, strict=True)]
         calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
         raced_libraries = [Entry(library=call, workload=workloads[0]) for call in calls]
-        job = Race((*raced_kernels, *raced_libraries), rounds, options.seed, checks=_CHECKS)
+        job = Race.lasting([*raced_kernels, *raced_libraries], round_us, options.seed, checks=_CHECKS)
         own = {library.name: library.call for library in libraries if library.call is not None}
         if own and lane.cluster is None:
             gpu.close()
@@ -684,9 +683,9 @@ def hold_contest(
                 idle.close()  # frees its memory
             readings = _race_here(job, own, options)
         elif lane.cluster is None:
-            readings = gpu.raced(job, expected_s)
+            readings = gpu.raced(job)
         else:
-            found = backend.race(job, expected_s)
+            found = backend.race(job)
             if found is None or len(found) != len(job.entries):
                 raise WorkerError(f"the reply of {backend.uuid} holds no times")
             readings = found

@@ -20,8 +20,8 @@ from autotile.errors import InputError
 from autotile.kernel.problem import Workrate
 from autotile.search.samplers import RANKED_AHEAD, gain_predicting_samplers
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.finals import race_rounds
 from autotile.tuning.options import TuneOptions
+from autotile.workers.jobs import race_rounds
 
 if TYPE_CHECKING:
     from autotile.search.search import Shortlist

@@ -1,28 +1,23 @@
-"""Schedules: several sessions of one command, one after the other or one a GPU, and what they share.
-
-Each problem gets a GPU, and several where few problems are left; GPUs of a cluster may join and leave.
-"""
+"""Schedules: several sessions of one command, one after the other or one a GPU, and what they share."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
 from autotile.core.text import Result, device_text, duration_text, plural
 from autotile.cuda.driver import device_count, has_driver, live_device
-from autotile.errors import WorkerError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
+from autotile.tuning.lanes import Ended, GpuName, Lane, run_jobs
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Observer, Place, Progress, StopRequest
+from autotile.tuning.progress_state import Observer, Place, Progress
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
@@ -30,80 +25,6 @@ from autotile.workers.compile_pool import worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.tuning.cluster.gpus import Cluster
-
-Ended = TypeVar("Ended")
-
-GpuName = int | str
-"""CUDA index of a GPU of this machine, of a simulated one in replay, or UUID of a GPU of a cluster."""
-
-_LOOK_S = 0.2
-"""Interval at which the main thread looks for signals, in seconds."""
-_END_S = 60.0
-"""Time that sessions have to end after the user's second interrupt."""
-_ABSENT_S = 300.0
-"""Time that problems wait for a GPU of a cluster while none of them is tuned."""
-
-
-class Lane:
-    """The GPUs that a session may use, or that the sessions of a command share; none for that of the options.
-
-    The user's interrupt is that which all sessions share; None in the main thread, whose session takes it itself. With
-    a connection to a scheduler that offers the GPUs, these may be added while a session runs, and their properties are
-    known; GPUs of this machine, and simulated ones, have none.
-    """
-
-    def __init__(
-        self,
-        devices: Sequence[GpuName] = (),
-        stop: StopRequest | None = None,
-        cluster: Cluster | None = None,
-        device: DeviceProperties | None = None,
-    ) -> None:
-        self._devices = tuple(devices)
-        self._device = device
-        self.stop = stop
-        self.cluster = cluster
-
-    @property
-    def devices(self) -> tuple[GpuName, ...]:
-        """The GPUs."""
-        return self._devices
-
-    @property
-    def count(self) -> int:
-        """Number of GPUs, one at least."""
-        return max(1, len(self.devices))
-
-    @property
-    def device(self) -> DeviceProperties | None:
-        """Properties of the GPUs of a cluster; None where they are of this machine, or simulated."""
-        return self._device
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether sessions run in several threads: there are several GPUs, or there may be."""
-        return self.cluster is not None or len(self.devices) > 1
-
-    def device_of(self, gpu: GpuName) -> DeviceProperties | None:
-        """Return the properties of one of the GPUs; see `device`."""
-        return self._device
-
-    def free(self, held: Collection[GpuName]) -> list[GpuName]:
-        """Return the GPUs that can begin with a problem, without those that hold one."""
-        return [gpu for gpu in self.devices if gpu not in held]
-
-    def add(self, gpu: GpuName) -> None:
-        """Let another GPU of a cluster take part."""
-        self._devices = (*self._devices, gpu)
-
-    def options(self, options: TuneOptions) -> TuneOptions:
-        """Return the options of the session."""
-        indices = tuple(index for index in self.devices if isinstance(index, int))
-        if not indices:
-            return options
-        index = options.device_index if options.replay is not None else indices[0]
-        return replace(options, devices=indices if len(indices) > 1 else (), device_index=index)
 
 
 @contextmanager
@@ -126,127 +47,6 @@ def device_of(options: TuneOptions, lane: Lane) -> DeviceProperties | None:
     if lane.device is not None or options.replay is not None or not has_driver() or device_count() == 0:
         return lane.device
     return live_device(options.device_index)
-
-
-def run_jobs(
-    jobs: Sequence[Callable[[Lane], Ended]], lane: Lane, allows: Callable[[int, GpuName], bool] = lambda _, __: True
-) -> Generator[tuple[int, Ended | Exception], None, None]:
-    """Run jobs in their order, as many at once as there are GPUs; yield each one's number and result as it ends.
-
-    With one GPU of this machine they run in this thread, one after the other, and it is up to the caller to go on after
-    an interrupted one. After the user's interrupt no other job begins, and after a second one `KeyboardInterrupt` is
-    raised, when the sessions have ended. Without an interrupt of the lane, the user's is received here.
-
-    Of a cluster, GPUs may join and leave: one that joins takes the next problem, or helps where none waits; a session
-    whose GPUs have left gets the next one that is free. A `WorkerError` says that none is left.
-
-    Parameters
-    ----------
-    jobs
-        Functions that tune a problem each, with the GPUs of a lane.
-    allows
-        Whether a job, by its number, may use a GPU; those that it may use are of one model.
-    """
-    if lane.is_parallel:
-        stop = lane.stop or StopRequest()
-        with stop if lane.stop is None else nullcontext():
-            yield from _run_in_threads(jobs, lane, stop, allows)
-        return
-    for number, job in enumerate(jobs):
-        outcome: Ended | Exception
-        try:
-            outcome = job(lane)
-        except Exception as error:
-            outcome = error
-        yield number, outcome
-        if lane.stop is not None and lane.stop.requested:
-            return
-
-
-def _run_in_threads(
-    jobs: Sequence[Callable[[Lane], Ended]], lane: Lane, stop: StopRequest, allows: Callable[[int, GpuName], bool]
-) -> Generator[tuple[int, Ended | Exception], None, None]:
-    waiting = dict.fromkeys(range(len(jobs)))
-    running: dict[int, tuple[threading.Thread, Lane]] = {}
-    ended: queue.Queue[tuple[int, Ended | BaseException]] = queue.Queue()
-
-    def begin(number: int, taken: tuple[GpuName, ...]) -> None:
-        own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]))
-
-        def work() -> None:
-            outcome: Ended | BaseException
-            try:
-                outcome = jobs[number](own)
-            except BaseException as error:
-                outcome = error
-            ended.put((number, outcome))
-
-        thread = threading.Thread(target=work, name=f"problem {number}", daemon=True)
-        running[number] = thread, own
-        thread.start()
-
-    def lend(lanes: Mapping[int, Lane], free: Sequence[GpuName], limit: int | None = None) -> list[GpuName]:
-        """Add GPUs to running sessions, to those with the fewest first; return those that are left."""
-        left = []
-        added = dict.fromkeys(lanes, 0)
-        for gpu in free:
-            able = [one for one in lanes if allows(one, gpu) and (limit is None or added[one] < limit)]
-            if able:
-                number = min(able, key=lambda one: len(lanes[one].devices))
-                lanes[number].add(gpu)
-                added[number] += 1
-            else:
-                left.append(gpu)
-        return left
-
-    def assign() -> None:
-        """Give free GPUs to sessions that have lost theirs, then to problems that wait, then to those that run."""
-        lanes = {number: own for number, (_, own) in running.items()}
-        free = lane.free({gpu for own in lanes.values() for gpu in own.devices})
-        if lane.cluster is not None:
-            present = {*lane.devices}
-            free = lend({number: own for number, own in lanes.items() if not present & {*own.devices}}, free, limit=1)
-        while True:
-            chosen = next((number for number in waiting if any(allows(number, gpu) for gpu in free)), None)
-            if chosen is None:
-                break
-            allowed = [gpu for gpu in free if allows(chosen, gpu)]
-            rivals = (other for other in waiting if any(allows(other, gpu) for gpu in allowed))  # itself included
-            count = sum(1 for _ in islice(rivals, len(allowed)))
-            taken = tuple(allowed[: max(1, len(allowed) // count)])
-            del waiting[chosen]
-            free = [gpu for gpu in free if gpu not in taken]
-            begin(chosen, taken)
-        if lane.cluster is not None and not waiting:
-            lend({number: own for number, (_, own) in running.items()}, free)
-
-    busy_at = time.monotonic()
-    try:
-        while waiting or running:
-            if not stop.requested:
-                assign()
-            if running:
-                busy_at = time.monotonic()
-            elif stop.requested or lane.cluster is None:
-                return
-            elif time.monotonic() - busy_at > _ABSENT_S:
-                raise WorkerError(
-                    f"the cluster has had no GPU for the problems left for {_ABSENT_S:.0f} s; what was measured is "
-                    "stored, and the same command goes on"
-                )
-            try:
-                number, outcome = ended.get(timeout=_LOOK_S)
-            except queue.Empty:
-                continue
-            running.pop(number)[0].join()
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
-                raise outcome
-            yield number, outcome
-    except BaseException:  # that of a caller who wants no more, too
-        stop.requested = stop.aborted = True
-        for thread, _ in running.values():
-            thread.join(_END_S)
-        raise
 
 
 @dataclass

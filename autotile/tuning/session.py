@@ -51,8 +51,9 @@ from autotile.search.samplers import BRUTE_FORCE, check_sampler
 from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.backend import choose_backend, gpu_notices, scaled
+from autotile.tuning.backend import choose_backend, gpu_notices
 from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_finalists, confirm_finals, measured_on
+from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
     Clock,
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
     from autotile.database.runs import Claimed
     from autotile.search.importance import ParameterEffects
     from autotile.search.search import Search, Shortlist
-    from autotile.tuning.schedule import Lane
     from autotile.tuning.start import StepTimes
 
 
@@ -1229,7 +1229,7 @@ class Pipeline:
         with self._timeline.span("session", "wait for the GPU"):
             given, found = self._backend.result()
         _, candidate = self._running.pop(id(given))
-        reading = scaled(found, self.scale)
+        reading = found.scaled(self.scale)
         start_s = reading.began_at
         if start_s and self._timeline.is_recording:  # its stages follow one another without a pause
             track = f"GPU worker {reading.gpu}" if self._backend.gpu_count > 1 else "GPU worker"

@@ -81,8 +81,6 @@ class Backend(ABC):
     """Whether `result` is certain not to wait; False where that is not known."""
     uses: tuple[GpuUse, ...] = ()
     """Work of each of several GPUs so far; empty for one."""
-    sanitizer: Sanitizer | None = None
-    """Runs finalists under compute-sanitizer, if that is asked for."""
     observe_wait: Callable[[str], None] = staticmethod(lambda _: None)
     """Called with what is waited for beside results, and with an empty text when that is over."""
 
@@ -121,14 +119,8 @@ class Backend(ABC):
         """Forget the candidates that were submitted and have no result; their readings are never returned."""
 
     @abstractmethod
-    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
-        """Race entries on one GPU; None where no race is possible, or it broke the worker.
-
-        Parameters
-        ----------
-        expected_s
-            Expected time of all launches, by which the deadline is extended.
-        """
+    def race(self, job: Race) -> list[Reading] | None:
+        """Race entries on one GPU; None where no race is possible, or it broke the worker."""
 
     @abstractmethod
     def check(self, job: Check) -> Reading:
@@ -148,7 +140,7 @@ class Backend(ABC):
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
-        return [[] for _ in candidates] if self.sanitizer is None else self.sanitizer.check_all(candidates)
+        return [[] for _ in candidates]
 
     @abstractmethod
     def close(self) -> None:
@@ -222,7 +214,7 @@ class Gpu(Backend):
         if device is not None:
             self.device = device
         self.uuid = uuid
-        self.sanitizer = sanitizer
+        self._sanitizer = sanitizer
         self._workload = workload
         self._device_index = device_index if workload is None else workload.device_index
         self._deadline_s = deadline_s
@@ -302,14 +294,14 @@ class Gpu(Backend):
             self._note_good(entry)
         return reading
 
-    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+    def race(self, job: Race) -> list[Reading] | None:
         """Race entries; None if one broke the worker: see `raced`."""
         try:
-            return self.raced(job, expected_s)
+            return self.raced(job)
         except WorkerError:
             return None
 
-    def raced(self, job: Race, expected_s: float = 0.0) -> list[Reading]:
+    def raced(self, job: Race) -> list[Reading]:
         """Race entries of any problems.
 
         Where one ends the worker or hangs in its verification before the race, the others are raced without it.
@@ -321,7 +313,7 @@ class Gpu(Backend):
         InputError, ToolchainError
             A problem does not fit in memory beside the others, or a reference cannot be computed.
         """
-        race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * expected_s
+        race_s = min(2 * self._deadline_s, _RACE_START_S) + _RACE_MARGIN * job.expected_s
         lays_out = any(one.workload is not None for one in job.entries)
         checks_s = {f"{CHECK_STAGE}{number}": self._deadline_s for number in range(len(job.entries))}
         deadline_s = _OPEN_DEADLINE_S + race_s if lays_out else race_s
@@ -334,8 +326,12 @@ class Gpu(Backend):
                 raise
             outcome = Outcome.TIMED_OUT if isinstance(error, WorkerTimeoutError) else Outcome.CRASHED
             fault = Reading(outcome, f"{error} in the last race", RACE_STAGE)
-        raced = self.raced(replace(job, entries=others), expected_s)
+        raced = self.raced(replace(job, entries=others))
         return [*raced[:number], fault, *raced[number:]]
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Run candidates under the sanitizer, if there is one."""
+        return self._sanitizer.check_all(candidates) if self._sanitizer is not None else super().sanitize(candidates)
 
     def close(self) -> None:
         """Release the worker to the pool, or end it; a call that waits for it in another thread raises an error."""

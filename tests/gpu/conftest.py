@@ -12,9 +12,9 @@ from autotile.cuda.driver import live_device
 from autotile.database.database import Database
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
+from autotile.tuning.lanes import Lane
 from autotile.tuning.operation_family import Sweep, grid_gpu
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.schedule import Lane
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool
 

@@ -20,8 +20,9 @@ from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
 from autotile.space.search_space import feasible_space
 from autotile.tuning import backend as backends
-from autotile.tuning.backend import ReplayBackend, choose_backend
+from autotile.tuning.backend import choose_backend
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.replay import ReplayBackend
 from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
 from autotile.workers.sanitizer import Finding, ToolResult
@@ -101,7 +102,7 @@ def test_a_worker_that_dies_in_the_race_gives_no_times(unopened: Gpu, monkeypatc
         raise WorkerError("the worker died")
 
     monkeypatch.setattr(unopened, "_request", fail)
-    assert unopened.race(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0), 0.1) is None
+    assert unopened.race(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0)) is None
 
 
 def test_findings_need_a_sanitizer(unopened: Gpu) -> None:
@@ -109,7 +110,7 @@ def test_findings_need_a_sanitizer(unopened: Gpu) -> None:
     findings = [[Finding("memcheck", ToolResult.PASSED, "")]]
     sanitizer: Any = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
     assert unopened.sanitize(candidates) == [[]]
-    unopened.sanitizer = sanitizer
+    unopened._sanitizer = sanitizer
     assert unopened.sanitize(candidates) == findings
 
 
@@ -233,7 +234,7 @@ class TestReplay:
 
     def test_nothing_runs_again(self, backend: ReplayBackend) -> None:
         candidate = Candidate(CANDIDATE, "")
-        assert backend.race(Race((Entry(candidate),), 9, 0), 0.1) is None
+        assert backend.race(Race((Entry(candidate),), 9, 0)) is None
         assert backend.check(Check((Entry(candidate),), 75, seed=1)).outcome is Outcome.OK
         assert backend.sanitize([candidate, candidate]) == [[], []]
 

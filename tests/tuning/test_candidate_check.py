@@ -72,7 +72,7 @@ class Device:
         evaluation = Reading(outcome, "" if time else "y[3] is 0", "measure" if time else "verify", time)
         return candidate, evaluation
 
-    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+    def race(self, job: Race) -> list[Reading] | None:
         self.log.append("race")
         names = [Path(one.candidate.cubin_path).stem for one in job.entries if one.candidate is not None]
         assert names == ["candidate", "winner"]

@@ -35,8 +35,9 @@ import dask.config
 from autotile.tuning.backend import workload_of
 from autotile.tuning.cluster import connection
 from autotile.tuning.cluster import gpus as cluster_gpus
+from autotile.tuning.cluster import requests as cluster_requests
 from autotile.tuning.cluster.connection import Connection, check_scheduler
-from autotile.tuning.cluster.gpus import Cluster
+from autotile.tuning.cluster.requests import Cluster
 from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 from autotile.tuning.options import TuneOptions
 
@@ -87,7 +88,7 @@ def check(result: TuneResult, bench: Any) -> None:
 def test_a_machine_joins_late_and_another_is_killed(
     bench: Any, secure_kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_gpus, "_ABSENT_S", 2.0)
+    monkeypatch.setattr(cluster_requests, "_ABSENT_S", 2.0)
     recording = bench.record()
     slow = secure_kit.simulated(recording, 0, 3.0)
     begun = threading.Event()
@@ -112,7 +113,7 @@ def test_a_machine_joins_late_and_another_is_killed(
 def test_a_process_and_a_scheduler_that_are_killed_lose_no_candidate(
     bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_gpus, "_ABSENT_S", START_S)
+    monkeypatch.setattr(cluster_requests, "_ABSENT_S", START_S)
     recording = bench.record()
     workers = [kit.simulated(recording, number, SECONDS) for number in range(2)]
 
@@ -161,7 +162,7 @@ def test_a_session_says_that_it_waits_for_its_scheduler(bench: Any, kit: Cluster
 
 
 def test_a_session_says_that_it_waits_for_a_gpu(bench: Any, kit: ClusterKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_gpus, "_ABSENT_S", 1.0)
+    monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     recording, seen = bench.record(), list[str]()
     first = kit.simulated(recording, 0, SECONDS)
 

@@ -24,9 +24,10 @@ from autotile.errors import WorkerError
 from autotile.kernel.operation import Library
 from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
+from autotile.tuning.lanes import Lane
 from autotile.tuning.operation_session import RacedTrial, hold_contest
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.schedule import Lane, Schedule
+from autotile.tuning.schedule import Schedule
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time, Workload
@@ -35,7 +36,8 @@ pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster
 
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
-from autotile.tuning.cluster.gpus import AbsentGpuError, Cluster, FreeGpu, SentRequest
+from autotile.tuning.cluster.gpus import FreeGpu
+from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
 from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest, OfferedGpu
 
 
@@ -50,7 +52,7 @@ class FakeGpu:
     def wait(self) -> None:
         """The problem is laid out."""
 
-    def race(self, job: Race, expected_s: float) -> list[Reading]:
+    def race(self, job: Race) -> list[Reading]:
         for entry in job.entries:
             assert entry.workload is not None
             if entry.candidate is not None:

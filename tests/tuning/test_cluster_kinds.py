@@ -24,17 +24,19 @@ from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
 from autotile.tuning.family_session import tune_family
+from autotile.tuning.lanes import GpuName, Lane, run_jobs
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan
 from autotile.tuning.progress_state import Progress
-from autotile.tuning.schedule import GpuName, Lane, open_lane, run_jobs
+from autotile.tuning.schedule import open_lane
 
 pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
 from autotile.tuning.cluster import gpus as cluster_gpus
+from autotile.tuning.cluster import requests as cluster_requests
 from autotile.tuning.cluster.gpus import ClusterLane
 from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 
@@ -148,7 +150,7 @@ def test_a_plan_goes_on_when_a_machine_dies(
     bench: Any, site: Site, settings: Any, options: TuneOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session on its GPU goes on with another one. The last test of the two GPUs."""
-    monkeypatch.setattr(cluster_gpus, "_ABSENT_S", 1.0)
+    monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     planned = tuple(PlannedProblem("scale", bench.kernel, bench.problem(n)) for n in SIZES)
     killed = threading.Event()
 
@@ -214,7 +216,7 @@ def test_a_session_that_has_lost_its_gpu_gets_the_next_one() -> None:
 
 
 def test_problems_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotile.tuning.schedule._ABSENT_S", 0.3)
+    monkeypatch.setattr("autotile.tuning.lanes._ABSENT_S", 0.3)
     with pytest.raises(WorkerError, match="no GPU for the problems left"):
         list(run_jobs([lambda lane: 1], Pool()))
 

@@ -27,7 +27,7 @@ PRELOAD = """
 from pathlib import Path
 
 from autotile.errors import InputError, ToolchainError, WorkerError
-from autotile.tuning.backend import ReplayBackend
+from autotile.tuning.replay import ReplayBackend
 
 def checked(backend, job, check=ReplayBackend.check):
     with Path({log!r}).open("a") as file:

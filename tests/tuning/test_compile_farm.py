@@ -26,7 +26,7 @@ from cluster_kit import ClusterKit, children, running_cluster, wait_until
 
 from autotile.tuning.cluster import compilers as cluster_compilers
 from autotile.tuning.cluster.compilers import ClusterCompilers
-from autotile.tuning.cluster.gpus import Cluster
+from autotile.tuning.cluster.requests import Cluster
 
 SOURCE = '#include "value.h"\nextern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE + OTHER; }'
 JOB = CompileJob(SOURCE.partition("\n")[2].replace(" + OTHER", ""), "hash", "/nowhere/x.cu", "fill", "sm_90", ())

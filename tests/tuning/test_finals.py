@@ -71,7 +71,7 @@ class Racer:
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
 
-    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+    def race(self, job: Race) -> list[Reading] | None:
         self.rounds = job.rounds
         self.races += 1
         candidates = [one.candidate for one in job.entries if one.candidate is not None]

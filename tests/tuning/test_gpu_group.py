@@ -21,10 +21,10 @@ from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording
 from autotile.settings import read_settings
 from autotile.tuning import gpu_group
-from autotile.tuning.backend import ReplayBackend, SimulatedGpu
 from autotile.tuning.finals import measured_on
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.replay import ReplayBackend, SimulatedGpu
 from autotile.workers.gpu import Gpu, GpuUse
 from autotile.workers.jobs import Candidate, Check, Entry, Reading, Workload
 

@@ -17,8 +17,8 @@ from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gon
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.runs import RunRecord
-from autotile.tuning.backend import ReplayBackend
 from autotile.tuning.progress_state import Progress
+from autotile.tuning.replay import ReplayBackend
 
 SIZES = ("M=2048", "N=2048", "K=2048")
 CONFIGURATIONS = 72

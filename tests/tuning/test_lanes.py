@@ -10,9 +10,9 @@ from contextlib import closing
 import pytest
 
 from autotile.errors import InputError
+from autotile.tuning.lanes import Lane, run_jobs
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import StopRequest
-from autotile.tuning.schedule import Lane, run_jobs
 
 Seen = list[tuple[int, tuple[int, ...]]]
 

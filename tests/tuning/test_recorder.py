@@ -13,9 +13,9 @@ from autotile.exchange.recording import read_recording
 from autotile.settings import read_settings
 from autotile.space.search_space import SearchSpace
 from autotile.tuning import session
-from autotile.tuning.backend import ReplayBackend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
+from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.result import Recorded
 from autotile.tuning.session import record
 

@@ -16,7 +16,7 @@ from processes import count_configs, wait_for_trials
 
 from autotile.core.model import Config, config_key
 from autotile.exchange.recording import Recording
-from autotile.tuning.backend import SimulatedGpu
+from autotile.tuning.replay import SimulatedGpu
 from autotile.tuning.result import TuneResult
 
 BEST = {"THREADS": 256, "WORK": 4}

@@ -10,7 +10,7 @@ import pytest
 
 from autotile.core.model import GPU_SCALE, Config, Measurement, Outcome, Trial
 from autotile.exchange.recording import Recording
-from autotile.tuning.backend import SimulatedGpu
+from autotile.tuning.replay import SimulatedGpu
 from autotile.tuning.result import TuneResult
 from autotile.workers.jobs import Candidate, Reading
 

@@ -197,7 +197,7 @@ class TestHangsInFinals:
 
     def test_a_race_ends_soon(self, gpu: Gpu) -> None:
         with pytest.raises(WorkerError, match=r"no answer within 0\.6 s"):
-            gpu.raced(Race((Entry(doing("sleep")),), 9, 0), 0.1)
+            gpu.raced(Race((Entry(doing("sleep")),), 9, 0, expected_s=0.1))
 
     def test_what_passed_here_shows_that_the_device_works(self, gpu: Gpu) -> None:
         assert verify(gpu, doing("ok"), 75).outcome is Outcome.OK

@@ -1,47 +1,31 @@
-"""The session's end of a cluster: requests to GPUs of several machines, GPUs as backends, and the lane of a command."""
+"""GPUs of several machines: as backends of a session, and as the lane of a command."""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import hashlib
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties, is_name_of
-from autotile.core.documents import decode_json, encode_json, to_fields
-from autotile.core.model import Problem
-from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
-from autotile.kernel.library import Kernel
-from autotile.settings import Settings
+from autotile.errors import AutotileError, InputError, WorkerError
 from autotile.space.search_space import SearchSpace
-from autotile.tuning.backend import ReplayBackend, open_recording, replay_notice, workload_of
-from autotile.tuning.cluster.compilers import ClusterCompilers
-from autotile.tuning.cluster.connection import Connection, distributed
-from autotile.tuning.cluster.worker import SIMULATED, GpuReply, GpuRequest, Operation, answer
+from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
+from autotile.tuning.cluster.worker import SIMULATED, GpuReply, GpuRequest, Operation
 from autotile.tuning.gpu_group import GpuGroup
+from autotile.tuning.lanes import GpuName, Lane
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.schedule import GpuName, Lane, open_lane
+from autotile.tuning.replay import ReplayBackend
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading, Time, job_message, with_files
+from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading, Time
 
 _POLL_S = 1.0
-"""Interval at which a request that waits looks whether its GPU is gone, and a session for GPUs that join or leave."""
-_ABSENT_S = 30.0
-"""Time after which a GPU that is gone is given up; its nanny replaces a worker that died within seconds."""
-_MAX_FAILURES = 10
-"""Replies to one request that may be lost on their way."""
-_GPU_PREFIXES = ("GPU-", "MIG-", SIMULATED)
+"""Interval at which a session looks for GPUs that join or leave."""
 _FIRST_GPU_S = 60.0
 """Time that a session or a command waits for a first GPU."""
 _RENEW_S = 40.0
@@ -57,144 +41,6 @@ _SETTLE_S = 5.0
 _FRESH_S = 3.0
 """Time after which a GPU is asked again whether another command uses it."""
 _LANE_POLL_S = 0.05
-
-
-class AbsentGpuError(WorkerError):
-    """A GPU is gone: its machine is off or cannot be reached. It may come back."""
-
-
-@dataclass(eq=False, slots=True)
-class SentRequest:
-    """A request that was sent to a GPU."""
-
-    gpu: str
-    request: str
-    """A `GpuRequest` as JSON."""
-    cubins: Mapping[str, bytes]
-    future: Any = None
-    """Future of Dask; None while the scheduler is lost."""
-    failures: int = 0
-    """Number of replies that did not arrive."""
-    is_withdrawn: bool = False
-
-    def withdraw(self) -> None:
-        """Let nobody wait for the reply any more."""
-        self.is_withdrawn = True
-        if self.future is not None and not self.future.done():
-            with suppress(Exception):  # of a connection that is closed, and the future with it
-                self.future.cancel()
-
-    def forget(self) -> None:
-        """Have the request answered although nobody waits for the reply."""
-        if self.future is not None:
-            with suppress(Exception):
-                distributed.fire_and_forget(self.future)
-
-
-class Cluster:
-    """The GPUs and compilers of a scheduler, which sessions may share.
-
-    A request waits for its GPU and for the scheduler: if the connection was lost, it is sent again.
-    """
-
-    def __init__(self, address: str, *, insecure: bool) -> None:
-        self.connection = Connection(address, insecure=insecure)
-        self.compilers = ClusterCompilers(self.connection)
-
-    def look(self) -> list[str]:
-        """Return the UUIDs of the GPUs that are present."""
-        offered = {name for resources in self.connection.offers() for name in resources}
-        return sorted(name for name in offered if name.startswith(_GPU_PREFIXES))
-
-    def answered(self, sent: SentRequest) -> GpuReply | None:
-        """Return the reply to a request; None if it is not there yet. Errors are those of `result`."""
-        if sent.future is None or self.connection.is_lost(sent.future):
-            raise WorkerError(f"a request to {sent.gpu} was lost")
-        return self.result(sent, 0.0) if sent.future.done() else None
-
-    def send(
-        self, gpu: str, op: Operation, work: GpuRequest, job: Job | None = None, *, expected_s: float = 0.0
-    ) -> SentRequest:
-        """Send a request to a GPU, with a job and its cubins if it carries one; ``work`` is common to all of a session.
-
-        A GPU answers one at a time, in the order in which they were sent.
-        """
-        cubins: dict[str, bytes] = {}
-
-        def packed(path: str) -> str:
-            """Return the hash of a cubin; empty for none, as in replay."""
-            if not path:
-                return ""
-            content = Path(path).read_bytes()
-            name = hashlib.sha256(content).hexdigest()
-            cubins[name] = content
-            return name
-
-        message = job_message(with_files(job, packed)) if job is not None else {}
-        request = replace(work, op=op, job=message, expected_s=expected_s)
-        sent = SentRequest(gpu, encode_json(to_fields(request)), cubins)
-        self._submit(sent)
-        return sent
-
-    def result(
-        self, sent: SentRequest, limit_s: float = math.inf, *, meanwhile: Callable[[], None] = lambda: None
-    ) -> GpuReply:
-        """Wait for a reply, ``limit_s`` at most; ``meanwhile`` is called about every second, and in the end.
-
-        Raises
-        ------
-        WorkerError
-            The GPU or the scheduler is lost, the time is over, or the request was withdrawn.
-        InputError, ToolchainError
-            The GPU cannot be set up for the session.
-        """
-        end = time.monotonic() + limit_s
-        while (reply := self._poll(sent)) is None:
-            meanwhile()
-            if time.monotonic() > end:
-                sent.withdraw()
-                raise WorkerError(f"{sent.gpu} has not answered for {limit_s:.0f} s")
-        meanwhile()
-        if reply.error:
-            raise {"input": InputError, "toolchain": ToolchainError}.get(reply.kind, WorkerError)(reply.error)
-        return reply
-
-    def _poll(self, sent: SentRequest) -> GpuReply | None:
-        """Wait a moment for the reply, and send the request again if it was lost; None if there is no reply yet."""
-        if sent.is_withdrawn:
-            raise WorkerError(f"a request to {sent.gpu} was withdrawn")
-        if sent.future is None or self.connection.is_lost(sent.future):
-            self.connection.await_look()
-            self._submit(sent)
-            return None
-        try:
-            return decode_json(sent.future.result(timeout=_POLL_S), GpuReply)
-        except TimeoutError:
-            absent_s = self.connection.absent_s(sent.gpu)
-            if absent_s > _ABSENT_S:
-                sent.withdraw()
-                raise AbsentGpuError(f"the cluster has lost {sent.gpu}: it is absent for {absent_s:.0f} s") from None
-        except (asyncio.CancelledError, concurrent.futures.CancelledError, UnboundLocalError):
-            sent.future = None  # the last one is of `distributed.utils.sync`, where a call is cancelled within the loop
-        except AutotileError:
-            raise
-        except Exception as error:  # whatever Dask raises where processes die
-            sent.failures += 1
-            if sent.future.status == "error" or sent.failures > _MAX_FAILURES:
-                raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
-            sent.future = None  # there was a reply, but its process died before it arrived
-        return None
-
-    def _submit(self, sent: SentRequest) -> None:
-        try:
-            sent.future = self.connection.submit(answer, sent.request, sent.cubins, resource=sent.gpu)
-        except WorkerError:  # it is sent again when the scheduler is back
-            sent.future = None
-
-    def close(self) -> None:
-        """Disconnect; the scheduler drops what is not done."""
-        self.compilers.close()
-        self.connection.close()
 
 
 class RemoteGpu(Backend):
@@ -240,7 +86,7 @@ class RemoteGpu(Backend):
 
     def wait(self) -> DeviceProperties:
         """Wait until the worker has set up the problem."""
-        self._request("open", None)
+        self._request("open")
         return self.device
 
     def submit(self, entry: Entry) -> None:
@@ -261,9 +107,9 @@ class RemoteGpu(Backend):
         for _, sent in submitted:
             sent.withdraw()
 
-    def race(self, job: Race, expected_s: float) -> list[Reading] | None:
+    def race(self, job: Race) -> list[Reading] | None:
         """Race entries; None if the worker process of the GPU died."""
-        return self._request("run", job, expected_s).readings
+        return self._request("run", job).readings
 
     def check(self, job: Check) -> Reading:
         """Verify the candidate repeatedly; a crash or a hang is an outcome."""
@@ -289,8 +135,8 @@ class RemoteGpu(Backend):
             raise WorkerError(f"the reply of {self.uuid} holds no result")
         return reply.readings
 
-    def _request(self, op: Operation, job: Job | None, expected_s: float = 0.0) -> GpuReply:
-        self._running = self._cluster.send(self.uuid, op, self._work, job, expected_s=expected_s)
+    def _request(self, op: Operation, job: Job | None = None) -> GpuReply:
+        self._running = self._cluster.send(self.uuid, op, self._work, job)
         return self._reply(self._running)
 
     def _reply(self, sent: SentRequest) -> GpuReply:
@@ -492,37 +338,6 @@ def no_gpu_error(present: Sequence[str], model: str = "", reason: str = "") -> I
     else:
         state = f"those there ({', '.join(present)}) work for other sessions"
     return InputError(f"the scheduler has no GPU for this session: {state}; start `autotile worker` on a machine")
-
-
-def cluster_backend(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, lane: Lane | None
-) -> Backend:
-    """Return GPUs of the cluster that the options name: those of a lane, or all that there are, of one model.
-
-    Raises
-    ------
-    InputError
-        The scheduler cannot be reached, it has no GPU, or the session needs what only this machine has.
-    """
-    needs_python = kernel.reference_function is not None or kernel.inspection is not None
-    for what, is_used in (
-        ("a reference or a check in Python", needs_python or kernel.spec.reference.is_agreement),
-        ("a captured call", options.captured is not None),
-        ("compute-sanitizer", options.sanitize),
-        ("a choice of this machine's GPUs", bool(options.devices or options.device_index)),
-    ):
-        if is_used:
-            raise InputError(f"a session with a scheduler cannot use {what}, which other machines lack; leave one out")
-    recorded = None
-    if options.replay is not None:
-        recording = open_recording(kernel, problem, options, settings.recording_folders)
-        recorded = ReplayBackend(recording, replay_notice(recording, options))
-    work = GpuRequest(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
-    if lane is not None and lane.cluster is not None:
-        return ClusterGpus(lane, work, recorded)
-    with ExitStack() as opened:
-        own = opened.enter_context(open_lane(options))
-        return ClusterGpus(own, work, recorded, ending=opened.pop_all().close)
 
 
 class ClusterLane(Lane):

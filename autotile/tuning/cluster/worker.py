@@ -23,7 +23,6 @@ from autotile.cuda.driver import device_uuid, live_device
 from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
 from autotile.exchange.recording import read_recording, read_recording_header
 from autotile.settings import read_settings, user_path
-from autotile.tuning.backend import SimulatedGpu
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.cluster.connection import (
     WorkerPlugin,
@@ -32,6 +31,7 @@ from autotile.tuning.cluster.connection import (
     ignore_interrupts,
     local_host,
 )
+from autotile.tuning.replay import SimulatedGpu
 from autotile.version import __version__
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Backend, Gpu
@@ -73,7 +73,6 @@ class GpuRequest:
     """The session, for which a GPU works until it is closed."""
     op: Operation = "describe"
     job: Mapping[str, Any] = field(default_factory=dict)
-    expected_s: float = 0.0
     version: str = __version__
 
 
@@ -191,12 +190,12 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             gpu = cast("Gpu", self._backend or Gpu(None, request.deadline_s, device_index=self._gpu.index))
             self._backend = gpu
             if isinstance(job, Race):
-                return GpuReply(readings=gpu.raced(job, request.expected_s))
+                return GpuReply(readings=gpu.raced(job))
             return GpuReply(readings=gpu.time(job) if isinstance(job, Time) else [gpu.check(job)])
         backend = self._backend
         assert backend is not None
         if isinstance(job, Race):
-            return GpuReply(readings=backend.race(job, request.expected_s))
+            return GpuReply(readings=backend.race(job))
         if isinstance(job, Check):
             reading = backend.check(job)
         else:

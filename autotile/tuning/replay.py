@@ -1,0 +1,235 @@
+"""GPUs that replay a recording: results are looked up, and nothing runs."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import ENERGY, ERROR, GPU_SCALE, Outcome, Problem
+from autotile.core.statistics import DISCARD_RATIO, discard_reason
+from autotile.database.keys import space_hash
+from autotile.errors import InputError, RecordingError, WorkerError
+from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
+from autotile.kernel.library import Kernel
+from autotile.settings import user_path
+from autotile.space.search_space import SearchSpace
+from autotile.tuning.options import TuneOptions
+from autotile.workers.gpu import Backend
+from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading
+
+
+class ReplayBackend(Backend):
+    """A recording of a GPU: results are looked up, and nothing runs.
+
+    ``uuid`` is the name of the GPU among several that are simulated. A recording that does not state the properties of
+    its GPU is a `RecordingError`.
+    """
+
+    source: Literal["cuda", "replayed"] = "replayed"
+
+    def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
+        self.device = replace(_recorded_device(recording), source="replayed")
+        self.notice = notice
+        self.uuid = uuid
+        self._recording = recording
+        self._finished: deque[tuple[Candidate, Reading]] = deque()
+
+    @property
+    def has_result(self) -> bool:  # type: ignore[override]
+        """Whether a candidate was submitted that has no result: it is looked up at once."""
+        return bool(self._finished)
+
+    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Return a mask over the rows that were recorded."""
+        mask = np.zeros(len(space), dtype=np.bool_)
+        rows = (space.row_of(self._recording.config(number)) for number in range(len(self._recording)))
+        mask[[row for row in rows if row is not None]] = True
+        return mask
+
+    def submit(self, entry: Entry) -> None:
+        """Look up the candidate, and prune it by its recorded time as a live measurement would."""
+        assert entry.candidate is not None
+        self._finished.append((entry.candidate, self._reading(entry)))
+
+    def result(self) -> tuple[Candidate, Reading]:
+        """Return the oldest result that was not returned."""
+        return self._finished.popleft()
+
+    def withdraw(self) -> None:
+        """Forget the results that were not returned."""
+        self._finished.clear()
+
+    def race(self, job: Race) -> list[Reading] | None:
+        """Return None: nothing can be timed again."""
+        return None
+
+    def check(self, job: Check) -> Reading:
+        """Return success: nothing can be run again, and the recorded outcome remains."""
+        return Reading(Outcome.OK, stage="replay")
+
+    def close(self) -> None:
+        """Forget the results that were not returned; no resource is held."""
+        self._finished.clear()
+
+    def _reading(self, entry: Entry) -> Reading:
+        assert entry.candidate is not None
+        result, limit_us = self._recording.lookup(entry.candidate.config), entry.limit_us
+        if result is None:
+            reason = "the recording does not hold this configuration"
+            return Reading(Outcome.NOT_AVAILABLE, reason, "replay", gpu=self.uuid)
+        measured = result.measurement
+        if limit_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * limit_us:
+            return Reading(Outcome.PRUNED, discard_reason(limit_us), result.stage, measured, gpu=self.uuid)
+        return Reading(result.outcome, result.reason, result.stage, measured, gpu=self.uuid)
+
+
+class SimulatedGpu(ReplayBackend):
+    """One of several GPUs that replay a recording, with the time that each candidate takes.
+
+    Parameters
+    ----------
+    recording, notice, uuid
+        As for `ReplayBackend`.
+    slowness
+        Factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower.
+    seconds
+        Time that it takes for a candidate.
+    fails_after
+        Number of candidates after which every launch fails and no worker can be started; None for never.
+    hangs_after
+        Number of candidates after which it gives no sign; None for never.
+    """
+
+    has_result = False
+    """Each candidate takes its time."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        notice: str = "",
+        *,
+        uuid: str = "",
+        slowness: float = 1.0,
+        seconds: float = 0.0,
+        fails_after: int | None = None,
+        hangs_after: int | None = None,
+    ) -> None:
+        super().__init__(recording, notice, uuid=uuid)
+        self._slowness = slowness
+        self._seconds = seconds
+        self._fails_after = fails_after
+        self._hangs_after = hangs_after
+        self._done = 0
+        self._closed = threading.Event()
+
+    def submit(self, entry: Entry) -> None:
+        """Look up the candidate, with the times of this GPU."""
+        assert entry.candidate is not None
+        limit_us = entry.limit_us / self._slowness if entry.limit_us is not None else None
+        reading = self._reading(replace(entry, limit_us=limit_us)).scaled(self._slowness)
+        telemetry = {name: value for name, value in reading.telemetry.items() if name != GPU_SCALE}
+        reading = replace(reading, telemetry=telemetry, seconds={"measure": self._seconds})
+        self._finished.append((entry.candidate, reading))
+
+    def result(self) -> tuple[Candidate, Reading]:
+        """Return the oldest result after the time that it takes.
+
+        Raises
+        ------
+        WorkerError
+            The GPU has failed.
+        """
+        self._done += 1
+        if self._hangs_after is not None and self._done > self._hangs_after:
+            self._closed.wait()
+        if self._seconds:
+            self._closed.wait(self._seconds)
+        if self._closed.is_set():
+            raise WorkerError("the backend is closed")
+        if self._fails_after is not None and self._done > self._fails_after:
+            raise WorkerError("CUDA_ERROR_NO_DEVICE: the GPU has fallen off the bus")
+        return super().result()
+
+    def race(self, job: Race) -> list[Reading] | None:
+        """Return the recorded times of each candidate, as this GPU takes them."""
+        times = [self._reading(replace(one, limit_us=None)).measurement for one in job.entries if one.candidate]
+        if any(one is None for one in times) or len(times) < len(job.entries):
+            return None
+        rounds = [(self._slowness * one.time_us,) * job.rounds for one in times if one is not None]
+        return [Reading(Outcome.OK, stage="race", rounds_us=one) for one in rounds]
+
+    def close(self) -> None:
+        """End what another thread waits for."""
+        self._closed.set()
+
+
+def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
+    """Read the recording that a session replays: the one that is asked for, or the newest of the problem.
+
+    Raises
+    ------
+    InputError
+        There is none, or it belongs to another problem, kernel version or L2 mode, or lacks an objective.
+    """
+    if options.replay not in (None, "auto"):
+        recording = read_recording(user_path(str(options.replay), "a recording"), kernel=problem.kernel)
+    elif (found := find_recording(folders, problem.kernel, problem.sizes, problem.dtype)) is not None:
+        recording = read_recording(found.path)
+    else:
+        headers = [entry.header for entry in list_recordings(folders) if entry.header is not None]
+        known = [str(header.problem) for header in headers if header.problem.kernel == problem.kernel]
+        recorded = f"recorded are: {'; '.join(known)}" if known else f"nothing is recorded of {problem.kernel}"
+        where = "no CUDA device here and no" if options.replay is None else "no"
+        raise InputError(f"there is {where} recording of {problem}; {recorded}. See `autotile doctor`")
+    key, l2 = recording.header.key, options.l2
+    if recording.header.problem != problem:
+        raise RecordingError(
+            f"the recording is of {recording.header.problem}, expected {problem}; name the sizes that it holds"
+        )
+    is_imported = not key.template_hash  # files of other tuners do not identify the kernel
+    if not is_imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
+        raise RecordingError(
+            f"the recording of {problem} was made with another version of the kernel; "
+            "its times say nothing of this one: `autotile export --format recording --measure` makes another on a GPU"
+        )
+    if key.l2_mode != l2:
+        raise RecordingError(
+            f"the recording of {problem} was measured with a {key.l2_mode} L2 cache, expected {l2}; "
+            f"replay it with --l2 {key.l2_mode}, or record it with --l2 {l2}"
+        )
+    lacking = [name for name in options.objectives if name in (ENERGY, ERROR)]
+    if lacking:
+        raise RecordingError(
+            f"the recording of {problem} holds no {' and no '.join(lacking)} of its configurations, "
+            "only times, and the compiler says registers; leave that objective out, or tune on a GPU"
+        )
+    return recording
+
+
+def _recorded_device(recording: Recording) -> DeviceProperties:
+    if recording.header.device is None:
+        raise RecordingError(
+            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
+            "replay needs the device's properties"
+        )
+    return recording.header.device
+
+
+def replay_notice(recording: Recording, options: TuneOptions) -> str:
+    """Return the line for the user that says what is replayed, and why."""
+    reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
+    name = _recorded_device(recording).name
+    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
+    if not recording.header.key.template_hash:
+        notice += ", imported: of which version of the kernel is not known"
+    if options.verify_sizes:
+        notice += "; nothing runs at the problems of --verify-problem"
+    return notice
