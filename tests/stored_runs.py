@@ -1,14 +1,37 @@
-"""Runs that tests store step by step; the package stores those of a session as they go on, and others as a whole."""
+"""Trials, and runs that tests store step by step; the package stores those of a session as they go on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autotile.core.model import Problem, Trial
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
 from autotile.database.database import Database, Phase, finish_run, insert_run, insert_trials, trial_row
 from autotile.database.engine import TRIALS, now_text
+from autotile.database.keys import TuningKey
 from autotile.database.winners import miss_row
+
+
+def measured(config: Config, time_us: float) -> Trial:
+    """Return a trial that went all the way, with a given time."""
+    return Trial(
+        config=config,
+        outcome=Outcome.OK,
+        stage="measure",
+        geometry=LaunchGeometry((32, 64, 1), (16, 16, 1), 49152),
+        resources=Resources(96, 0, 0, 0, 16640),
+        occupancy=Occupancy(2, 16, 0.25, ("registers",), {"threads": 8, "registers": 2, "shared_memory": 3}),
+        measurement=Measurement(time_us, time_us * 0.99, time_us * 1.01, (time_us, time_us * 1.01), "cold"),
+        cubin_hash="c" * 64,
+        seconds={"compile": 0.25, "measure": 0.05},
+        telemetry={"clock_mhz": 1980, "power_w": 512.5, "throttle": "none"},
+    )
+
+
+def failed(config: Config, outcome: Outcome, reason: str = "why") -> Trial:
+    """Return a trial that ended with a given outcome before it was measured."""
+    return Trial(config=config, outcome=outcome, reason=reason, stage="compile")
 
 
 def start_run(database: Database, study_id: int, **fields: Any) -> int:
@@ -16,6 +39,12 @@ def start_run(database: Database, study_id: int, **fields: Any) -> int:
     defaults = {"seed": None, "driver": "", "host": "", "settings": {}, "gates": {}}
     with database.writing() as connection:
         return insert_run(connection, {"study_id": study_id, **defaults, **fields})
+
+
+def begin(database: Database, key: TuningKey, device: DeviceProperties | None = None) -> tuple[int, int]:
+    """Begin a run of a key's study, and return the ids of both."""
+    study_id = database.study(key, device)
+    return study_id, start_run(database, study_id, sampler="random")
 
 
 def end_run(database: Database, run_id: int, summary: Mapping[str, Any] | None = None) -> None:

@@ -144,8 +144,7 @@ class TestCommandLine:
         assert any_size.problems(any_size.parsed(["--shape", "64,64,131072,NT"]), None) == [PRODUCT]
 
     @pytest.mark.parametrize(
-        "words",
-        [["--count", "0"], ["--operation", "x.toml"], ["--operation", "x.toml", "N=1..2", "--shape", "1,2,3"]],
+        "words", [["--count", "0"], ["--operation", "x.toml"], ["--operation", "x.toml", "N=1..2", "--shape", "1,2,3"]]
     )
     def test_what_contradicts_itself_is_refused(self, words: list[str]) -> None:
         with pytest.raises(SystemExit):

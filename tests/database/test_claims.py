@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import text
+from stored_runs import measured
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Trial, config_key
+from autotile.core.model import Config, config_key
 from autotile.database import runs
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
@@ -45,7 +46,7 @@ def session(location: str, fresh_key: TuningKey, device: DeviceProperties) -> It
         record._database.close()
 
 
-def test_one_session_at_a_time_tries_a_configuration(session: Open, measured: Callable[..., Trial]) -> None:
+def test_one_session_at_a_time_tries_a_configuration(session: Open) -> None:
     first, second = session(), session()
     assert first.claim({"BM": 1}).is_ours
     refused = second.claim({"BM": 1})
@@ -59,7 +60,7 @@ def test_one_session_at_a_time_tries_a_configuration(session: Open, measured: Ca
     assert (other.is_ours, list(other.news)) == (True, [])
 
 
-def test_several_are_claimed_and_stored_at_once(session: Open, measured: Callable[..., Trial]) -> None:
+def test_several_are_claimed_and_stored_at_once(session: Open) -> None:
     first, second = session(), session()
     assert first.claim({"BM": 1}, {"BM": 2}, {"BM": 3}).ours == (True, True, True)
     first.add(measured({"BM": 1}, 10.0), measured({"BM": 3}, 12.0))
@@ -70,7 +71,7 @@ def test_several_are_claimed_and_stored_at_once(session: Open, measured: Callabl
     assert third.claim({"BM": 4}, {"BM": 6}).ours == (False, True)
 
 
-def test_claims_made_together_share_the_room(session: Open, measured: Callable[..., Trial]) -> None:
+def test_claims_made_together_share_the_room(session: Open) -> None:
     first, second = session(), session()
     assert first.claim({"BM": 1}, room=8).is_ours
     claimed = second.claim(*CONFIGS[2:8], room=4)  # one of which is the first one's
@@ -80,16 +81,14 @@ def test_claims_made_together_share_the_room(session: Open, measured: Callable[.
     assert second.claim({"BM": 5}, room=1).ours == (False,)  # which the first one's trial has taken
 
 
-def test_earlier_trials_do_not_count(session: Open, measured: Callable[..., Trial]) -> None:
+def test_earlier_trials_do_not_count(session: Open) -> None:
     first = session()
     first.claim({"BM": 1})
     first.add(measured({"BM": 1}, 10.0))
     assert session().claim({"BM": 1}).is_ours  # which leaves out what it need not repeat by itself
 
 
-def test_a_lease_that_runs_out_is_inherited(
-    session: Open, measured: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_runs_out_is_inherited(session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "LEASE_S", 0.05)
     monkeypatch.setattr(runs, "_RENEWALS", 1e-3)
     first, second, third = session(), session(), session()
@@ -178,7 +177,7 @@ def test_a_new_session_forgets_the_dead_and_counts_the_living(
 
 
 def test_many_sessions_try_each_configuration_once(
-    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
+    session: Open, location: str, fresh_key: TuningKey, device: DeviceProperties
 ) -> None:
     tried: list[str] = []
 

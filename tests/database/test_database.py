@@ -1,12 +1,11 @@
 import sqlite3
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
-from stored_runs import add_trial, add_trials, end_run, record_miss, start_run
+from stored_runs import add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
@@ -17,8 +16,6 @@ from autotile.database.engine import RUNS, TRIALS
 from autotile.database.keys import TuningKey
 from autotile.database.winners import SCHEMA_REVISION, WINNERS, read_file
 from autotile.errors import DatabaseError
-
-Maker = Callable[..., Trial]
 
 
 @pytest.fixture
@@ -62,15 +59,13 @@ def test_a_run_remembers_how_it_was_made(database: Database, study: int) -> None
     assert timedelta() <= datetime.now(UTC) - after.started_at < timedelta(minutes=1)
 
 
-def test_a_trial_needs_its_study_and_run(database: Database, failed: Maker, study: int, run: int) -> None:
+def test_a_trial_needs_its_study_and_run(database: Database, study: int, run: int) -> None:
     for study_id, run_id in ((study, 99), (99, run)):
         with pytest.raises(DatabaseError, match="FOREIGN KEY"):
             add_trial(database, study_id, run_id, failed({"BM": 1}, Outcome.CRASHED))
 
 
-def test_the_newest_trial_of_a_configuration_counts_for_resuming(
-    database: Database, study: int, run: int, measured: Maker, failed: Maker
-) -> None:
+def test_the_newest_trial_of_a_configuration_counts_for_resuming(database: Database, study: int, run: int) -> None:
     add_trial(database, study, run, failed({"BM": 64, "BN": 32}, Outcome.TIMED_OUT))
     add_trial(database, study, run, failed({"BM": 128, "BN": 32}, Outcome.INFEASIBLE))
     second = start_run(database, study, sampler="tpe")
@@ -83,9 +78,7 @@ def test_the_newest_trial_of_a_configuration_counts_for_resuming(
     assert [trial.time_us for trial in database.trials(study, run_id=second)] == [50.0]
 
 
-def test_before_any_finals_the_fastest_ok_trial_is_best(
-    database: Database, study: int, run: int, measured: Maker, failed: Maker
-) -> None:
+def test_before_any_finals_the_fastest_ok_trial_is_best(database: Database, study: int, run: int) -> None:
     assert database.best("sgemm") == []
     add_trial(database, study, run, failed({"BM": 8}, Outcome.WRONG_RESULT))
     assert database.best("sgemm") == []
@@ -98,7 +91,7 @@ def test_before_any_finals_the_fastest_ok_trial_is_best(
 
 
 def test_the_winner_of_the_newest_finished_finals_is_best(
-    database: Database, key: TuningKey, study: int, run: int, measured: Maker
+    database: Database, key: TuningKey, study: int, run: int
 ) -> None:
     def finals(run_id: int, *configs: int) -> None:
         for rank, value in enumerate(configs, start=1):
@@ -121,9 +114,7 @@ def test_the_winner_of_the_newest_finished_finals_is_best(
 
 
 @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
-def test_the_clock_of_a_run_does_not_make_it_the_newest(
-    database: Database, study: int, run: int, measured: Maker, date: str
-) -> None:
+def test_the_clock_of_a_run_does_not_make_it_the_newest(database: Database, study: int, run: int, date: str) -> None:
     key = database.studies()[0].key
 
     def finals(run_id: int, value: int) -> None:
@@ -142,9 +133,7 @@ def test_the_clock_of_a_run_does_not_make_it_the_newest(
     assert winner.config == {"BM": 2}
 
 
-def test_what_the_finals_refused_is_best_no_more(
-    database: Database, measured: Maker, failed: Maker, study: int, run: int
-) -> None:
+def test_what_the_finals_refused_is_best_no_more(database: Database, study: int, run: int) -> None:
     fast, slow = measured({"BM": 64}, 10.0), measured({"BM": 128}, 20.0)
     add_trials(database, study, run, [fast, slow])
     add_trial(database, study, run, fast, phase="final", rank=1)
@@ -156,14 +145,11 @@ def test_what_the_finals_refused_is_best_no_more(
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 64}]
 
 
-def test_best_is_one_a_study_and_can_be_narrowed(
-    database: Database, key: TuningKey, device: DeviceProperties, measured: Maker
-) -> None:
+def test_best_is_one_a_study_and_can_be_narrowed(database: Database, key: TuningKey, device: DeviceProperties) -> None:
     others = {"sizes": {"M": 1, "N": 1, "K": 1}, "dtype": "float16", "gpu_name": "NVIDIA A100", "kernel": "stencil"}
     keys = [key, *(replace(key, **{name: value}) for name, value in others.items())]
     for number, one in enumerate(keys):
-        study = database.study(one, device)
-        run = start_run(database, study, sampler="random")
+        study, run = begin(database, one, device)
         add_trial(database, study, run, measured({"BM": number}, 10.0 + number))
     assert [best.trial.config["BM"] for best in database.best()] == [4, 3, 2, 1, 0]
     assert [best.trial.config["BM"] for best in database.best("sgemm")] == [3, 2, 1, 0]
@@ -173,7 +159,7 @@ def test_best_is_one_a_study_and_can_be_narrowed(
 
 
 def test_studies_are_listed_with_the_configurations_that_were_tried(
-    database: Database, key: TuningKey, study: int, run: int, measured: Maker
+    database: Database, key: TuningKey, study: int, run: int
 ) -> None:
     database.study(replace(key, kernel="copy"), None)
     add_trial(database, study, run, measured({"BM": 64}, 12.5))
@@ -200,9 +186,7 @@ def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: 
             record_miss(reader, key.problem, "H200", "default")
 
 
-def test_a_check_counts_rows_and_finds_orphans(
-    database: Database, study: int, run: int, measured: Maker, tmp_path: Path
-) -> None:
+def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, run: int, tmp_path: Path) -> None:
     add_trial(database, study, run, measured({"BM": 64}, 1.0))
     report = check_database(database)
     assert report.ok

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stored_runs import add_trials, start_run
+from stored_runs import add_trials, begin, measured
 
-from autotile.core.model import Trial
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.engine import ServerLocation, parse_location
@@ -150,10 +149,9 @@ def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch) -> 
         Database.open("postgresql://user:secret@host/name")
 
 
-def _filled(path: Path, key: TuningKey, measured: Callable[..., Trial], count: int = 300) -> None:
+def _filled(path: Path, key: TuningKey, count: int = 300) -> None:
     with Database.open(path) as database:
-        study = database.study(key, None)
-        run = start_run(database, study, sampler="random")
+        study, run = begin(database, key)
         add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(count)])
 
 
@@ -172,10 +170,10 @@ def _cut(data: bytearray) -> None:
 
 @pytest.mark.parametrize("damage", [_damage_start, _damage_middle, _cut])
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
-    tmp_path: Path, key: TuningKey, measured: Callable[..., Trial], damage: Callable[[bytearray], None]
+    tmp_path: Path, key: TuningKey, damage: Callable[[bytearray], None]
 ) -> None:
     path = tmp_path / "tuning.db"
-    _filled(path, key, measured)
+    _filled(path, key)
     data = bytearray(path.read_bytes())
     damage(data)
     path.write_bytes(data)
@@ -189,11 +187,9 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
         assert again.notices == ()
 
 
-def test_damage_found_while_reading_says_what_to_do(
-    tmp_path: Path, key: TuningKey, measured: Callable[..., Trial]
-) -> None:
+def test_damage_found_while_reading_says_what_to_do(tmp_path: Path, key: TuningKey) -> None:
     path = tmp_path / "tuning.db"
-    _filled(path, key, measured)
+    _filled(path, key)
     data = bytearray(path.read_bytes())
     _damage_middle(data)
     path.write_bytes(data)

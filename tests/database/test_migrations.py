@@ -1,7 +1,6 @@
 """The migrations create the declared tables, and an older database keeps its rows."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Trial
 from autotile.database import engine as database_engine
 from autotile.database.care import check_database
 from autotile.database.database import Database
@@ -168,7 +166,7 @@ def _downgrade(database: Database) -> None:
     ],
 )
 def test_the_order_of_finals_is_upgraded(
-    tmp_path: Path, key: TuningKey, measured: Callable[..., Trial], ends: tuple[str, str], served: tuple[int, int]
+    tmp_path: Path, key: TuningKey, ends: tuple[str, str], served: tuple[int, int]
 ) -> None:
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, select, update
-from stored_runs import add_trial, add_trials, end_run, start_run
+from stored_runs import add_trial, add_trials, begin, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Trial
@@ -22,14 +22,12 @@ from autotile.database.keys import TuningKey
 from autotile.database.runs import RunRecord
 from autotile.database.winners import CHECKS
 
-Maker = Callable[..., Trial]
 TOMORROW = Criteria(before=datetime.now(UTC) + timedelta(days=1))
 
 
-def add_study(database: Database, key: TuningKey, measured: Maker, trials: int) -> int:
+def add_study(database: Database, key: TuningKey, trials: int) -> int:
     """Store a finished run with a winner and a refused configuration; return the id of the study."""
-    study = database.study(key, None)
-    run = start_run(database, study, sampler="random")
+    study, run = begin(database, key)
     add_trials(database, study, run, [measured({"BM": number}, 10.0 + number) for number in range(trials)])
     add_trial(database, study, run, measured({"BM": 3}, 11.0), phase="final", rank=1)
     add_trial(database, study, run, measured({"BM": 4}, 12.0), phase="final", rank=2)
@@ -39,14 +37,10 @@ def add_study(database: Database, key: TuningKey, measured: Maker, trials: int) 
 
 
 def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
-    shared: Database,
-    location: str,
-    key: TuningKey,
-    measured: Maker,
-    monkeypatch: pytest.MonkeyPatch,
+    shared: Database, location: str, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(care, "_CHUNK", 10)
-    study = add_study(shared, key, measured, 40)
+    study = add_study(shared, key, 40)
     running = start_run(shared, study, sampler="random")
     neighbour = shared.study(replace(key, kernel="other"), None)
     its_run = start_run(shared, neighbour, sampler="random")
@@ -75,7 +69,7 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(
 
 
 def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
-    shared: Database, key: TuningKey, device: DeviceProperties, measured: Maker
+    shared: Database, key: TuningKey, device: DeviceProperties
 ) -> None:
     record = RunRecord(shared, key, device)
     record.start(sampler="random", seed=0, settings={}, driver="", host="", gates={}, shares=True)
@@ -95,9 +89,8 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(
     record._release()
 
 
-def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey, measured: Maker) -> None:
-    study = shared.study(key, None)
-    run = start_run(shared, study, sampler="random")
+def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: TuningKey) -> None:
+    study, run = begin(shared, key)
     everything = replace(TOMORROW, winners=True)
     assert clean_database(shared, None, replace(everything, keep_gpus=("another",)), dry_run=False) == []
     assert [one.run_id for one in shared.runs(study)] == [run]  # which has no trial yet
@@ -110,7 +103,7 @@ def test_a_run_just_begun_keeps_its_trials_and_its_study(shared: Database, key: 
     assert (cleaned.deleted, cleaned.emptied) == (1, True)
 
 
-def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: TuningKey, measured: Maker) -> None:
+def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: TuningKey) -> None:
     study = shared.study(key, None)
     ended, going, begun = (start_run(shared, study, sampler="random") for _ in range(3))
     for number, run in enumerate((ended, going)):
@@ -122,9 +115,9 @@ def test_a_run_that_ended_is_cleaned_however_young_it_is(shared: Database, key: 
 
 
 def test_interrupted_it_leaves_a_whole_database_and_is_repeated(
-    shared: Database, key: TuningKey, measured: Maker, monkeypatch: pytest.MonkeyPatch
+    shared: Database, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = add_study(shared, key, measured, 40)
+    study = add_study(shared, key, 40)
     with monkeypatch.context() as patch:
         patch.setattr(care, "_CHUNK", 10)
         kept, calls = care._kept, []

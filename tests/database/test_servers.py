@@ -6,16 +6,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 from sqlalchemy import make_url, text
-from stored_runs import add_trial, add_trials, end_run, record_miss, start_run
+from stored_runs import add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem, Trial
+from autotile.core.model import Problem
 from autotile.database import engine
 from autotile.database.care import check_database
 from autotile.database.database import Database
@@ -33,7 +33,7 @@ def server(server_url: str) -> Iterator[Database]:
 
 
 def test_trials_come_back_and_the_finals_decide(
-    shared: Database, location: str, fresh_key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
+    shared: Database, location: str, fresh_key: TuningKey, device: DeviceProperties
 ) -> None:
     study = shared.study(fresh_key, device)
     assert shared.study(fresh_key, device) == study
@@ -53,11 +53,8 @@ def test_trials_come_back_and_the_finals_decide(
         assert reader.find_study(fresh_key) == study
 
 
-def test_a_reason_that_no_database_takes_is_stored_all_the_same(
-    shared: Database, fresh_key: TuningKey, failed: Callable[..., Trial]
-) -> None:
-    study = shared.study(fresh_key, None)
-    run = start_run(shared, study, sampler="tpe")
+def test_a_reason_that_no_database_takes_is_stored_all_the_same(shared: Database, fresh_key: TuningKey) -> None:
+    study, run = begin(shared, fresh_key)
     add_trial(shared, study, run, failed({"BM": 1}, "compile_failed", "error:\0 bad byte \udcff"))
     assert shared.trials(study)[0].reason == "error: bad byte ?"
 
@@ -94,7 +91,7 @@ def test_a_connection_that_the_server_closed_is_replaced(
     assert server.find_study(fresh) is None
 
 
-def test_the_check_is_whole_and_errors_hide_the_password(server: Database, measured: Callable[..., Trial]) -> None:
+def test_the_check_is_whole_and_errors_hide_the_password(server: Database) -> None:
     assert check_database(server).ok
     with pytest.raises(DatabaseError, match="foreign key constraint"):
         add_trial(server, 2**30, 2**30, measured({"BM": 1}, 1.0))

@@ -8,13 +8,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stored_runs import add_trials, start_run
+from stored_runs import add_trials, measured, start_run
 
-from autotile.core.model import Trial
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.engine import _FileConnection
@@ -51,9 +49,7 @@ def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: Tuni
         assert len(last.runs(study)) == 2
 
 
-def test_a_damaged_file_is_set_aside_once_by_many(
-    tmp_path: Path, key: TuningKey, measured: Callable[..., Trial]
-) -> None:
+def test_a_damaged_file_is_set_aside_once_by_many(tmp_path: Path, key: TuningKey) -> None:
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:
         run = start_run(database, database.study(key, None), sampler="random")

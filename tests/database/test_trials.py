@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_runs import add_trial, add_trials, start_run
+from stored_runs import add_trial, add_trials, begin, measured, start_run
 
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
 from autotile.database.database import Database, insert_trials, trial_row
@@ -59,8 +58,7 @@ EXAMPLES = st.builds(
 def test_a_trial_comes_back_as_it_was_stored(trials: list[Trial]) -> None:
     key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
     with TemporaryDirectory() as folder, Database.open(Path(folder) / "tuning.db") as database:
-        study = database.study(key, None)
-        run = start_run(database, study, sampler="random")
+        study, run = begin(database, key)
         for trial in trials:
             add_trial(database, study, run, trial)
         add_trials(database, study, run, trials)
@@ -83,9 +81,7 @@ def rows_of(run: dict[str, int], *trials: Trial) -> list[dict[str, Any]]:
     return [{**run, "phase": "search", "rank": None, "created_at": created, **trial_row(trial)} for trial in trials]
 
 
-def test_a_file_holds_the_same_by_either_way(
-    database: Database, run: dict[str, int], measured: Callable[..., Trial]
-) -> None:
+def test_a_file_holds_the_same_by_either_way(database: Database, run: dict[str, int]) -> None:
     trials = [
         measured({"BM": 1, "LAYOUT": "größer", "FLAG": True}, 10.0),
         Trial(
@@ -105,9 +101,7 @@ def test_a_file_holds_the_same_by_either_way(
     assert len(stored) == 4
 
 
-def test_nothing_of_a_transaction_that_fails_is_stored(
-    database: Database, run: dict[str, int], measured: Callable[..., Trial]
-) -> None:
+def test_nothing_of_a_transaction_that_fails_is_stored(database: Database, run: dict[str, int]) -> None:
     rows = rows_of(run, measured({"BM": 1}, 10.0))
     with closing(database.connect()) as held:
         with pytest.raises(DatabaseError, match="NOT NULL"), database.writing(held) as connection:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from stored_runs import add_trial, start_run
+from stored_runs import add_trial, begin, measured
 
-from autotile.core.model import Trial
 from autotile.database import engine
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
@@ -58,11 +57,10 @@ def start(location: str) -> subprocess.Popen[str]:
 
 
 def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(
-    location: str, key: TuningKey, measured: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+    location: str, key: TuningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Database.open(location) as older:
-        study = older.study(key, None)
-        run = start_run(older, study, sampler="random")
+        study, run = begin(older, key)
         add_trial(older, study, run, measured({"BM": 1}, 10.0))
         make_older(older)
         first = start(location)

@@ -115,10 +115,7 @@ def _forged(source: Path, target: Path, random: Random) -> Path:
     if random.random() < 0.7:
         name = next(name for name in members if name.endswith(".json"))
         members[name] = as_json(altered(json.loads(members[name]), random)).encode()
-        manifest["members"][name] = {
-            "bytes": len(members[name]),
-            "sha256": hashlib.sha256(members[name]).hexdigest(),
-        }
+        manifest["members"][name] = {"bytes": len(members[name]), "sha256": hashlib.sha256(members[name]).hexdigest()}
     else:
         manifest = altered(manifest, random)
     if isinstance(manifest, dict):

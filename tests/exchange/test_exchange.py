@@ -1,7 +1,7 @@
 """T4, and exchange with Kernel Tuner, checked with Kernel Tuner itself."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from stored_runs import add_trial, start_run
+from stored_runs import add_trial, begin, measured
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Measurement, Occupancy, Outcome, Trial, config_key
@@ -27,11 +27,7 @@ from autotile.exchange.kernel_tuner import (
 from autotile.exchange.recording import read_recording
 from autotile.kernel.spec import Parameter
 
-PARAMETERS = (
-    Parameter("BM", (32, 64, 128)),
-    Parameter("WIDE", (False, True)),
-    Parameter("KIND", ("float", "float4")),
-)
+PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), Parameter("KIND", ("float", "float4")))
 FAILURES = [outcome for outcome in Outcome if not outcome.has_time]
 
 
@@ -45,10 +41,9 @@ def configs() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def stored(database: Database, key: TuningKey, measured: Callable[..., Trial]) -> Sequence[StoredTrial]:
+def stored(database: Database, key: TuningKey) -> Sequence[StoredTrial]:
     """Three measured configurations, one of them measured again in the finals, and one for each failure."""
-    study = database.study(key, None)
-    run = start_run(database, study, sampler="random")
+    study, run = begin(database, key)
     for config, time_us in zip(configs(), (50.0, 40.0, 60.0), strict=False):
         add_trial(database, study, run, measured(config, time_us))
     for config, outcome in zip(configs()[3:], FAILURES, strict=False):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_runs import failed, measured
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
@@ -30,11 +31,7 @@ from autotile.exchange.recording import (
 )
 from autotile.kernel.spec import Parameter
 
-PARAMETERS = (
-    Parameter("BM", (32, 64, 128)),
-    Parameter("WIDE", (False, True)),
-    Parameter("KIND", ("float", "float4")),
-)
+PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), Parameter("KIND", ("float", "float4")))
 SPACE = [dict(zip(("BM", "WIDE", "KIND"), values, strict=True)) for values in product(*(p.values for p in PARAMETERS))]
 
 
@@ -52,7 +49,7 @@ def header(key: TuningKey, device: DeviceProperties) -> RecordingHeader:
 
 
 @pytest.fixture
-def path(tmp_path: Path, header: RecordingHeader, measured: Callable[..., Trial]) -> Path:
+def path(tmp_path: Path, header: RecordingHeader) -> Path:
     write_recording(tmp_path / "space.npz", header, [measured(config, 10.0 + n) for n, config in enumerate(SPACE)])
     return tmp_path / "space.npz"
 
@@ -124,9 +121,7 @@ def test_a_configuration_is_found_by_value_and_type_in_any_order(path: Path) -> 
         assert recording.lookup(stranger) is None
 
 
-def test_twenty_thousand_configurations_are_small(
-    tmp_path: Path, header: RecordingHeader, failed: Callable[..., Trial], measured: Callable[..., Trial]
-) -> None:
+def test_twenty_thousand_configurations_are_small(tmp_path: Path, header: RecordingHeader) -> None:
     dice = random.Random(1)
     parameters = tuple(Parameter(name, tuple(range(1, 11))) for name in ("BM", "BN", "BK", "TM", "TN", "STAGES"))
     configs = [{p.name: dice.choice(p.values) for p in parameters} for _ in range(20_000)]
@@ -148,7 +143,7 @@ def test_twenty_thousand_configurations_are_small(
     ids=["alone", "among others", "of more values than a byte has"],
 )
 def test_parameters_of_a_single_value_are_recorded(
-    tmp_path: Path, header: RecordingHeader, measured: Callable[..., Trial], several: tuple[Parameter, ...]
+    tmp_path: Path, header: RecordingHeader, several: tuple[Parameter, ...]
 ) -> None:
     parameters = (Parameter("KIND", ("float",)), *several, Parameter("FAST", (True,)))
     space = [
@@ -169,9 +164,7 @@ def test_parameters_of_a_single_value_are_recorded(
     assert recording.lookup({**space[0], "FAST": 1}) is None
 
 
-def test_a_configuration_of_another_space_cannot_be_recorded(
-    tmp_path: Path, header: RecordingHeader, measured: Callable[..., Trial]
-) -> None:
+def test_a_configuration_of_another_space_cannot_be_recorded(tmp_path: Path, header: RecordingHeader) -> None:
     with pytest.raises(RecordingError, match=r"BM=48 .* is not a configuration of the recorded space"):
         write_recording(tmp_path / "x.npz", header, [measured(SPACE[0] | {"BM": 48}, 1.0)])
     assert list(tmp_path.iterdir()) == []

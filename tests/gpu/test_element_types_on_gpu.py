@@ -40,12 +40,7 @@ CASES = {
     "float8_e5m2": ("float32", "float8_e5m2", "y[i] = __nv_fp8_e5m2(x[i] * 3.0f);", "3 * x"),
     "complex64": ("complex64", "complex64", "y[i] = make_float2(x[i].x + 1.0f, x[i].y);", "x + 1"),
     "complex128": ("complex128", "complex128", "y[i] = make_double2(2 * x[i].x, 2 * x[i].y);", "2 * x"),
-    "float4": (
-        "float4",
-        "float4",
-        "float4 v = x[i]; y[i] = make_float4(v.x + 1, v.y + 1, v.z + 1, v.w + 1);",
-        "x + 1",
-    ),
+    "float4": ("float4", "float4", "float4 v = x[i]; y[i] = make_float4(v.x + 1, v.y + 1, v.z + 1, v.w + 1);", "x + 1"),
     "float3": ("float3", "float3", "y[i] = make_float3(-x[i].x, -x[i].y, -x[i].z);", "-x"),
     "uchar4": ("uchar4", "uchar4", "uchar4 v = x[i]; v.w += 1; y[i] = v; y[i].x += 1; ++y[i].y; ++y[i].z;", "x + 1"),
 }

@@ -21,11 +21,7 @@ extern "C" __global__ void smooth(const float* x, float* y, int n) {
 
 
 def smooth(**more: Any) -> autotile.TunableKernel:
-    arguments = {
-        "x": Buffer("float32", "n"),
-        "y": Buffer("float32", "n", "out"),
-        "n": Scalar("int32", "n"),
-    }
+    arguments = {"x": Buffer("float32", "n"), "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n")}
     return autotile.kernel(
         CODE,
         "smooth",

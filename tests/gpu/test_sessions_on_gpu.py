@@ -155,8 +155,7 @@ def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml: P
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"),
-    [("gemm_mma", (64, 64, 32768)), ("sgemm", (33, 1000, 4096)), ("sgemm_2d", (64, 2048, 2048))],
+    ("name", "sizes"), [("gemm_mma", (64, 64, 32768)), ("sgemm", (33, 1000, 4096)), ("sgemm_2d", (64, 2048, 2048))]
 )
 def test_the_least_estimate_is_right(name: str, sizes: tuple[int, int, int], cupy: Any) -> None:
     kernel, device = load_kernel(name), live_device(0)

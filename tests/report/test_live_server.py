@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,10 +22,9 @@ from interrupts import heeded_interrupts
 from report_studies import Session as Sessions
 from report_studies import store_session
 from sqlalchemy import select, update
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, measured, start_run
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Trial
 from autotile.database.database import Database
 from autotile.database.engine import RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
@@ -76,16 +75,15 @@ def client(path: Path) -> Iterator[Client]:
 class Session:
     """A session that never ran, which stores trials as one does."""
 
-    def __init__(self, path: Path, key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]) -> None:
+    def __init__(self, path: Path, key: TuningKey, device: DeviceProperties) -> None:
         self.database = Database.open(path)
-        self._measured = measured
         self.study = self.database.study(key, device)
         self.run = start_run(self.database, self.study, sampler="random", host="a host", gates={"limits": 100})
 
     def add(self, count: int) -> None:
         known = len(self.database.trials(self.study))
         for i in range(known, known + count):
-            add_trial(self.database, self.study, self.run, self._measured({"BM": 8 * (i + 1)}, 100.0 - i))
+            add_trial(self.database, self.study, self.run, measured({"BM": 8 * (i + 1)}, 100.0 - i))
 
     def end(self) -> None:
         end_run(self.database, self.run, {"seconds": 1.0})
@@ -97,8 +95,8 @@ class Session:
 
 
 @pytest.fixture
-def session(path: Path, key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]) -> Iterator[Session]:
-    made = Session(path, key, device, measured)
+def session(path: Path, key: TuningKey, device: DeviceProperties) -> Iterator[Session]:
+    made = Session(path, key, device)
     yield made
     made.database.close()
 
