@@ -1,27 +1,41 @@
-"""Operations on a GPU: the last race with cuBLAS, its times in the database, and inputs that are kept."""
+"""Operations on a GPU: sweeps and races with cuBLAS, models that ship, an example, and what is served."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from faults.fault_kit import HEALTHY, fault_kernel
 
 import autotile
 from autotile.core.documents import to_fields
-from autotile.core.model import Outcome
+from autotile.core.model import Outcome, Trial
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.database.database import Database
 from autotile.database.learned import read_models
+from autotile.errors import ArgumentError
+from autotile.exchange.shipped import shipped_model
 from autotile.families.operation_model import ModelCandidate
+from autotile.kernel.inputs import read_captured_call, with_captured_call
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
+from autotile.serving import operations
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.operations import libraries_for
-from autotile.settings import read_settings
+from autotile.serving.racing import FirstUseRace
+from autotile.settings import child_environment, read_settings
+from autotile.tuning.family_session import FAULTS as FAULTY_OUTCOMES
 from autotile.tuning.operation_family import Sweep, problem_of
 from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
@@ -30,6 +44,7 @@ from autotile.workers.bench import GpuWorker
 from autotile.workers.jobs import Candidate, Entry, Time, Workload, job_message
 
 pytestmark = pytest.mark.gpu
+
 
 SCALING = """
 [operation]
@@ -182,3 +197,340 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(
             assert {one.config["FAULT"]: swept.trials[one.key].outcome for one in faulty} == FAULTS
         else:
             assert len(swept.trials) == len(healthy)  # the others are excluded
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_its_configurations_are_right(dtype: str, layout: tuple[int, int], sweep_of: Callable[..., Sweep]) -> None:
+    operation, device = load_operation("matmul"), live_device()
+    model = shipped_model("matmul", dtype, device.name)
+    if model is None:
+        pytest.skip(f"no model ships for {device.name}")
+    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
+    candidates = [ModelCandidate(one.kernel, one.config) for one in model.candidates if not one.is_library]
+    assert candidates
+    sweep = sweep_of(operation, dtype)
+    valid, verified = set(), set()
+    for m, n, k in ((1024, 1024, 1024), (8, 4096, 4096), (1000, 999, 1001), (4096, 8, 4096)):
+        sizes = {"M": m, "N": n, "K": k, "TRANS_A": layout[0], "TRANS_B": layout[1]}
+        problem = operation.resolve(sizes, dtype)
+        job = sweep.prepare(problem, problem_of(operation, kernels, problem, device), candidates)
+        valid |= {one.key for one in job.candidates}
+        swept = sweep.run(job)
+        assert swept is not None
+        faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTY_OUTCOMES}
+        assert faults == {}
+        verified |= {key for key, trial in swept.trials.items() if trial.outcome.has_time}
+    assert len(valid) > len(candidates) // 3
+    assert len(verified) >= 0.9 * len(valid)  # the others need more memory than estimated, or do not compile
+
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "row_sums"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sizes"),
+    [
+        ("row_sums_whole", {"ROWS": 389, "N": 4096}),
+        ("row_sums_whole", {"ROWS": 1001, "N": 33}),
+        ("row_sums_split", {"ROWS": 3, "N": 1_000_001}),
+        ("row_sums_split", {"ROWS": 64, "N": 20_000}),
+    ],
+)
+def test_every_configuration_is_right(kernel: str, sizes: dict[str, int]) -> None:
+    trials: list[Trial] = []
+    options = autotile.TuneOptions(sampler="random", trials=8, finals=0, discard=False, workers=4)
+    autotile.tune(
+        str(FOLDER / f"{kernel}.toml"),
+        sizes,
+        options=options,
+        observe=lambda progress: trials.append(progress.last) if progress.last is not None else None,
+    )
+    assert len(trials) == 8
+    assert {trial.outcome for trial in trials} == {Outcome.OK}
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
+    monkeypatch.setattr(operations, "_added", {})
+    runpy.run_path(str(FOLDER / "row_sums.py"))
+    for rows, n in ((1, 1_000_000), (64, 200_001), (4097, 33)):
+        x = cupy.random.default_rng(0).standard_normal((rows, n), dtype=cupy.float32)
+        kernel = autotile.get_best_kernel(str(FOLDER / "row_sums.toml"), ROWS=rows, N=n, library=library)
+        assert kernel.is_library == library
+        sums, want = cupy.full(rows, cupy.nan, cupy.float32), x.sum(axis=1, dtype=cupy.float64)
+        for launch in (partial(kernel, x, sums), kernel.bind(x, sums)):
+            sums.fill(cupy.nan)
+            launch()
+            assert float(cupy.abs(sums - want).max()) < 1e-4 * n**0.5
+
+
+def test_the_benchmark_at_random_sizes(tmp_path: Path) -> None:
+    output = tmp_path / "any_size.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "any_size.py"), "--operation", str(FOLDER / "row_sums.toml")]
+    command += ["--python", str(FOLDER / "row_sums.py"), "ROWS=1..4096", "N=16..100000", "--count", "4"]
+    command += ["--limit", "6", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=child_environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["class"]: None for row in rows} == {"float32": None, "float32_no_library": None}
+    assert len(rows) == 8
+    for row in rows:
+        assert not row["fault"]
+        assert row["error"] <= row["tolerance"]
+        assert row["library"] == "cupy"
+        assert row["grid"] or row["class"] == "float32"
+
+
+cupy: Any = pytest.importorskip("cupy")
+SIZES = {"M": 70, "N": 96, "K": 130}
+
+
+@pytest.fixture(autouse=True)
+def _no_added_libraries() -> Iterator[None]:
+    yield
+    operations._added.clear()
+    default_dispatcher.clear()
+
+
+def factors(dtype: str = "float32") -> tuple[Any, Any]:
+    generator = np.random.default_rng(0)
+    return tuple(cupy.asarray(generator.standard_normal(shape).astype(dtype)) for shape in ((70, 130), (130, 96)))  # type: ignore[return-value]
+
+
+def is_close(result: Any, a: Any, b: Any, tolerance: float = 1e-4) -> bool:
+    expected = a.get().astype(np.float64) @ b.get().astype(np.float64)
+    return bool(np.abs(result.get() - expected).max() <= tolerance * np.abs(expected).max())
+
+
+def served(**options: Any) -> Any:
+    return autotile.get_best_kernel("matmul", dtype="float32", **SIZES, **options)
+
+
+def only_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
+
+
+class TestCublas:
+    @pytest.fixture(autouse=True)
+    def _without_a_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        only_cublas(monkeypatch)
+
+    def test_it_is_called_like_a_kernel(self) -> None:
+        kernel = served(EMULATE=0)
+        assert (kernel.kernel, kernel.tier, kernel.can_launch) == ("cublas", "library", True)
+        a, b = factors()
+        for _ in range(3):  # the later calls take the fast path
+            assert is_close(kernel(a, b), a, b)
+        out = cupy.ones((70, 96), "float32")
+        assert kernel(a, b, out, alpha=2.0, beta=3.0) is out
+        assert is_close((out - 3) / 2, a, b)
+        launch = kernel.bind(a, b, out)
+        launch()
+        assert is_close(out, a, b)
+        with pytest.raises(ArgumentError, match="no scalar 'gamma'"):
+            kernel(a, b, out, gamma=1.0)
+        with pytest.raises(ArgumentError, match="has shape"):
+            kernel(b, a)
+
+    def test_every_call_gives_the_same_bits(self) -> None:
+        kernel, (a, b) = served(), factors()
+        first = kernel(a, b).get()
+        for _ in range(10):
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                again = kernel(a, b)
+                stream.synchronize()
+            assert (again.get() == first).all()
+
+    def test_it_can_be_captured(self) -> None:
+        a, b = factors()
+        out, stream = cupy.zeros((70, 96), "float32"), cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.get_current_stream().synchronize()
+        kernel = served()
+        with stream:
+            stream.begin_capture()
+            kernel(a, b, out)
+            graph = stream.end_capture()
+            graph.launch(stream)
+            stream.synchronize()
+        assert is_close(out, a, b)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+    def test_views_and_batches_of_pytorch(self, dtype: str) -> None:
+        torch = pytest.importorskip("torch")
+        a = torch.randn((3, 33, 40), device="cuda").to(getattr(torch, dtype))
+        b = torch.randn((3, 24, 33), device="cuda").to(getattr(torch, dtype))
+        left, right = a.transpose(1, 2), b.transpose(1, 2)
+        exact = left.double() @ right.double()
+        for stream in (None, torch.cuda.Stream()):
+            found = autotile.matmul(left, right, stream=stream)
+            torch.cuda.synchronize()
+            assert float((found.double() - exact).abs().max() / exact.abs().max()) < 0.02
+
+
+class TestRace:
+    def test_the_first_call_races_and_the_times_are_stored(self) -> None:
+        kernel = served(race=True, EMULATE=0)
+        assert type(kernel) is BoundKernel
+        kernel.load()
+        assert isinstance(kernel._launcher, FirstUseRace)
+        a, b = factors()
+        assert is_close(kernel(a, b), a, b)
+        assert not isinstance(kernel._launcher, FirstUseRace)
+        assert kernel.tier == "exact"
+        assert len(kernel.contenders) >= 2
+        assert any(one.is_library for one in kernel.contenders)
+        with Database.open(read_settings().database) as database:
+            assert {study.key.kernel for study in database.studies()} >= {"matmul:cublas"}
+        default_dispatcher.clear()
+        assert served(EMULATE=0).kernel == kernel.kernel
+        assert served(EMULATE=0).tier == "exact"
+
+    def test_what_is_added_to_is_added_to_once(self) -> None:
+        a, b = factors()
+        out = cupy.ones((70, 96), "float32")
+        autotile.matmul(a, b, out, beta=5.0, race=True)
+        assert is_close(out - 5, a, b)
+
+    def test_not_while_the_stream_is_captured(self) -> None:
+        a, b = factors()
+        out, stream, kernel = cupy.zeros((70, 96), "float32"), cupy.cuda.Stream(non_blocking=True), served(race=True)
+        cupy.cuda.get_current_stream().synchronize()
+        with stream:
+            stream.begin_capture()
+            kernel(a, b, out)
+            stream.end_capture().launch(stream)
+            stream.synchronize()
+        assert is_close(out, a, b)
+        assert kernel.tier != "exact"
+        kernel(a, b, out)
+        assert kernel.tier == "exact"
+
+    def test_not_if_the_output_overlaps_an_input(self) -> None:
+        kernel = autotile.get_best_kernel("matmul", dtype="float32", M=64, N=64, K=64, race=True)
+        a, b = (cupy.ones((64, 64), "float32") for _ in range(2))
+        kernel(a, b, a)
+        assert kernel.tier != "exact"
+
+    def test_a_wrong_library_loses(self, only_kernel: Callable[[str], None]) -> None:
+        only_kernel("sgemm")
+        autotile.add_library("matmul", "wrong", lambda a, b, c, **_: c.fill(0))
+        kernel, (a, b) = served(race=True), factors()
+        assert is_close(kernel(a, b), a, b)
+        assert "wrong" not in {one.kernel for one in kernel.contenders}
+
+
+def test_a_library_of_ones_own(scale_toml: Path) -> None:
+    path = scale_toml.parent / "scaling.toml"
+    path.write_text(
+        '[operation]\nname = "scaling"\nsizes = { n = 4096 }\ndtypes = ["float32"]\n'
+        f'[kernels.scale]\nkernel = "{scale_toml}"\n'
+    )
+    x = cupy.arange(1000, dtype="float32")
+    assert (autotile.get_best_kernel(str(path), n=1000)(x) == 2 * x).all()
+    called = []
+
+    def double(x: Any, y: Any) -> None:
+        called.append(cupy.cuda.get_current_stream().ptr)
+        cupy.multiply(x, 2, out=y)
+
+    autotile.add_library(str(path), "cupy", double)
+    kernel = autotile.get_best_kernel(str(path), n=1000)
+    stream = cupy.cuda.Stream()
+    cupy.cuda.get_current_stream().synchronize()
+    result = kernel(x, stream=stream)
+    stream.synchronize()
+    assert (result == 2 * x).all()
+    assert (kernel.kernel, called) == ("cupy", [stream.ptr])
+
+
+@pytest.mark.parametrize("kind", ["library", "raced", "plain"])
+class TestAllKinds:
+    """What a kernel can do, a library and a race can."""
+
+    @pytest.fixture
+    def kernel(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+        if kind == "plain":
+            return autotile.get_best_kernel("sgemm", **SIZES)
+        if kind == "library":
+            only_cublas(monkeypatch)
+        return served(EMULATE=0, race=kind == "raced")
+
+    def test_a_call_is_captured(self, kernel: Any, tmp_path: Path) -> None:
+        a, b = factors()
+        captured = autotile.capture(kernel, tmp_path / "calls", calls=1)
+        for stream in (None, cupy.cuda.Stream(non_blocking=True)):
+            result = captured(a, b, stream=stream)
+            cupy.cuda.Device().synchronize()
+            assert is_close(result, a, b)
+        (folder,) = (tmp_path / "calls").iterdir()
+        call = read_captured_call(folder)
+        assert call.dtype == "float32"
+        assert set(SIZES.items()) <= set(call.sizes.items())
+        np.testing.assert_array_equal(np.load(folder / "A.npy").reshape(a.shape), a.get())
+        assert with_captured_call(load_kernel(call.kernel).spec, folder)
+
+    def test_it_adopts_itself_and_others(self, kernel: Any, kind: str) -> None:
+        a, b = factors()
+        assert kernel.adopt(kernel)
+        assert is_close(kernel(a, b), a, b)
+        default_dispatcher.clear()
+        other = served(EMULATE=0)
+        other.load()
+        kernel.adopt(other)
+        for _ in range(2):
+            assert is_close(kernel(a, b), a, b)
+        assert kernel.explain()
+        del kind
+
+    def test_a_bound_call(self, kernel: Any) -> None:
+        a, b = factors()
+        out = cupy.zeros((70, 96), "float32")
+        kernel.bind(a, b, out)()
+        assert is_close(out, a, b)
+        with pytest.raises(ArgumentError, match="gamma"):
+            kernel.bind(a, b, out, gamma=1.0)
+
+
+class TestOneClass:
+    """What is served is a choice and a launcher, whichever kind it is."""
+
+    def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        only_cublas(monkeypatch)
+        library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
+        a, b = factors()
+        assert (library.is_library, kernel.is_library) == (True, False)
+        for first, second in ((library, kernel), (kernel, served(EMULATE=0, numerics="any"))):
+            name = second.kernel
+            for one in (first, second):
+                assert is_close(one(a, b), a, b)
+            bound = first.bind(a, b, out := cupy.zeros((70, 96), "float32"))
+            assert first.adopt(second)
+            assert (first.kernel, first.is_library) == (name, name == "cublas")
+            for _ in range(3):
+                assert is_close(first(a, b), a, b)
+            assert is_close(first(a, b, cupy.ones((70, 96), "float32"), alpha=0.5, beta=0.0) * 2, a, b)
+            bound()  # it keeps what it was bound with
+            assert is_close(out, a, b)
+
+    @pytest.mark.parametrize("race", [False, True])
+    def test_calls_are_captured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, race: bool) -> None:
+        only_cublas(monkeypatch)
+        kernel, (a, b) = served(EMULATE=0, race=race), factors()
+        assert is_close(autotile.capture(kernel, tmp_path / "calls")(a, b), a, b)
+        (call,) = (tmp_path / "calls").iterdir()
+        assert {path.name for path in call.glob("*.npy")} == {"A.npy", "B.npy", "C.npy"}  # beta * C is read
+        assert (kernel.tier, kernel.calls) == ("exact" if race else "library", 1)
+
+    def test_a_raced_kernel_is_bound_and_counted(self) -> None:
+        kernel, (a, b) = served(race=True, EMULATE=0), factors()
+        launch = kernel.bind(a, b, out := cupy.zeros((70, 96), "float32"))
+        launch()
+        assert is_close(out, a, b)
+        assert kernel.tier == "exact"
+        assert is_close(kernel(a, b), a, b)
+        assert kernel.calls == 1

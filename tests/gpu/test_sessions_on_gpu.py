@@ -1,4 +1,4 @@
-"""Sessions on a GPU as a whole: comparisons, families, sizes of the file, views, GPUs by their UUID, estimates."""
+"""Sessions on a GPU: comparisons, families, kernels from Python, candidates, ragged sizes, calls and refreshes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,39 @@ import csv
 import html
 import io
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from stored_runs import add_trial, end_run, record_miss, start_run
 
 import autotile
-from autotile.core.model import config_key
+from autotile import Buffer, Scalar
+from autotile.core.model import Measurement, Outcome, Problem, Trial, config_key
 from autotile.cuda.driver import device_count, device_uuid, live_device
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
+from autotile.database.keys import key_of
+from autotile.database.learned import read_models
+from autotile.kernel.inputs import read_captured_call
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.report.live import DatabaseFollower
 from autotile.serving.bound import BoundKernel, KernelCode
 from autotile.serving.choice import Choice
+from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
 from autotile.serving.selection import KernelRequest, Shelf, untuned_config
+from autotile.settings import read_settings
+from autotile.tuning.family_session import FamilyResult
 from autotile.tuning.operation_session import OperationResult
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import FamilyPlan, TuneOptions
 
 pytestmark = pytest.mark.gpu
+
+
 two_gpus = pytest.mark.skipif(device_count() < 2, reason="this machine has one GPU")
 SAID = "not given, so as in the search-space file: n=4096"
 
@@ -178,3 +192,359 @@ def test_the_least_estimate_is_right(name: str, sizes: tuple[int, int, int], cup
     expected = a.astype(cupy.float64) @ b.astype(cupy.float64)
     tolerance = (2e-3 if half else 1e-5) * float(cupy.abs(expected).max())
     assert float(cupy.abs(found - expected).max()) <= tolerance
+
+
+CODE = """
+extern "C" __global__ void scale(const float* x, float* y, int n) {
+    const int first = (blockIdx.x * BLOCK + threadIdx.x) * WORK;
+    for (int i = first; i < first + WORK && i < n; ++i) y[i] = 2.0f * x[i];
+}
+"""
+OPTIONS = autotile.TuneOptions(trials=4, finals=2)
+
+
+@pytest.fixture
+def scale() -> autotile.TunableKernel:
+    return autotile.kernel(
+        CODE,
+        "scale",
+        sizes={"n": 1 << 20},
+        parameters={"BLOCK": [64, 128, 256], "WORK": [1, 2, 4]},
+        rules=[lambda BLOCK, WORK: BLOCK * WORK <= 512],
+        arguments=[Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")],
+        launch=("BLOCK", "ceil_div(n, BLOCK * WORK)"),
+        reference="2.0 * x",
+        bytes="8 * n",
+    )
+
+
+def test_a_kernel_from_python_is_tuned_and_served(scale: autotile.TunableKernel, cupy: Any) -> None:
+    result = scale.tune(options=OPTIONS, progress=False)
+    assert result.winner is not None
+    best = scale.best()
+    assert best.tier == "exact"
+    x = cupy.arange(1 << 20, dtype=np.float32)
+    assert bool((best(x) == 2 * x).all())
+
+
+def test_arrays_are_inputs_and_answers() -> None:
+    x = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
+    described: dict[str, Any] = {
+        "parameters": {"BLOCK": [64, 128], "WORK": [1, 2]},
+        "arguments": [x, Buffer("float32", x.shape, "out"), np.int32(x.size)],
+        "launch": ("BLOCK", f"ceil_div({x.size}, BLOCK * WORK)"),
+    }
+    right = autotile.kernel(CODE, "scale", reference=2 * x, **described).tune(options=OPTIONS, progress=False)
+    assert right.outcomes == {Outcome.OK: 4} or Outcome.WRONG_RESULT not in right.outcomes
+    wrong = autotile.kernel(CODE, "scale", reference=3 * x, **described)
+    with pytest.raises(autotile.InputError, match="no candidate agrees with the reference"):
+        wrong.tune(options=OPTIONS, progress=False)
+
+
+def test_a_search_of_the_callers_own(scale: autotile.TunableKernel) -> None:
+    with autotile.session(scale, n=1 << 18, options=autotile.TuneOptions(finals=2)) as session:
+        trials = session.evaluate([{"BLOCK": 64}, {"BLOCK": 256, "WORK": 4}, *session.ask(2)])
+        assert [trial.outcome for trial in trials[:2]] == [Outcome.OK, Outcome.INFEASIBLE]
+    assert session.result is not None
+    assert session.result.winner is not None
+    assert scale.best(n=1 << 18).tier == "exact"
+
+
+MEMORY = "__device__ float kept[1 << 20]; __device__ int known[1 << 20];\n"
+CANDIDATES: dict[str, tuple[str, str, str]] = {
+    "the same": ("2.0f", "2.0f", "right"),
+    "wrong everywhere": ("2.0f", "3.0f", "wrong_result"),
+    "wrong at the edge": ("i < n; ++i", "i < n / 64 * 64; ++i", "wrong_result"),
+    "writes outside": ("i < n; ++i", "i <= n; ++i", "out_of_bounds"),
+    "keeps an earlier result": (
+        "y[i] = 2.0f * x[i]",
+        "y[i] = n < 1 << 20 || !known[i] ? 2.0f * x[i] : kept[i], kept[i] = y[i], known[i] = n == 1 << 20",
+        "wrong_result",
+    ),
+    "crashes": ("y[i] = 2.0f", "((float*)8)[i] = 2.0f", "crashed"),
+    "does not compile": ("y[i]", "z[i]", "compile_failed"),
+}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_is_judged(scale: autotile.TunableKernel, tmp_path: Path, name: str) -> None:
+    old, new, expected = CANDIDATES[name]
+    assert old in CODE
+    (tmp_path / "rewritten.cu").write_text(MEMORY + CODE.replace(old, new))
+    found: Any = autotile.check(tmp_path / "rewritten.cu", scale)
+    if expected == "right":
+        assert found.verdict in ("equal", "faster", "slower"), found
+        assert found.speedup.low <= found.speedup.value <= found.speedup.high
+        assert found.repeats > 1
+    else:
+        assert found.verdict == "wrong", found
+        assert found.candidate.outcome == expected, found
+
+
+@pytest.mark.parametrize(("factor", "right"), [("2.0f", True), ("3.0f", False)])
+def test_a_candidate_for_a_kernel_without_a_reference(tmp_path: Path, factor: str, right: bool) -> None:
+    kernel = autotile.kernel(
+        CODE,
+        "scale",
+        sizes={"n": 1 << 20},
+        parameters={"BLOCK": [64, 128, 256], "WORK": [1, 2, 4]},
+        arguments=[Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")],
+        launch=("BLOCK", "ceil_div(n, BLOCK * WORK)"),
+    )
+    (tmp_path / "rewritten.cu").write_text(CODE.replace("2.0f", factor))
+    assert autotile.check(tmp_path / "rewritten.cu", kernel).is_right is right
+
+
+def test_a_new_kernel_tunes_as_it_is(tmp_path: Path) -> None:
+    made = autotile.new("blur", tmp_path)
+    result = autotile.tune(made.space, N=1 << 20, options=OPTIONS, progress=False)
+    assert result.winner is not None
+    assert set(result.outcomes) <= {Outcome.OK, Outcome.PRUNED}
+
+
+def test_a_kernel_from_python_is_bundled(scale: autotile.TunableKernel, tmp_path: Path, cupy: Any) -> None:
+    scale.tune(options=OPTIONS, progress=False)
+    autotile.bundle(scale, output=tmp_path / "scale.autotile")
+    served = autotile.get_best_kernel("scale", n=1 << 20, bundle=tmp_path / "scale.autotile")
+    x = cupy.arange(1 << 20, dtype=np.float32)
+    assert bool((served(x) == 2 * x).all())
+
+
+N = 1 << 18
+HASTY_TEMPLATE = """
+extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
+    const int first = (blockIdx.x * THREADS + threadIdx.x) * WORK;
+    for (int i = first; i < first + WORK && i < n; ++i) y[i] = factor * x[i];
+#if HASTY
+    if (n == 1001 && first <= 1000 && 1000 < first + WORK) y[1000] = 0;
+#else
+    const long long start = clock64();
+    while (clock64() - start < 20000) {}
+#endif
+}
+"""
+OPERATION = """
+[operation]
+name = "scaling"
+sizes = { n = 4096 }
+dtypes = ["float32"]
+
+[kernels.scale]
+kernel = "./scale.toml"
+"""
+
+
+@pytest.fixture
+def hasty(scale_toml: Path) -> Path:
+    """The tiny kernel with a parameter HASTY, whose value true is faster, and wrong for the ragged n = 1001 alone."""
+    scale_toml.with_suffix(".cu").write_text(HASTY_TEMPLATE)
+    text = scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1, 2]\nHASTY = [0, 1]")
+    scale_toml.write_text(text.replace("WORK = 1\n", "WORK = 1\nHASTY = 0\n"))
+    scale_toml.with_name("scaling.toml").write_text(OPERATION)
+    return scale_toml
+
+
+def tune_alone(hasty: Path, folder: Path) -> None:
+    autotile.tune(hasty, n=N, options=TuneOptions(trials=16), progress=False)
+
+
+def tune_without_finals(hasty: Path, folder: Path) -> None:
+    autotile.tune(hasty, n=N, options=TuneOptions(trials=16, finals=0), progress=False)
+
+
+def tune_family(hasty: Path, folder: Path) -> None:
+    options, plan = TuneOptions(trials=16), FamilyPlan(points=3)
+    result = autotile.tune_family(hasty, {"n": f"4096..{N}"}, options=options, plan=plan, progress=False)
+    assert isinstance(result, FamilyResult)
+    assert result.rule is not None
+    assert all(one.config["HASTY"] == 0 for one in result.rule.configs)
+
+
+def tune_operation_family(hasty: Path, folder: Path) -> None:
+    options = TuneOptions(trials=26, workers=4)
+    path = hasty.with_name("scaling.toml")
+    autotile.tune_family(str(path), {"n": f"4096..{N}"}, options=options, progress=False)
+    with Database.open(read_settings().database) as database:
+        (stored,) = read_models(database)
+        assert '"HASTY":1' not in str(stored.model).replace(" ", "").replace("'", '"')
+
+
+def tune_operation(hasty: Path, folder: Path) -> None:
+    autotile.tune(str(hasty.with_name("scaling.toml")), n=N, options=TuneOptions(trials=16), progress=False)
+
+
+def tune_plan(hasty: Path, folder: Path) -> None:
+    plan = folder / "plan.toml"
+    plan.write_text(f'[[tune]]\nkernel = "{hasty}"\nproblems = [{{ n = {N} }}]\n')
+    autotile.tune_plan(plan, TuneOptions(trials=16))
+
+
+def tune_misses(hasty: Path, folder: Path) -> None:
+    with Database.open(read_settings().database) as database:
+        record_miss(database, Problem("scale", {"n": N}, "float32"), live_device().name, "default")
+    assert autotile.tune_misses(hasty, options=TuneOptions(trials=16), progress=False).count("tuned") == 1
+
+
+def evaluate_alone(hasty: Path, folder: Path) -> None:
+    with autotile.session(hasty, n=N) as session:
+        trials = [session.evaluate([{"THREADS": 128, "HASTY": value}])[0] for value in (1, 0)]
+    assert [trial.outcome for trial in trials] == [Outcome.WRONG_RESULT, Outcome.OK]
+
+
+def record_and_replay(hasty: Path, folder: Path) -> None:
+    recorded = autotile.record(hasty, n=N, output=folder / "recorded.npz", progress=False)
+    assert recorded.path is not None
+    result = autotile.tune(hasty, n=N, options=TuneOptions(replay=str(recorded.path), trials=16), progress=False)
+    assert isinstance(result, autotile.TuneResult)
+    assert result.winner is not None
+    assert result.winner.config["HASTY"] == 0
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        tune_alone,
+        tune_without_finals,
+        tune_family,
+        tune_operation_family,
+        tune_operation,
+        tune_plan,
+        tune_misses,
+        evaluate_alone,
+        record_and_replay,
+    ],
+)
+def test_no_way_of_tuning_serves_it(
+    hasty: Path, tmp_path: Path, way: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(hasty.parent))
+    way(hasty, tmp_path)
+    with Database.open(read_settings().database) as database:
+        trials = [trial for study in database.studies() for trial in database.trials(study.study_id)]
+        wrong = [trial for trial in trials if trial.config.get("HASTY") == 1]
+        assert {trial.outcome for trial in wrong} <= {Outcome.WRONG_RESULT}
+        assert all("n=1001" in trial.reason for trial in wrong)
+        assert any(trial.config.get("HASTY") == 0 and trial.outcome is Outcome.OK for trial in trials)
+        assert all(best.trial.config.get("HASTY", 0) == 0 for best in database.best())
+    default_dispatcher.clear()
+    for n in (N, N // 2, 5000):
+        assert autotile.get_best_kernel(hasty, n=n).config["HASTY"] == 0
+
+
+LENGTH = 5000
+
+
+def call(kernel: Any, x: Any, y: Any) -> None:
+    kernel(x, y, factor=3.0)
+
+
+def call_in_a_graph(kernel: Any, x: Any, y: Any) -> None:
+    """Call it once, which captures the arguments, then in a graph of CUDA, which is launched after new inputs."""
+    import cupy
+
+    kernel(x, y, factor=3.0)
+    y.fill(0)
+    cupy.cuda.runtime.deviceSynchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        kernel(x, y, stream=stream, factor=3.0)
+        graph = stream.end_capture()
+        assert not y.any()  # nothing ran yet
+        graph.launch(stream)
+        stream.synchronize()
+
+
+@pytest.mark.parametrize("run", [call, call_in_a_graph])
+def test_the_inputs_are_written_and_the_output_is_computed(
+    scale_toml: Path, tmp_path: Path, run: Callable[[Any, Any, Any], None], cupy: Any
+) -> None:
+    x = cupy.random.default_rng(0).standard_normal(LENGTH, dtype=cupy.float32)
+    y = cupy.zeros_like(x)
+    folder = tmp_path / "calls"
+    run(autotile.capture(autotile.get_best_kernel(scale_toml, n=LENGTH), folder), x, y)
+    np.testing.assert_array_equal(y.get(), 3 * x.get())
+    (written,) = folder.iterdir()
+    np.testing.assert_array_equal(np.load(written / "x.npy"), x.get())
+    captured = read_captured_call(folder)
+    assert (captured.sizes, captured.scalars) == ({"n": LENGTH}, {"factor": 3.0})
+
+
+BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}
+
+
+def put(kernel: BoundKernel, config: dict[str, int], time_us: float) -> None:
+    key = key_of(kernel.definition, kernel.problem, kernel.device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+    with Database.open(read_settings().database) as database:
+        study = database.study(key, kernel.device)
+        run = start_run(database, study, sampler="random")
+        add_trial(database, study, run, Trial(config, Outcome.OK, "", "finals", measurement=measurement), phase="final")
+        add_trial(
+            database,
+            study,
+            run,
+            Trial(config, Outcome.OK, "", "finals", measurement=measurement),
+            phase="final",
+            rank=1,
+        )
+        end_run(database, run)
+
+
+def poll() -> int:
+    """Refresh in a thread of its own, as the program does."""
+    replaced: list[int] = []
+    thread = threading.Thread(target=lambda: replaced.append(default_dispatcher.refresher.poll()))
+    thread.start()
+    thread.join()
+    return replaced[0]
+
+
+def test_calls_graphs_and_bound_launches_stay_right(scale_toml: Path, cupy: Any) -> None:
+    kernel = get_best_kernel(scale_toml, n=4096)
+    x = cupy.arange(4096, dtype=cupy.float32)
+    y, captured, bound = (cupy.zeros_like(x) for _ in range(3))
+    for _ in range(3):  # also as a graph of its own
+        kernel(x, y)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        kernel(x, captured)
+        graph = stream.end_capture()
+    launch = kernel.bind(x, bound)
+    for config, time_us in ((BEST, 5.0), (BETTER, 4.0)):
+        put(kernel, config, time_us)
+        assert poll() == 1
+        assert (kernel.tier, kernel.config) == ("exact", config)
+        for out in (y, captured, bound):
+            out[:] = 0
+        cupy.cuda.Device().synchronize()
+        for _ in range(3):
+            kernel(x, y)
+        graph.launch(stream)
+        stream.synchronize()
+        launch()
+        for out in (y, captured, bound):
+            assert bool((out == 2 * x).all())
+
+
+def test_a_refresh_during_a_capture(scale_toml: Path, cupy: Any) -> None:
+    kernel = get_best_kernel(scale_toml, n=4096)
+    x = cupy.arange(4096, dtype=cupy.float32)
+    y, z = cupy.zeros_like(x), cupy.zeros_like(x)
+    kernel(x, y)
+    put(kernel, BEST, 5.0)
+    y[:] = 0
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        kernel(x, y)
+        assert poll() == 1
+        kernel(x, z)
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    assert kernel.config == BEST
+    assert bool((y == 2 * x).all())
+    assert bool((z == 2 * x).all())

@@ -1,0 +1,668 @@
+"""Kernels of every kind, tuned and served: element types, launches, textures, flags, workspaces, tensor maps, steps."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from candidates import evaluate
+from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, block_space, write_kernel
+from step_kernels import write_steps
+
+import autotile
+from autotile.core.dtypes import DTYPES
+from autotile.core.model import Outcome, Trial
+from autotile.cuda.driver import live_device
+from autotile.cuda.toolchain import installed_nvcc
+from autotile.errors import ArgumentError
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import forget_served, get_best_kernel
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.progress_state import Progress
+
+pytestmark = pytest.mark.gpu
+
+
+MAP_TEMPLATE = """
+#include <cuda_fp8.h>
+extern "C" __global__ void __launch_bounds__(BLOCK) map(const IN* x, OUT* y, int N) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < N) { BODY }
+}
+"""
+
+MAP_SPACE = block_space(
+    "map",
+    """
+x = { buffer = "@in", shape = ["N"], access = "in" }
+y = { buffer = "@out", shape = ["N"], access = "out" }
+N = { scalar = "int32", value = "N" }
+""",
+    'outputs = { y = "@reference" }',
+)
+
+ELEMENTS = {
+    "bool": ("bool", "bool", "y[i] = !x[i];", "1 - x"),
+    "float8_e4m3fn": ("float8_e4m3fn", "float", "y[i] = 2.0f * (float)x[i];", "2 * x"),
+    "float8_e5m2": ("float32", "float8_e5m2", "y[i] = __nv_fp8_e5m2(x[i] * 3.0f);", "3 * x"),
+    "complex64": ("complex64", "complex64", "y[i] = make_float2(x[i].x + 1.0f, x[i].y);", "x + 1"),
+    "complex128": ("complex128", "complex128", "y[i] = make_double2(2 * x[i].x, 2 * x[i].y);", "2 * x"),
+    "float4": ("float4", "float4", "float4 v = x[i]; y[i] = make_float4(v.x + 1, v.y + 1, v.z + 1, v.w + 1);", "x + 1"),
+    "float3": ("float3", "float3", "y[i] = make_float3(-x[i].x, -x[i].y, -x[i].z);", "-x"),
+    "uchar4": ("uchar4", "uchar4", "uchar4 v = x[i]; v.w += 1; y[i] = v; y[i].x += 1; ++y[i].y; ++y[i].z;", "x + 1"),
+}
+
+
+def map_kernel(folder: Path, case: str) -> Path:
+    given, made, body, reference = ELEMENTS[case]
+    types = {name: DTYPES["float32" if name == "float" else name].c_type for name in (given, made)}
+    template = MAP_TEMPLATE.replace("IN*", f"{types[given]}*").replace("OUT*", f"{types[made]}*").replace("BODY", body)
+    space = MAP_SPACE.replace("@in", given).replace("@out", "float32" if made == "float" else made)
+    return write_kernel(folder, template, space.replace("@reference", reference))
+
+
+@pytest.mark.parametrize("case", ELEMENTS)
+def test_an_element_type_is_verified(tmp_path: Path, case: str) -> None:
+    evaluation = evaluate(map_kernel(tmp_path, case))
+    assert evaluation.outcome is Outcome.OK, evaluation.reason
+
+
+@pytest.mark.parametrize("case", ELEMENTS)
+def test_a_wrong_result_is_found(tmp_path: Path, case: str) -> None:
+    toml = map_kernel(tmp_path, case)
+    template = toml.with_suffix(".cu")
+    template.write_text(template.read_text().replace("if (i < N)", "if (i < N - 1)"))
+    evaluation = evaluate(toml)
+    assert evaluation.outcome is Outcome.WRONG_RESULT
+    assert "of y are wrong" in evaluation.reason
+
+
+@pytest.mark.parametrize("case", ["bool", "complex64", "float3"])
+def test_an_element_type_is_served(tmp_path: Path, case: str, cupy: Any) -> None:
+    toml = map_kernel(tmp_path, case)
+    kernel = get_best_kernel(str(toml), N=1000)
+    given = DTYPES[ELEMENTS[case][0]]
+    x = cupy.asarray(
+        given.encode(np.arange(np.prod(given.array_shape((1000,)))).reshape(given.array_shape((1000,))) % 2)
+    )
+    expected: dict[str, Any] = {"bool": lambda v: ~v, "complex64": lambda v: v + 1, "float3": lambda v: -v}
+    for _ in range(4):
+        np.testing.assert_array_equal(kernel(x).get(), expected[case](x.get()))
+
+
+STRUCT_TEMPLATE = """
+struct P { int n; const float4* x; float scale[2]; };
+extern "C" __global__ void __launch_bounds__(BLOCK) map(float4* y, P p) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < p.n) {
+        const float4 v = p.x[i];
+        y[i] = make_float4(p.scale[1] * v.x, p.scale[1] * v.y, p.scale[1] * v.z, p.scale[1] * v.w);
+    }
+}
+"""
+
+STRUCT_ARGUMENTS = """
+x = { buffer = "float4", shape = ["N"], access = "in", pass = false }
+y = { buffer = "float4", shape = ["N"], access = "out" }
+
+[arguments.p.struct]
+n = { scalar = "int32", value = "N" }
+x = { pointer = "x" }
+scale = { scalar = "float32", value = [7, 3] }
+"""
+
+
+def test_a_struct_by_value(tmp_path: Path, cupy: Any) -> None:
+    head, _, tail = MAP_SPACE.partition("[arguments]")
+    _, _, reference = tail.partition("[reference]")
+    space = f"{head}[arguments]{STRUCT_ARGUMENTS}[reference]{reference.replace('@reference', '3 * x')}"
+    toml = write_kernel(tmp_path, STRUCT_TEMPLATE, space)
+    evaluation = evaluate(toml)
+    assert evaluation.outcome is Outcome.OK, evaluation.reason
+    kernel = get_best_kernel(str(toml), N=1000)
+    for number in range(6):  # other arrays, and the same again, which become graphs
+        x = cupy.full((1000, 4), number % 2 + 1, cupy.float32)
+        np.testing.assert_array_equal(kernel(x).get(), 3 * x.get())
+        np.testing.assert_array_equal(kernel(x).get(), 3 * x.get())
+
+
+REVERSE_TEMPLATE = """
+#include <cooperative_groups.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void __launch_bounds__(BLOCK) reverse(const float* x, float* between, float* y, int N) {
+    for (int i = blockIdx.x * BLOCK + threadIdx.x; i < N; i += gridDim.x * BLOCK) between[i] = 2.0f * x[i];
+    cg::this_grid().sync();
+    for (int i = blockIdx.x * BLOCK + threadIdx.x; i < N; i += gridDim.x * BLOCK) y[i] = between[(i + 7) % N];
+}
+"""
+
+REVERSE_CLUSTER_TEMPLATE = """
+#include <cooperative_groups.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void __launch_bounds__(BLOCK) reverse(const float* x, float* between, float* y, int N) {
+    const unsigned size = cg::this_cluster().num_blocks();
+    for (int i = blockIdx.x * BLOCK + threadIdx.x; i < N; i += gridDim.x * BLOCK)
+        y[i] = size == CLUSTER ? 2.0f * x[(i + 7) % N] : -1.0f;
+}
+"""
+
+REVERSE_SPACE = block_space(
+    "reverse",
+    """
+x = { buffer = "float32", shape = ["N"], access = "in" }
+between = { workspace = "float32", shape = ["N"] }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+N = { scalar = "int32", value = "N" }
+""",
+    'outputs = { y = "2 * roll(x, -7)" }',
+    problem="sizes = { N = 100000 }",
+    parameters={"BLOCK": (128, 256), "CLUSTER": (1, 2, 4)},
+    default={"BLOCK": 256, "CLUSTER": 2},
+    grid='"device.sm_count // 4 * 4"',
+    launch="@launch",
+)
+
+
+def reverse_kernel(folder: Path, template: str, launch: str) -> Path:
+    return write_kernel(folder, template, REVERSE_SPACE.replace("@launch", launch))
+
+
+def expect_right(toml: Path, cupy: Any, **config: int) -> None:
+    evaluation = evaluate(toml, **config)
+    assert evaluation.outcome is Outcome.OK, evaluation.reason
+    kernel = get_best_kernel(str(toml), N=5000)
+    x = cupy.arange(5000, dtype=cupy.float32)
+    for _ in range(4):
+        np.testing.assert_array_equal(kernel(x).get(), 2 * np.roll(x.get(), -7))
+
+
+def test_a_cooperative_launch(tmp_path: Path, cupy: Any) -> None:
+    toml = reverse_kernel(tmp_path, REVERSE_TEMPLATE, "cooperative = true")
+    expect_right(toml, cupy)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_a_cluster_from_a_parameter(tmp_path: Path, blocks: int, cupy: Any) -> None:
+    if live_device().compute_capability < "9.0":
+        pytest.skip("needs compute capability 9.0")
+    toml = reverse_kernel(tmp_path, REVERSE_CLUSTER_TEMPLATE, 'cluster = ["CLUSTER"]')
+    expect_right(toml, cupy, CLUSTER=blocks)
+
+
+BLUR_TEMPLATE = """
+namespace weights { __constant__ float filter[3]; }
+extern "C" __global__ void __launch_bounds__(BLOCK) blur(const float* x, float* y, int N) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= N) return;
+    float sum = 0.0f;
+    for (int d = -1; d <= 1; ++d)
+        if (i + d >= 0 && i + d < N) sum += weights::filter[d + 1] * x[i + d];
+    y[i] = sum;
+}
+"""
+
+BLUR_SPACE = block_space(
+    "blur",
+    """
+filter = { buffer = "float32", shape = [3], access = "in", init = 0.25, constant = "weights::filter" }
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+N = { scalar = "int32", value = "N" }
+""",
+    'outputs = { y = "(shift(x, -1) + x + shift(x, 1)) * mean(filter, 0)" }',
+)
+
+
+@pytest.fixture
+def blur(tmp_path: Path) -> Path:
+    return write_kernel(tmp_path, BLUR_TEMPLATE, BLUR_SPACE)
+
+
+def convolved(f: Any, x: Any) -> Any:
+    return np.convolve(x.get(), f.get()[::-1], "same")
+
+
+def test_constant_memory_in_tuning(blur: Path) -> None:
+    evaluation = evaluate(blur)
+    assert evaluation.outcome is Outcome.OK, evaluation.reason
+
+
+def test_constant_memory_served(blur: Path, cupy: Any) -> None:
+    kernel = get_best_kernel(str(blur), N=1000)
+    x = cupy.random.default_rng(0).standard_normal(1000, dtype=cupy.float32)
+    f = cupy.asarray([1.0, 2.0, 3.0], cupy.float32)
+    for number in range(6):  # the same address with another content, also where the launch has become a graph
+        f += number
+        np.testing.assert_allclose(kernel(f, x).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
+    y = cupy.empty_like(x)
+    for number in range(6):
+        f += number
+        np.testing.assert_allclose(kernel(f, x, y).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
+
+
+def test_two_streams_have_constants_of_their_own(blur: Path, cupy: Any) -> None:
+    kernel = get_best_kernel(str(blur), N=1000)
+    x = cupy.ones(1000, cupy.float32)
+    filters = [cupy.full(3, value, cupy.float32) for value in (1.0, 2.0)]
+    outputs = [cupy.empty_like(x) for _ in filters]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in filters]
+    cupy.cuda.Device().synchronize()
+    for _ in range(50):
+        for f, y, stream in zip(filters, outputs, streams, strict=True):
+            with stream:
+                kernel(f, x, y)
+    cupy.cuda.Device().synchronize()
+    assert [float(y[500]) for y in outputs] == [3.0, 6.0]
+
+
+def test_a_bound_function_keeps_its_constants(blur: Path, cupy: Any) -> None:
+    kernel = get_best_kernel(str(blur), N=1000)
+    x, y = cupy.ones(1000, cupy.float32), cupy.empty(1000, cupy.float32)
+    f = cupy.full(3, 2.0, cupy.float32)
+    launch = kernel.bind(f, x, y)
+    f.fill(5.0)
+    kernel(f, x)
+    for _ in range(3):
+        launch()
+        assert float(y[500]) == 6.0
+
+
+HISTOGRAM_TEMPLATE = """
+extern "C" __global__ void __launch_bounds__(BLOCK) histogram(const int* x, unsigned* counts, const int* one, int N) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < N) atomicAdd(counts + x[i], 1u);
+}
+"""
+
+HISTOGRAM = block_space(
+    "histogram",
+    """
+x = { buffer = "int32", shape = ["N"], access = "in", init = "integers(0, 1)" }
+counts = { buffer = "uint32", shape = [1], access = "out", init = "zeros", restore = true }
+one = { buffer = "int32", shape = [1], access = "in" }
+N = { scalar = "int32", value = "N" }
+""",
+    'outputs = { counts = "N + 0 * one" }',
+)
+
+
+@pytest.fixture
+def histogram(tmp_path: Path) -> Path:
+    return write_kernel(tmp_path, HISTOGRAM_TEMPLATE, HISTOGRAM)
+
+
+def test_atomics_add_into_zeros_in_tuning(histogram: Path) -> None:
+    evaluation = evaluate(histogram)
+    assert evaluation.outcome is Outcome.OK, evaluation.reason
+
+
+def test_atomics_add_into_zeros_when_served(histogram: Path, cupy: Any) -> None:
+    kernel = get_best_kernel(str(histogram), N=1000)
+    x, counts, one = cupy.zeros(1000, cupy.int32), cupy.full(1, 77, cupy.uint32), cupy.zeros(1, cupy.int32)
+    for _ in range(5):
+        assert int(kernel(x, counts, one)[0]) == 1000
+    launch = kernel.bind(x, counts, one)
+    for _ in range(3):
+        launch()
+        assert int(counts[0]) == 1000
+
+
+TEXTURE_TEMPLATE = """
+extern "C" __global__ void __launch_bounds__(BLOCK)
+look(cudaTextureObject_t image, cudaTextureObject_t row, float* y, int H, int W) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= H * W) return;
+    const int r = i / W, c = i % W;
+    y[i] = tex2D<float>(image, c + 0.5f, r + 0.5f + 1.0f) + tex1Dfetch<float>(row, c);
+}
+"""
+
+TEXTURE_SPACE = block_space(
+    "look",
+    """
+a = { buffer = "float32", shape = ["H", "W"], access = "in", pass = false }
+b = { buffer = "float32", shape = ["W"], access = "in", pass = false }
+image = { texture = "a", filter = "linear", address = "border" }
+row = { texture = "b" }
+y = { buffer = "float32", shape = ["H", "W"], access = "out" }
+H = { scalar = "int32", value = "H" }
+W = { scalar = "int32", value = "W" }
+""",
+    'outputs = { y = "shift(a, 1, 0) + b" }',
+    problem="sizes = { H = 100, W = 256 }\nragged = { H = 37, W = 40 }",
+    grid='"ceil_div(H * W, BLOCK)"',
+)
+
+
+def test_textures(tmp_path: Path, cupy: Any) -> None:
+    toml = write_kernel(tmp_path, TEXTURE_TEMPLATE, TEXTURE_SPACE)
+    evaluation = evaluate(toml)
+    assert evaluation.outcome is Outcome.OK, evaluation.reason
+    kernel = get_best_kernel(str(toml), H=50, W=64)
+    for number in range(6):  # other arrays, and the same again, which become graphs
+        a = cupy.full((50, 64), number % 2 + 1, cupy.float32)
+        b = cupy.arange(64, dtype=cupy.float32)
+        expected = np.vstack([a.get()[1:], np.zeros((1, 64), np.float32)]) + b.get()
+        for _ in range(2):
+            np.testing.assert_array_equal(kernel(a, b).get(), expected)
+
+
+TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
+ALL = TuneOptions(sampler="brute-force", discard=False, finals=0)
+
+
+@pytest.fixture
+def hopper() -> None:
+    if live_device().compute_capability != "9.0":
+        pytest.skip("needs compute capability 9.0")
+
+
+@pytest.fixture
+def split_toml(tmp_path: Path) -> Path:
+    return write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)
+
+
+def with_default(toml: Path, **values: object) -> Path:
+    """Change the default configuration of a kernel."""
+    head, _, tail = toml.read_text().partition("[default]\n")
+    body, _, rest = tail.partition("\n[")
+    lines = dict(line.split(" = ") for line in body.splitlines() if line) | {k: str(v) for k, v in values.items()}
+    toml.write_text(head + "[default]\n" + "\n".join(f"{k} = {v}" for k, v in lines.items()) + "\n\n[" + rest)
+    forget_served()
+    return toml
+
+
+@pytest.mark.parametrize(("dtype", "flags"), [("float32", {}), ("float16", {"OUT_FP32": 1, "TRANS_B": 1})])
+def test_workspaces_are_verified(split_toml: Path, dtype: str, flags: dict[str, int]) -> None:
+    """Correct configurations pass, and each fault is identified by its effect on a workspace."""
+    trials = []
+    sizes = {"M": 256, "N": 192, "K": 320, **flags}
+    autotile.tune(str(split_toml), dtype=dtype, options=ALL, observe=lambda p: trials.append(p.last), **sizes)
+    found = {tuple(trial.config.values()): (trial.outcome, trial.reason) for trial in trials if trial is not None}
+    assert len(found) == 3 * (1 + 2 * 4)
+    for (_, _, fault), (outcome, reason) in found.items():
+        wanted, said = {
+            0: (Outcome.OK, ""),
+            1: (Outcome.WRONG_RESULT, "words of the workspace counters other than zero"),
+            2: (Outcome.OUT_OF_BOUNDS, "words outside partials"),
+            3: (Outcome.WRONG_RESULT, "elements of C are wrong"),
+        }[fault]
+        assert (outcome, said in reason) == (wanted, True), (fault, outcome, reason)
+
+
+@pytest.mark.parametrize("split_k", [1, 5])
+@pytest.mark.parametrize("shape", list(product([0, 1], [0, 1], [1, 3])))
+def test_flags_and_stacks(split_toml: Path, cp: Any, split_k: int, shape: tuple[int, int, int]) -> None:
+    trans_a, trans_b, batch = shape
+    kernel = get_best_kernel(
+        str(with_default(split_toml, SPLIT_K=split_k)), M=33, N=17, K=70, BATCH=batch, TRANS_A=trans_a, TRANS_B=trans_b
+    )
+    generator = np.random.default_rng(0)
+    a, b = generator.standard_normal((batch, 33, 70)), generator.standard_normal((batch, 70, 17))
+    stored_a, stored_b = a.swapaxes(1, 2) if trans_a else a, b.swapaxes(1, 2) if trans_b else b
+    given = [cp.asarray(np.ascontiguousarray(each), np.float32) for each in (stored_a, stored_b)]
+    for _ in range(2):  # the second launch uses the workspaces in the state after the first
+        np.testing.assert_allclose(kernel(*given).get(), a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stack_of_one_is_taken_and_returned_as_a_matrix(split_toml: Path, cp: Any) -> None:
+    kernel = get_best_kernel(str(split_toml), M=33, N=17, K=70)
+    a, b = cp.ones((33, 70), np.float32), cp.ones((70, 17), np.float32)
+    assert kernel(a, b).shape == (33, 17)
+    assert kernel(a[None], b[None]).shape == (1, 33, 17)
+    out = cp.zeros((33, 17), np.float32)
+    assert kernel(a, b, out) is out
+    assert float(out.min()) == float(out.max()) == 70.0
+    with pytest.raises(ArgumentError, match=r"A has shape \(2, 33, 70\), expected \(1, 33, 70\)"):
+        kernel(cp.ones((2, 33, 70), np.float32), b)
+
+
+def test_a_result_of_another_type(split_toml: Path, cp: Any) -> None:
+    kernel = get_best_kernel(str(split_toml), dtype="float16", M=33, N=17, K=70, OUT_FP32=True)
+    out = kernel(cp.ones((33, 70), np.float16), cp.full((70, 17), 0.1, np.float16))
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out.get(), 70 * float(np.float16(0.1)), rtol=1e-6)
+
+
+def test_streams_have_workspaces_of_their_own(split_toml: Path, cp: Any) -> None:
+    """With shared workspaces, concurrent launches would corrupt each other's partial sums and counters."""
+    kernel = get_best_kernel(str(with_default(split_toml, SPLIT_K=5)), M=512, N=512, K=512)
+    b = cp.asarray(np.random.default_rng(0).standard_normal((512, 512)), np.float32)
+    expected = (cp.eye(512, dtype=np.float32) @ b).get()
+    kernel(cp.eye(512, dtype=np.float32), b)
+    cp.cuda.Device().synchronize()
+
+    def work(number: int) -> float:
+        a = (number + 1) * cp.eye(512, dtype=np.float32)
+        cp.cuda.Device().synchronize()
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            outs = [kernel(a, b) for _ in range(20)]
+            stream.synchronize()
+        return max(float(np.abs(out.get() - (number + 1) * expected).max()) for out in outs)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert max(threads.map(work, range(8))) < 1e-4
+
+
+@pytest.mark.usefixtures("hopper")
+class TestTensorMaps:
+    def test_every_configuration_is_right(self) -> None:
+        """For every swizzle, at a tuned and at a ragged shape."""
+        last: list[Progress] = []
+        result = autotile.tune(str(TRANSPOSE), M=1000, N=520, options=ALL, observe=last.append)
+        reasons = [p.last.reason for p in last if p.last is not None and p.last.outcome is not Outcome.OK]
+        assert result.outcomes == {Outcome.OK: 81}, reasons[:3]
+
+    @pytest.mark.parametrize("swizzle", [0, 128])
+    def test_it_is_served(self, cp: Any, swizzle: int) -> None:
+        kernel: BoundKernel = get_best_kernel(str(TRANSPOSE), M=301, N=44)
+        a = cp.asarray(np.random.default_rng(0).standard_normal((301, 44)), np.float32)
+        np.testing.assert_array_equal(kernel(a).get(), a.get().T)
+        again = cp.asarray(np.random.default_rng(1).standard_normal((301, 44)), np.float32)
+        np.testing.assert_array_equal(kernel(again).get(), again.get().T)
+        launch = kernel.bind(a, out := cp.empty((44, 301), np.float32))
+        launch()
+        np.testing.assert_array_equal(out.get(), a.get().T)
+
+    def test_an_address_that_no_map_takes(self, cp: Any) -> None:
+        kernel = get_best_kernel(str(TRANSPOSE), M=8, N=8)
+        flat = cp.zeros(65, np.float32)
+        with pytest.raises(ArgumentError, match="A starts at an address 4 bytes past a multiple of 16"):
+            kernel(flat[1:].reshape(8, 8))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_clusters(tmp_path: Path) -> None:
+    toml = write_kernel(tmp_path, CLUSTER_TEMPLATE, CLUSTER_SPACE)
+    result = autotile.tune(str(toml), n=100_000, options=ALL)
+    assert result.outcomes == {Outcome.OK: result.valid}
+    assert result.winner is not None
+
+
+SCALE_TEMPLATE = """
+#include <cfloat>
+#include <vector>
+template <int BLOCK, typename T>
+__global__ void __launch_bounds__(BLOCK) scale(const float* x, float* y, int n)
+{
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n && SIZE == n) y[i] = T(x[i] * FACTOR) + (x[i] > FLT_MAX ? INFINITY : 0);
+}
+int main() { std::vector<float> values; return 0; }
+"""
+
+SCALE_SPACE = """
+[kernel]
+name = "scale"
+template = "scale.cu"
+entry = "scale<BLOCK, T>"
+defines = { SIZE = "N" }
+options = ["--maxrregcount={REGS}", "--use_fast_math={FAST}", "-Xptxas -dlcm={CACHE}", "-lineinfo"]
+@compiler
+
+[problem]
+sizes = { N = 100000 }
+
+[parameters]
+BLOCK = [64, 128]
+T = ["float", "double"]
+FACTOR = [2.0, 2.5]
+REGS = [0, 32]
+FAST = [false, true]
+CACHE = ["ca", "cg"]
+
+[default]
+BLOCK = 128
+T = "float"
+FACTOR = 2.0
+REGS = 0
+FAST = false
+CACHE = "ca"
+
+[rules]
+right = "FACTOR < 2.25"
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+n = { scalar = "int32", value = "N" }
+
+[reference]
+outputs = { y = "2 * x" }
+"""
+
+
+@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
+def test_a_template_with_macros_of_sizes(tmp_path: Path, compiler: str) -> None:
+    if compiler == "nvcc" and not installed_nvcc():
+        pytest.skip("there is no nvcc on this machine")
+    (tmp_path / "scale.cu").write_text(SCALE_TEMPLATE)
+    (tmp_path / "scale.toml").write_text(SCALE_SPACE.replace("@compiler", f'compiler = "{compiler}"'))
+    options = autotile.TuneOptions(trials=3)
+    result = autotile.tune(str(tmp_path / "scale.toml"), {"N": 100000}, options=options, database=tmp_path / "a.db")
+    assert result.winner is not None, result
+
+
+def tuned(path: Path, options: TuneOptions = ALL, **sizes: int) -> list[Trial]:
+    trials: list[Trial] = []
+    autotile.tune(
+        str(path), options=options, observe=lambda p: trials.append(p.last) if p.last is not None else None, **sizes
+    )
+    return trials
+
+
+def test_a_reduction_of_two_kernels(tmp_path: Path, cp: Any) -> None:
+    path = write_steps(tmp_path, "two_step_sum")
+    found = tuned(path, N=1000000)
+    assert len(found) == 16
+    for trial in found:
+        assert trial.outcome is (Outcome.WRONG_RESULT if trial.config["WRONG"] else Outcome.OK), trial.reason
+        if trial.outcome is Outcome.OK:
+            assert {"step_us.0.partial_sums", "step_us.1.total"} <= trial.telemetry.keys()
+    forget_served()
+    kernel = get_best_kernel(str(path), N=1000000)
+    assert (kernel.tier, len(kernel.launches)) == ("exact", 2)
+    for _ in range(5):  # the third call launches a graph of both kernels
+        x = cp.random.random((1, 1000000), dtype=cp.float32)
+        for _ in range(3):
+            assert abs(float(kernel(x)[0]) / float(x.sum(dtype=cp.float64)) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("split", [1, 4])
+def test_a_second_pass_with_a_condition(tmp_path: Path, cp: Any, split: int) -> None:
+    path = write_steps(tmp_path, "split_rows")
+    path.write_text(path.read_text().replace("SPLIT = 1\n", f"SPLIT = {split}\n"))
+    forget_served()
+    kernel = get_best_kernel(str(path), M=1000, N=512)
+    assert len(kernel.launches) == (1 if split == 1 else 2)
+    x, y = cp.random.standard_normal((1000, 512), dtype=cp.float32), cp.zeros(1000, cp.float32)
+    launch = kernel.bind(x, y)
+    for _ in range(4):
+        y.fill(cp.nan)
+        launch()
+        cp.testing.assert_allclose(y, x.sum(axis=1), rtol=1e-3, atol=1e-3)
+
+
+def test_both_sides_of_a_condition_are_tuned(tmp_path: Path) -> None:
+    found = tuned(write_steps(tmp_path, "split_rows"), M=1000, N=512)
+    assert [trial.outcome for trial in found] == [Outcome.OK] * 4
+
+
+def test_repetitions_exchange_their_arrays(tmp_path: Path, cp: Any) -> None:
+    path = write_steps(tmp_path, "scan_rounds")
+    found = tuned(path, TuneOptions(sampler="brute-force", finals=2), N=4000)
+    assert {trial.outcome for trial in found} <= {Outcome.OK, Outcome.PRUNED}
+    forget_served()
+    kernel = get_best_kernel(str(path), N=4000)
+    x = cp.random.random(4000, dtype=cp.float32)
+    expected = cp.cumsum(x)
+    for _ in range(4):
+        cp.testing.assert_allclose(kernel(x), expected, rtol=1e-5)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        y = kernel(x)
+    stream.synchronize()
+    cp.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+def test_energy_of_a_call(tmp_path: Path) -> None:
+    options = TuneOptions(sampler="brute-force", finals=0, trials=1, objectives=("time", "energy"))
+    (trial,) = tuned(write_steps(tmp_path, "scan_rounds"), options, N=4000)[:1]
+    assert float(trial.telemetry["energy_mj"]) > 0
+
+
+@pytest.mark.parametrize(("name", "count"), [("several_steps", 6), ("block_sums", 3)])
+def test_arrays_and_references_that_depend_on_parameters(tmp_path: Path, cp: Any, name: str, count: int) -> None:
+    path = write_steps(tmp_path, name)
+    found = tuned(path, TuneOptions(sampler="brute-force", discard=False, finals=3), N=100000)
+    assert [trial.outcome for trial in found if trial.stage == "measure"] == [Outcome.OK] * count
+    forget_served()
+    kernel = get_best_kernel(str(path), N=100000)
+    x = cp.random.random(100000, dtype=cp.float32)
+    outputs = kernel(x)
+    if name == "block_sums":
+        assert outputs.shape == kernel.shapes["sums"]
+        assert abs(float(outputs.sum()) / float(x.sum(dtype=cp.float64)) - 1) < 1e-4
+    else:
+        steps = kernel.config["STEPS"]
+        assert outputs[1].shape == kernel.shapes["rows"] == (steps, 100000)
+        cp.testing.assert_allclose(outputs[0], steps * x, rtol=1e-6)
+    with pytest.raises(autotile.errors.ArgumentError, match="see the kernel's attribute shapes"):
+        kernel(x, *(cp.zeros(7, cp.float32) for _ in range(len(kernel.shapes) - 1)))
+
+
+def test_steps_that_share_no_parameters_are_tuned_apart(tmp_path: Path) -> None:
+    """Seven trials have every setting of both steps, of 21 pairs; then the best of each are combined."""
+    trials: list[Trial] = []
+    result = autotile.tune(
+        str(write_steps(tmp_path, "apart")),
+        options=TuneOptions(sampler="random"),
+        observe=lambda p: trials.append(p.last) if p.last is not None else None,
+        N=1000,
+    )
+    assert any("steps that share no parameters were tuned apart in" in notice for notice in result.notices)
+    assert 7 <= len(trials) <= 7 + 4
+    assert result.winner is not None
+    assert result.stopped is not None
+    assert result.stopped.rule == "space"
+
+
+def test_an_objective_decides(tmp_path: Path) -> None:
+    """Three steps in one launch take less than three launches of one step, so the cost of a step falls."""
+    path = write_steps(tmp_path, "several_steps")
+    path.write_text(path.read_text().replace("[work]", '[metrics]\nrate = "N * STEPS / time_us"\n[work]'))
+    options = TuneOptions(sampler="brute-force", objectives=("time_us / STEPS ** 2",))
+    result = autotile.tune(str(path), options=options, N=100000)
+    assert result.winner is not None
+    assert result.winner.config["STEPS"] == 3
+    assert result.winner.scores.keys() == {"objective", "rate"}
+    forget_served()
+    assert get_best_kernel(str(path), N=100000).config["STEPS"] == 3

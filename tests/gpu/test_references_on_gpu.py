@@ -1,0 +1,416 @@
+"""References of every kind tell right from wrong, and digests tell bits from bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_cases import CASES, KINDS, environment
+from candidates import evaluate
+from feature_kernels import block_space, write_kernel
+
+import autotile
+from autotile import Buffer, Scalar
+from autotile.core.dtypes import DTYPES
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.driver import live_device
+from autotile.cuda.support import GuardedBuffer, SupportKernels
+from autotile.errors import InputError, SpecError
+from autotile.kernel.expressions import parse_array_expression
+from autotile.kernel.library import load_kernel
+from autotile.serving.dispatcher import default_dispatcher
+from autotile.settings import read_settings
+from autotile.tuning.backend import sent_reference
+from autotile.workers.bench import Bench
+from autotile.workers.jobs import Candidate, Entry, Reading, Time, Workload
+
+pytestmark = pytest.mark.gpu
+
+
+def test_values(cupy: Any) -> None:
+    given = environment()
+    on_device = {name: cupy.asarray(value) if np.ndim(value) else value for name, value in given.items()}
+    faults = []
+    for text in CASES:
+        expression = parse_array_expression(text, [name for name in given if name != "FLAG"], KINDS)
+        expected = np.asarray(expression.evaluate(given))
+        try:
+            found = cupy.asnumpy(expression.evaluate(on_device))
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+            assert found.dtype.kind == expected.dtype.kind
+        except Exception as error:
+            faults.append(f"{text}: {type(error).__name__}: {str(error).strip()[:300]}")
+    assert not faults, "\n".join(faults)
+
+
+def test_indices_out_of_bounds_are_found(cupy: Any) -> None:
+    x, i = cupy.arange(4.0), cupy.array([0, 4])
+    for text in ("x[i]", "take(x, i)", "bincount(i, 4)", "scatter_add(x, i, 1)"):
+        with pytest.raises(SpecError, match="indices from 0 to 4 for an axis of 4"):
+            parse_array_expression(text, ["x", "i"]).evaluate({"x": x, "i": i})
+
+
+TEMPLATE = """
+template <typename T>
+__global__ void naive(const T* x, T* y, T scale, int n) {
+    const int i = blockIdx.x * 32 + threadIdx.x;
+    if (i < n) y[i] = FACTOR * scale * x[i] + x[(i + 1) % n];
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK) smooth(const float* x, float* y, float scale, int n) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) y[i] = 2 * scale * x[i] + x[(i + 1) % n] + ERROR;
+}
+
+extern "C" __global__ void keys(const unsigned long long* x, unsigned long long* y, float scale, int n) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) y[i] = (1ull << 60) + i + x[i] + ADDED;
+}
+"""
+
+SPACE = block_space(
+    "smooth",
+    """
+x = { buffer = "@type", shape = ["N"], access = "in" }
+y = { buffer = "@type", shape = ["N"], access = "out" }
+scale = { scalar = "float32", value = 0.1 }
+N = { scalar = "int32", value = "N" }
+""",
+    """
+kernel = "@reference"
+grid = ["ceil_div(N, 32)"]
+block = [32]
+@more
+""",
+    entry="@entry",
+    parameters={"BLOCK": (64, 128), "ERROR": (0, 1), "ADDED": (0, 1), "FACTOR": (2, 0)},
+    default={"BLOCK": 128, "ERROR": 0, "ADDED": 0, "FACTOR": 2},
+)
+
+
+def written(folder: Path, *, entry: str = "smooth", kind: str = "float32", reference: str, more: str = "") -> Path:
+    space = SPACE.replace("@entry", entry).replace("@type", kind).replace("@reference", reference)
+    return write_kernel(folder, TEMPLATE, space.replace("@more", more))
+
+
+@pytest.mark.parametrize("more", ["", 'element_type = "float64"'])
+def test_a_template_computes_the_reference(tmp_path: Path, more: str) -> None:
+    toml = written(tmp_path, reference="naive<double>" if more else "naive<float>", more=more)
+    assert evaluate(toml).outcome is Outcome.OK
+    wrong = evaluate(toml, ERROR=1)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+    assert "y[0]" in wrong.reason
+
+
+def test_another_file_and_other_macros(tmp_path: Path) -> None:
+    other = 'extern "C" __global__ void other(const float* x, float* y) {\n'
+    other += "    const int i = blockIdx.x * 32 + threadIdx.x;\n"
+    other += "    if (i < COUNT) y[i] = 0.2f * x[i] + x[(i + 1) % COUNT];\n}\n"
+    (tmp_path / "other.cu").write_text(other)
+    more = 'template = "other.cu"\narguments = ["x", "y"]\ndefines = { COUNT = "N + 0" }'
+    assert evaluate(written(tmp_path, reference="other", more=more)).outcome is Outcome.OK
+
+
+def test_large_integers_are_compared_exactly(tmp_path: Path) -> None:
+    toml = written(tmp_path, entry="keys", kind="uint64", reference="keys", more="defines = { BLOCK = 32 }")
+    assert evaluate(toml).outcome is Outcome.OK
+    wrong = evaluate(toml, ADDED=1)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+    assert "11529215046068469" in wrong.reason
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("if (i < n) y[i] = 1.0f / 0.0f;", "is not finite"),
+        ("if (i < n - 1) y[i] = 1.0f;", "were not written"),
+        ("if (i < n) y[i] = 1.0f; if (i == 0) y[n] = 1.0f;", "wrote 1 words outside y"),
+        ("if (i < n) y[i] = 1.0f; if (i == 0) ((float*)x)[0] = 1e9f;", "changed its input x"),
+        ("if (i < n) y[i] = (float)(clock64() % 1000);", "differ between two launches"),
+        ("if (i < n) y[i] = undeclared;", "does not compile"),
+    ],
+)
+def test_faults_of_a_reference_are_told(tmp_path: Path, body: str, said: str) -> None:
+    other = 'extern "C" __global__ void other(const float* x, float* y, float scale, int n) {\n'
+    (tmp_path / "other.cu").write_text(other + f"    const int i = blockIdx.x * 32 + threadIdx.x;\n    {body}\n}}\n")
+    with pytest.raises(InputError, match=said):
+        evaluate(written(tmp_path, reference="other", more='template = "other.cu"'))
+
+
+def test_arguments_that_a_reference_does_not_take(tmp_path: Path) -> None:
+    toml = written(tmp_path, reference="naive<float>", more='arguments = ["x", "y"]')
+    with pytest.raises(InputError, match="naive<float>"):
+        evaluate(toml)
+
+
+def test_constant_memory(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("template <typename T>", "__constant__ float weights[8];\ntemplate <typename T>", 1)
+    template = template.replace("x[(i + 1) % n]", "x[(i + 1) % n] * weights[i % 8]")
+    space = SPACE.replace("@entry", "smooth").replace("@type", "float32").replace("@reference", "naive<double>")
+    space = space.replace("@more", 'element_type = "float64"').replace(
+        "scale = {", 'w = { buffer = "float32", shape = [8], access = "in", constant = "weights" }\nscale = {'
+    )
+    toml = write_kernel(tmp_path, template, space)
+    assert evaluate(toml).outcome is Outcome.OK
+    assert evaluate(toml, ERROR=1).outcome is Outcome.WRONG_RESULT
+
+
+def test_tolerances_of_single_outputs(tmp_path: Path) -> None:
+    toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 1.5 } }")
+    assert evaluate(toml, ERROR=1).outcome is Outcome.OK
+    toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 0.5 } }")
+    wrong = evaluate(toml, ERROR=1)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+    assert "within 0.5" in wrong.reason
+
+
+ACCUMULATED_TEMPLATE = """
+extern "C" __global__ void counted(const float* x, float* y, unsigned int* counts, int n) {
+    const int i = blockIdx.x * 64 + threadIdx.x;
+    if (i < n) y[i] = x[i] + atomicAdd(&counts[i], 1u);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK) same(const float* x, float* y, unsigned int* counts, int n) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) y[i] = x[i] + counts[i];
+}
+"""
+
+ACCUMULATED_SPACE = block_space(
+    "same",
+    """
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+counts = { workspace = "uint32", shape = ["N"], init = "zeros" }
+n = { scalar = "int32", value = "N" }
+""",
+    """
+kernel = "counted"
+block = [64]
+grid = ["ceil_div(N, 64)"]
+""",
+)
+
+
+def test_a_workspace_of_the_reference_is_cleared_before_each_of_its_launches(tmp_path: Path) -> None:
+    """The reference kernel counts its launches there, so that the second one would compute something else."""
+    found = evaluate(write_kernel(tmp_path, ACCUMULATED_TEMPLATE, ACCUMULATED_SPACE))
+    assert found.outcome is Outcome.OK, found.reason
+
+
+def test_a_workspace_is_cleared_for_each_configuration(tmp_path: Path) -> None:
+    """One configuration leaves its workspace other than zero, and is refused; the next one finds it zero."""
+    template = ACCUMULATED_TEMPLATE.replace(
+        "y[i] = x[i] + counts[i];", "{ y[i] = x[i] + counts[i]; if (BLOCK == 64) counts[i] = 7; }"
+    )
+    toml = write_kernel(tmp_path, template, ACCUMULATED_SPACE)
+    kernel, settings = load_kernel(str(toml)), read_settings()
+    spec, cache = kernel.spec, CubinCache(settings.cache, settings.cache_limit_bytes)
+    bench = Bench()
+    bench.open(
+        Workload(
+            spec_text=spec.text,
+            spec_source=spec.source,
+            spec_folder=spec.folder,
+            sizes=dict(spec.sizes),
+            dtype="float32",
+            l2="cold",
+            cache=str(settings.cache),
+            cache_limit_bytes=settings.cache_limit_bytes,
+            sample_limit_s=0.02,
+            reference_source=sent_reference(kernel),
+        )
+    )
+    outcomes = []
+    for block in (128, 64, 128):
+        job = compile_job(kernel, {"BLOCK": block}, "float32", live_device().architecture)
+        cubin = cache.get_or_compile(job)
+        candidate = Candidate({"BLOCK": block}, str(cubin.path), cubin.symbols)
+        readings: list[Reading] = []
+        bench.run(Time((Entry(candidate),)), lambda stage: None, readings)
+        outcomes.append(readings[0].outcome)
+    assert outcomes == [Outcome.OK, Outcome.WRONG_RESULT, Outcome.OK]
+
+
+SMOOTH = """
+extern "C" __global__ void smooth(const float* x, float* y, int n) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) y[i] = x[i] + 0.5f * x[(i + 1) % n] + (WRONG ? 1.0f : 0.0f);
+}"""
+
+
+def smooth(**more: Any) -> autotile.TunableKernel:
+    arguments = {"x": Buffer("float32", "n"), "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n")}
+    return autotile.kernel(
+        SMOOTH,
+        "smooth",
+        sizes={"n": 5000},
+        **{
+            "parameters": {"BLOCK": [32, 64, 128], "WRONG": [0, 1]},
+            "default": {"BLOCK": 64, "WRONG": 0},
+            "arguments": arguments,
+            "launch": {"block": "BLOCK", "grid": "ceil_div(n, BLOCK)"},
+            **more,
+        },
+    )
+
+
+OPTIONS = autotile.TuneOptions(trials=6, finals=3)
+
+
+def expect_right_wins(result: autotile.TuneResult) -> None:
+    assert result.outcomes[Outcome.WRONG_RESULT] == 3
+    assert result.winner is not None
+    assert result.winner.config["WRONG"] == 0
+
+
+@pytest.mark.parametrize("library", ["numpy", "cupy"])
+def test_a_function_tells_right_from_wrong(library: Any) -> None:
+    def expected(x: Any) -> Any:
+        if library == "cupy":
+            import cupy
+
+            assert isinstance(x, cupy.ndarray)
+            return x + 0.5 * cupy.roll(x, -1)
+        return x + 0.5 * np.roll(x, -1)
+
+    result = smooth(reference=expected, reference_on=library).tune(options=OPTIONS, progress=False)
+    expect_right_wins(result)
+
+
+def test_an_array_is_the_reference_of_arrays() -> None:
+    x = np.arange(5000, dtype=np.float32)
+    arguments = {"x": x, "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n")}
+    kernel = smooth(arguments=arguments, reference={"y": x + 0.5 * np.roll(x, -1)}, ragged={"n": 5000})
+    result = kernel.tune(options=OPTIONS, progress=False)
+    expect_right_wins(result)
+
+
+def test_without_a_reference_configurations_must_agree() -> None:
+    code = SMOOTH.replace("WRONG ? 1.0f", "WRONG ? (float)BLOCK")
+    arguments = [Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")]
+    described: dict[str, Any] = {"sizes": {"n": 5000}, "arguments": arguments, "default": {"BLOCK": 64, "WRONG": 0}}
+    described["launch"] = ("BLOCK", "ceil_div(n, BLOCK)")
+    kernel = autotile.kernel(code, "smooth", parameters={"BLOCK": [32, 64, 128], "WRONG": [0, 1]}, **described)
+    result = kernel.tune(options=OPTIONS, progress=False)
+    assert result.winner is not None
+    assert result.winner.config["WRONG"] == 0
+    assert any("NO REFERENCE" in notice for notice in result.notices)
+    alone = autotile.kernel(code, "smooth", name="alone", parameters={"BLOCK": [64], "WRONG": [0]}, **described)
+    assert alone.tune(options=OPTIONS, progress=False).winner is None  # nothing confirms its result
+
+
+def test_a_function_compares_the_outputs() -> None:
+    seen: list[int] = []
+
+    def verify(expected: Any, got: Any, tolerance: Any) -> bool:
+        seen.append(len(expected))
+        return bool(np.allclose(expected, got, atol=tolerance))
+
+    kernel = smooth(reference=lambda x: x + 0.5 * np.roll(x, -1), verify=verify, tolerance=1e-3)
+    result = kernel.tune(options=OPTIONS, progress=False)
+    assert seen == [5000] * 6
+    expect_right_wins(result)
+
+
+SUMS_TEMPLATE = """
+extern "C" __global__ void row_sums(const float* x, float* y, int R, int C) {
+    const int row = blockIdx.x * BLOCK + threadIdx.x;
+    if (row >= R) return;
+    const int share = (C + PARTS - 1) / PARTS;
+#if ATOMIC
+    const int part = blockIdx.y;
+    float sum = 0.0f;
+    for (int c = part * share; c < min(C, (part + 1) * share); ++c) sum += x[(long long)row * C + c];
+    atomicAdd(y + row, sum);
+#else
+    float total = 0.0f;
+    for (int part = 0; part < PARTS; ++part) {
+        float sum = 0.0f;
+        for (int c = part * share; c < min(C, (part + 1) * share); ++c) sum += x[(long long)row * C + c];
+        total += sum;
+    }
+    y[row] += total;
+#endif
+}
+"""
+
+SUMS_SPACE = block_space(
+    "row_sums",
+    """
+x = { buffer = "float32", shape = ["R", "C"], access = "in" }
+y = { buffer = "float32", shape = ["R"], access = "inout" }
+R = { scalar = "int32", value = "R" }
+C = { scalar = "int32", value = "C" }
+""",
+    """
+outputs = { y = "y + sum(x, 1)" }
+tolerance = 1e-3
+""",
+    problem="sizes = { R = 3000, C = 1200 }",
+    parameters={"BLOCK": (64, 128), "PARTS": (1, 100), "ATOMIC": (0, 1)},
+    default={"BLOCK": 64, "PARTS": 1, "ATOMIC": 0},
+    grid='"ceil_div(R, BLOCK)", "PARTS if ATOMIC != 0 else 1"',
+)
+
+
+def test_what_determines_the_bits(tmp_path: Path) -> None:
+    toml = write_kernel(tmp_path, SUMS_TEMPLATE, SUMS_SPACE)
+
+    def digest(**values: int) -> Any:
+        evaluation = evaluate(toml, **values)
+        assert evaluation.outcome is Outcome.OK, evaluation.reason
+        return evaluation.telemetry[OUTPUT_DIGEST]
+
+    default = digest()
+    assert digest() == default
+    assert digest(BLOCK=128) == default
+    other = digest(PARTS=100)
+    assert other != default
+    assert other.split(":")[0] == default.split(":")[0]
+    assert digest(PARTS=100, ATOMIC=1) == VARYING_OUTPUTS
+
+
+def test_a_running_program_keeps_its_bits(tmp_path: Path, cupy: Any) -> None:
+    toml = write_kernel(tmp_path, SUMS_TEMPLATE, SUMS_SPACE)
+    sizes = {"R": 3000, "C": 1200}
+    kernels = {numerics: autotile.get_best_kernel(toml, **sizes, numerics=numerics) for numerics in ("same", "any")}
+    x = cupy.asarray(np.random.default_rng(1).standard_normal((3000, 1200)).astype(np.float32))
+
+    def computed() -> bytes:
+        y = cupy.zeros(3000, np.float32)
+        kernels["same"](x, y)
+        return bytes(y.get().tobytes())
+
+    before = computed()
+    options = autotile.TuneOptions(sampler="brute-force")
+    winner = autotile.tune(toml, **sizes, options=options, progress=False).winner
+    default_dispatcher.refresher.poll()
+    assert winner is not None
+    assert kernels["any"].config == winner.config
+    assert kernels["same"].config["PARTS"] == 1
+    assert computed() == before
+
+
+def _mixed(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@pytest.mark.parametrize("elements", [1, 1001, 600_000])
+def test_the_hash_is_that_of_the_words_and_their_places(tmp_path: Path, elements: int) -> None:
+    support = SupportKernels(CubinCache(tmp_path, 1 << 30), live_device().architecture)
+    buffer = GuardedBuffer((elements,), DTYPES["float32"], support)
+    values = np.random.default_rng(1).standard_normal(elements).astype(np.float32)
+    buffer.write(values)
+    words = values.view(np.uint32).astype(np.uint64)
+    place = _mixed(np.arange(1, elements + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    expected = (int(_mixed(place ^ words).sum()), int(_mixed(~place + words).sum()))
+    assert buffer.content_hash() == expected
+    values[0] = -values[0]
+    buffer.write(values)
+    assert buffer.content_hash() != expected
