@@ -1,21 +1,66 @@
+"""Studies, runs, trials and what is learned come back as they were stored, and decide what is served."""
+
+from __future__ import annotations
+
+import json
 import sqlite3
+import time
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
-from sqlalchemy import update
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import JSON, text, update
+from stored_rows import CEILINGS, GPU
 from stored_runs import add_trial, add_trials, begin, end_run, failed, measured, record_miss, start_run
 
 from autotile import __version__
-from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome, Trial, config_key
-from autotile.database.care import check_database
-from autotile.database.database import Database
-from autotile.database.engine import RUNS, TRIALS
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.documents import convert
+from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial, config_key
+from autotile.database import winners
+from autotile.database.care import check_database, copy_missing_rows
+from autotile.database.database import Database, insert_trials, trial_row
+from autotile.database.engine import CEILINGS as TABLE
+from autotile.database.engine import METADATA, RUNS, TRIALS, now_text
 from autotile.database.keys import TuningKey
-from autotile.database.winners import SCHEMA_REVISION, WINNERS, read_file
-from autotile.errors import DatabaseError
+from autotile.database.learned import (
+    FamilyState,
+    family_state,
+    read_ceilings,
+    read_models,
+    save_ceilings,
+    save_family_state,
+    save_model,
+    save_rule,
+)
+from autotile.database.winners import (
+    ADD_MISSES,
+    CHANGES,
+    CHECKS,
+    JSON_COLUMNS,
+    MODEL,
+    RESOURCE_COLUMNS,
+    RULE_COLUMNS,
+    RULES,
+    SCHEMA_REVISION,
+    VERSION_TABLE,
+    WINNER_COLUMNS,
+    WINNERS,
+    Winner,
+    WinnerDocument,
+    miss_row,
+    read_file,
+    write_file,
+)
+from autotile.errors import DatabaseError, DataWarning
+from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.features import Feature
 
 
 @pytest.fixture
@@ -198,3 +243,521 @@ def test_a_check_counts_rows_and_finds_orphans(database: Database, study: int, r
     connection.commit()
     connection.close()
     assert check_database(database).problems == ("1 rows of trials name a row of runs that is missing",)
+
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
+NUMBERS = st.integers(0, 2**31 - 1)
+FLOATS = st.floats(0.0, 1e18)
+TIMES = st.floats(1e-6, 1e15)
+TRIPLES = st.tuples(*[st.integers(1, 2**31 - 1)] * 3)
+VALUES = st.one_of(st.booleans(), st.integers(-(2**53), 2**53), TEXT)
+MEASUREMENTS = st.builds(
+    Measurement, TIMES, FLOATS, FLOATS, st.lists(FLOATS, max_size=5).map(tuple), st.sampled_from(["cold", "hot"])
+)
+OCCUPANCIES = st.builds(
+    Occupancy,
+    NUMBERS,
+    NUMBERS,
+    st.floats(0.0, 1.0),
+    st.lists(TEXT, max_size=2).map(tuple),
+    st.dictionaries(TEXT, NUMBERS, max_size=3),
+)
+EXAMPLES = st.builds(
+    Trial,
+    config=st.dictionaries(TEXT, VALUES, max_size=4),
+    outcome=st.sampled_from(Outcome),
+    reason=TEXT,
+    stage=TEXT,
+    geometry=st.none() | st.builds(LaunchGeometry, TRIPLES, TRIPLES, NUMBERS),
+    resources=st.none() | st.builds(Resources, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
+    occupancy=st.none() | OCCUPANCIES,
+    measurement=st.none() | MEASUREMENTS,
+    cubin_hash=TEXT,
+    source=st.sampled_from(["cuda", "replayed"]),
+    seconds=st.dictionaries(TEXT, FLOATS, max_size=2),
+    telemetry=st.dictionaries(TEXT, st.one_of(FLOATS, NUMBERS, TEXT), max_size=2),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(trials=st.lists(EXAMPLES, min_size=1, max_size=8))
+def test_a_trial_comes_back_as_it_was_stored(trials: list[Trial]) -> None:
+    key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
+    with TemporaryDirectory() as folder, Database.open(Path(folder) / "tuning.db") as database:
+        study, run_row = begin(database, key)
+        for trial in trials:
+            add_trial(database, study, run_row, trial)
+        add_trials(database, study, run_row, trials)
+        back = database.trials(study)
+        assert back == trials + trials
+        for trial, stored in zip(trials, back, strict=False):
+            assert list(stored.config) == list(trial.config)
+            assert config_key(stored.config) == config_key(trial.config)
+            assert [type(value) for value in stored.config.values()] == [type(value) for value in trial.config.values()]
+
+
+@pytest.fixture
+def run_row(database: Database, key: TuningKey) -> dict[str, int]:
+    study = database.study(key, None)
+    return {"study_id": study, "run_id": start_run(database, study, sampler="random", seed=0)}
+
+
+def rows_with(run_row: dict[str, int], *trials: Trial) -> list[dict[str, Any]]:
+    created = now_text()
+    return [{**run_row, "phase": "search", "rank": None, "created_at": created, **trial_row(trial)} for trial in trials]
+
+
+def test_a_file_holds_the_same_by_either_way(database: Database, run_row: dict[str, int]) -> None:
+    trials = [
+        measured({"BM": 1, "LAYOUT": "größer", "FLAG": True}, 10.0),
+        Trial(
+            {"BM": 2}, Outcome.COMPILE_FAILED, reason="line 1\n\tµ \x00", stage="compile", telemetry={"x": float("inf")}
+        ),
+    ]
+    rows = rows_with(run_row, *trials)
+    with closing(database.connect()) as held, database.writing(held) as connection:
+        insert_trials(connection, rows)
+    with database.writing() as connection:
+        connection.execute(TRIALS.insert(), rows)
+    path = database.path
+    assert path is not None
+    with closing(sqlite3.connect(path)) as connection:
+        stored = [row[1:] for row in connection.execute("SELECT * FROM trials ORDER BY id")]
+    assert stored[:2] == stored[2:]
+    assert len(stored) == 4
+
+
+def test_nothing_of_a_transaction_that_fails_is_stored(database: Database, run_row: dict[str, int]) -> None:
+    rows = rows_with(run_row, measured({"BM": 1}, 10.0))
+    with closing(database.connect()) as held:
+        with pytest.raises(DatabaseError, match="NOT NULL"), database.writing(held) as connection:
+            insert_trials(connection, [*rows, {**rows[0], "outcome": None}])
+        with database.writing(held) as connection:  # the connection is as good as before
+            insert_trials(connection, rows)
+    assert len(database.trials(run_row["study_id"])) == 1
+
+
+SELECTED = {**WINNER_COLUMNS, "families": RULE_COLUMNS}
+
+
+@pytest.fixture
+def winner(key: TuningKey, device: DeviceProperties) -> Winner:
+    tuned_at = datetime(2026, 5, 1, 12, 30, 15, tzinfo=UTC)
+    return Winner(key, device, {"b": 2, "a": True}, Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"device": None, "resources": None, "measurement": None}, {"shipped": True}], ids=str
+)
+def test_a_winner_survives_json(winner: Winner, changes: dict[str, object]) -> None:
+    expected = replace(winner, **changes)  # type: ignore[arg-type]
+    assert convert(expected.to_json(), WinnerDocument).winner() == expected
+    assert list(expected.to_json()) == ["key", "device", "config", "resources", "measurement", "tuned_at", "shipped"]
+
+
+@pytest.mark.parametrize("table", SELECTED)
+def test_the_columns_are_those_of_the_schema(table: str) -> None:
+    columns = METADATA.tables[table].c
+    assert set(SELECTED[table]) <= set(columns.keys())
+    assert JSON_COLUMNS & set(SELECTED[table]) == {n for n in SELECTED[table] if isinstance(columns[n].type, JSON)}
+
+
+def test_no_two_columns_of_a_winner_have_one_name() -> None:
+    names = [name for columns in WINNER_COLUMNS.values() for name in columns]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("driver", "expected"), [("", "13.0"), ("13.0", "13.0"), ("14.2", "14.2")])
+def test_the_driver_is_that_of_the_run(winner: Winner, device: DeviceProperties, driver: str, expected: str) -> None:
+    row = {
+        **winner.key.to_json(),
+        "config": winner.config,
+        **dict.fromkeys([*RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2"]),
+        "created_at": winner.tuned_at.isoformat(),
+        "driver": driver,
+    }
+    found = Winner.from_row(row, replace(device, driver="13.0"))
+    assert found.device == replace(device, driver=expected)
+    assert (found.key, found.resources, found.measurement) == (winner.key, None, None)
+    assert Winner.from_row(row, None).device is None
+
+
+def _fill(tuning_db: Path, key: TuningKey) -> None:
+    with Database.open(tuning_db) as database:
+        study = database.study(key, device_profile("h200"))
+        run = start_run(database, study, sampler="random", seed=0, driver="99.9")
+        trial = Trial(
+            {"b": 2, "a": True},
+            Outcome.OK,
+            resources=Resources(32, 8, 4, 16, 1024),
+            measurement=Measurement(10.0, 9.5, 10.5, (10.0, 10.25)),
+        )
+        add_trial(database, study, run, trial, phase="final", rank=1)
+        end_run(database, run)
+
+
+def test_it_returns_what_the_database_returns(tmp_path: Path, key: TuningKey) -> None:
+    tuning_db = tmp_path / "autotile.db"
+    _fill(tuning_db, key)
+    with Database.open(tuning_db) as database:
+        expected = [best.winner for best in database.best(key.kernel, dtype=key.dtype)]
+    found = read_file(str(tuning_db), WINNERS, kernel=key.kernel, dtype=key.dtype)
+    assert found == expected
+    assert [winner.device.driver for winner in found if winner.device] == ["99.9"]
+    assert list(found[0].config) == ["b", "a"]
+    assert read_file(str(tuning_db), WINNERS, kernel="another", dtype=key.dtype) == []
+
+
+def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> None:
+    tuning_db, config = tmp_path / "tuning.db", {"b": 2, "a": True}
+    _fill(tuning_db, key)
+    with Database.open(tuning_db) as database:
+        study = database.study(key, None)
+        run = start_run(database, study, sampler="verify")
+        for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
+            add_trial(database, study, run, Trial(config, outcome), phase="final")
+        stored = database.read(CHECKS, kernel=key.kernel, dtype=key.dtype)
+    assert [check.passed for check in stored] == [False, True]
+    assert {check.config for check in stored} == {config_key(config)}
+    assert all(check.key == key for check in stored)
+    assert read_file(str(tuning_db), CHECKS, kernel=key.kernel, dtype=key.dtype) == stored
+    assert read_file(str(tuning_db), CHECKS, kernel=key.kernel, dtype="float64") == []
+
+
+def test_no_database(tmp_path: Path) -> None:
+    assert read_file(str(tmp_path / "absent.db"), WINNERS, kernel="k", dtype="float32") == []
+    assert not (tmp_path / "absent.db").exists()
+
+
+def test_every_other_case_is_left_to_the_database(tmp_path: Path, key: TuningKey) -> None:
+    newer, other, damaged = tmp_path / "newer.db", tmp_path / "other.db", tmp_path / "damaged.db"
+    _fill(newer, key)
+    with closing(sqlite3.connect(newer)) as connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+        connection.commit()
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+        connection.commit()
+    damaged.write_bytes(b"SQLite format 3\0" + bytes(5000))
+    for place in (newer, other, damaged, tmp_path):
+        assert read_file(str(place), WINNERS, kernel=key.kernel, dtype=key.dtype) is None
+    assert read_file("postgresql://host/name", WINNERS, kernel=key.kernel, dtype=key.dtype) is None
+
+
+FIRST = Problem("sgemm", {"M": 1, "N": 2}, "float32")
+SECOND = Problem("sgemm", {"M": 3, "N": 2}, "float32")
+
+
+@pytest.fixture
+def tuning_db(tmp_path: Path) -> Path:
+    tuning_db = tmp_path / "tuning.db"
+    Database.open(tuning_db).close()
+    return tuning_db
+
+
+def add(tuning_db: Path, *misses: dict[str, Any], timeout_s: float = 0.05) -> bool:
+    rows = [*misses] or [miss_row(FIRST, "H200", "nearest", 1)]
+    return write_file(tuning_db, ADD_MISSES, rows, timeout_s=timeout_s)
+
+
+def counts(tuning_db: Path) -> list[tuple[Problem, str, str, int]]:
+    with Database.open(tuning_db) as database:
+        return [(miss.problem, miss.gpu_name, miss.tier, miss.count) for miss in database.misses()]
+
+
+def test_it_adds_to_what_the_database_has_counted(tuning_db: Path) -> None:
+    with Database.open(tuning_db) as database:
+        record_miss(database, FIRST, "H200", "nearest", 5)
+        before = database.misses()[0].last_at
+    other_order = Problem("sgemm", {"N": 2, "M": 1}, "float32")
+    assert add(tuning_db, miss_row(other_order, "H200", "nearest", 2), miss_row(SECOND, "H200", "default", 3))
+    assert counts(tuning_db) == [(FIRST, "H200", "nearest", 7), (SECOND, "H200", "default", 3)]
+    with Database.open(tuning_db) as database:
+        record_miss(database, SECOND, "H200", "default", 1)
+        assert [miss.count for miss in database.misses()] == [7, 4]
+        assert all(miss.last_at > before for miss in database.misses())
+
+
+def test_no_file_is_made(tmp_path: Path) -> None:
+    assert not add(tmp_path / "none.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_database_of_autotile_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, but long enough for SQLite to read its header: " + 100 * "x")
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE misses (count)")
+    for name in ("text", "other.db"):
+        before = (tmp_path / name).read_bytes()
+        assert not add(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("revision", ["0002", "9999", None])
+def test_another_schema_is_left_alone(tuning_db: Path, revision: str | None) -> None:
+    with closing(sqlite3.connect(tuning_db, isolation_level=None)) as connection:
+        connection.execute(f"DELETE FROM {VERSION_TABLE}")
+        if revision is not None:
+            connection.execute(f"INSERT INTO {VERSION_TABLE} VALUES (?)", (revision,))
+    assert not add(tuning_db)
+    with closing(sqlite3.connect(tuning_db)) as connection:
+        assert connection.execute("SELECT count(*) FROM misses").fetchone() == (0,)
+
+
+def test_a_locked_database_is_given_up_fast(tuning_db: Path) -> None:
+    with closing(sqlite3.connect(tuning_db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        start_s = time.monotonic()
+        assert not add(tuning_db)
+        assert time.monotonic() - start_s < 1.0
+        other.execute("ROLLBACK")
+    assert add(tuning_db)
+
+
+@pytest.mark.parametrize(("journal", "written"), [("WAL", False), ("DELETE", True)])
+def test_a_log_on_a_network_file_system_is_left_to_the_engine(
+    tuning_db: Path, monkeypatch: pytest.MonkeyPatch, journal: str, written: bool
+) -> None:
+    with closing(sqlite3.connect(tuning_db)) as connection:
+        connection.execute(f"PRAGMA journal_mode={journal}")
+    monkeypatch.setattr(winners, "network_file_system", lambda _: "nfs4")
+    assert add(tuning_db) is written
+    monkeypatch.undo()
+    assert len(counts(tuning_db)) == written
+
+
+def found(database: Database, **chosen: Any) -> list[tuple[str, str, str, Any]]:
+    return [(one.operation, one.dtype, one.gpu_name, one.model) for one in read_models(database, **chosen)]
+
+
+def test_a_model_replaces_the_older_one_of_its_gpu(database: Database, device: DeviceProperties) -> None:
+    other = replace(device, name="Other")
+    save_model(database, "matmul", "float32", device, {"format": 1, "number": 1})
+    save_model(database, "matmul", "float32", other, {"format": 1, "number": 2})
+    save_model(database, "matmul", "float32", device, {"format": 1, "number": 3})
+    assert found(database) == [
+        ("matmul", "float32", device.name, {"format": 1, "number": 3}),
+        ("matmul", "float32", "Other", {"format": 1, "number": 2}),
+    ]
+    assert [one[3]["number"] for one in found(database, gpu_name="Other")] == [2]
+    assert found(database, dtype="float16") == []
+
+
+def test_a_fast_read_finds_it_and_notices_a_new_one(database: Database, device: DeviceProperties) -> None:
+    location = str(database.path)
+    of = {"operation": "matmul", "dtype": "float32", "gpu_name": device.name}
+    assert read_file(location, MODEL, **of) == []
+    before = read_file(location, CHANGES)
+    save_model(database, "matmul", "float32", device, {"format": 1})
+    assert read_file(location, MODEL, **of) == [{"format": 1}]
+    assert read_file(location, CHANGES) != before
+
+
+NEWER = replace(CEILINGS, measured_at=CEILINGS.measured_at + timedelta(days=1), warnings=())
+OTHER = replace(CEILINGS, gpu_uuid=f"{GPU[:-1]}1", gpu_name="Other")
+
+
+def test_a_measurement_replaces_the_older_one_of_its_gpu(database: Database) -> None:
+    for one in (CEILINGS, OTHER, NEWER):
+        save_ceilings(database, one)
+    assert read_ceilings(database) == [NEWER, OTHER]
+    assert read_ceilings(database, gpu_name="Other") == [OTHER]
+    assert read_ceilings(database, gpu_uuid=GPU) == [NEWER]
+    assert read_ceilings(database, gpu_uuid="GPU-none") == []
+
+
+def store(database: Database, kind: str, number: int, device: DeviceProperties) -> None:
+    """Store the first or the second of what is learned."""
+    if kind == "models":
+        save_model(database, "matmul", "float32", device, {"format": 1, "number": number})
+    else:
+        save_ceilings(database, CEILINGS if number == 1 else NEWER)
+
+
+def numbers(database: Database, kind: str) -> list[int]:
+    if kind == "models":
+        return [one.model["number"] for one in read_models(database)]
+    return [1 if one == CEILINGS else 2 for one in read_ceilings(database, gpu_uuid=GPU)]
+
+
+@pytest.mark.parametrize("kind", ["models", "ceilings"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_merge_keeps_the_newer_one_unless_its_date_has_yet_to_come(
+    database: Database, device: DeviceProperties, tmp_path: Path, kind: str, ahead: bool
+) -> None:
+    store(database, kind, 1, device)
+    with Database.open(tmp_path / "other.db") as other:
+        store(other, kind, 2, device)
+        if ahead:
+            date = "measured_at" if kind == "ceilings" else "learned_at"
+            with database.writing() as connection:
+                connection.execute(text(f"UPDATE {kind} SET {date} = '2140-01-01T00:00:00.000000+00:00'"))
+        copy_missing_rows(database, other)
+        assert numbers(other, kind) == [2]
+        copy_missing_rows(other, database)
+    assert numbers(database, kind) == [2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpu_uuid": "<script>"},
+        {"measured_at": "soon"},
+        {"ceilings": [{"name": "warp", "value": 1.0, "low": 1.0, "high": 1.0, "method": ""}]},
+        {"ceilings": {"dram_read": 1e12}},
+        {"warnings": [1]},
+    ],
+)
+def test_an_altered_row_is_skipped_and_named(database: Database, change: dict[str, object]) -> None:
+    save_ceilings(database, CEILINGS)
+    with database.writing() as connection:
+        connection.execute(update(TABLE).values(**change))
+    with pytest.warns(DataWarning, match="ceilings 1"):
+        assert read_ceilings(database) == []
+    assert [row.table for row in check_database(database).bad_rows] == ["ceilings"]
+
+
+H200 = device_profile("h200")
+FAMILY = Family({"M": Extent(((1, 8192),)), "N": Extent(((4096, 4096), (7168, 7168)))})
+
+
+def a_rule(family: Family = FAMILY) -> FamilyRule:
+    return FamilyRule(
+        family,
+        (RuleConfig({"BM": 64}, Resources(32, 0, 0, 0, 1024), 4), RuleConfig({"BM": 128}, None, 2)),
+        Split(Feature("waves", config=1), 0.75, Leaf((0, 1)), Leaf((1, 0))),
+        (
+            RulePoint({"M": 1, "N": 4096}, ((3.0, 2.9, 3.1), None), 3.0, 0.0, 0.25),
+            RulePoint({"M": 8192, "N": 7168}, ((9.0, 8.9, 9.1), (8.0, 7.9, 8.1)), 7.5, 0.5 / 7.5, None),
+        ),
+    )
+
+
+@pytest.fixture
+def family_key(key: TuningKey) -> TuningKey:
+    return replace(key, sizes={})
+
+
+class TestState:
+    def test_it_is_kept_until_there_is_a_rule(self, database: Database, family_key: TuningKey) -> None:
+        state = FamilyState({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
+        assert family_state(database, family_key, FAMILY) is None
+        save_family_state(database, family_key, FAMILY, H200, state)
+        assert family_state(database, family_key, FAMILY) == state
+        save_family_state(database, family_key, FAMILY, H200, replace(state, tuned=2))
+        assert family_state(database, family_key, FAMILY) == replace(state, tuned=2)
+        assert database.rules() == []
+        save_rule(database, family_key, H200, a_rule())
+        assert family_state(database, family_key, FAMILY) is None
+
+    def test_a_rule_stays_in_force_while_its_family_is_tuned_anew(
+        self, database: Database, family_key: TuningKey
+    ) -> None:
+        save_family_state(database, family_key, FAMILY, H200, FamilyState({}))
+        save_rule(database, family_key, H200, a_rule())
+        save_family_state(database, family_key, FAMILY, H200, FamilyState({}, tuned=1))
+        assert [stored.rule for stored in database.rules()] == [a_rule()]
+
+
+class TestRules:
+    @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
+    def test_the_one_that_was_learned_last_is_first_whatever_the_clock(
+        self, database: Database, family_key: TuningKey, tmp_path: Path, date: str
+    ) -> None:
+        first, second = FAMILY, Family({**FAMILY.extents, "M": Extent(((1, 2),))})
+        for family in (first, second, first):
+            save_family_state(database, family_key, family, H200, FamilyState({}))
+            save_rule(database, family_key, H200, a_rule(family))
+        with database.writing() as connection:
+            wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT min(id) FROM families)")
+            if date < "2000":
+                wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT max(id) FROM families)")
+            connection.execute(wrong, {"date": date})
+        assert [stored.rule.family for stored in database.rules()] == [first, second]
+        fast = read_file(str(tmp_path / "tuning.db"), RULES, kernel=family_key.kernel, dtype=family_key.dtype) or []
+        assert [stored.rule.family for stored in fast] == [first, second]
+
+    def test_both_readers_return_them_unchanged(
+        self, database: Database, family_key: TuningKey, tmp_path: Path
+    ) -> None:
+        other = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
+        for family in (FAMILY, other):
+            save_family_state(database, family_key, family, H200, FamilyState({}))
+            save_rule(database, family_key, H200, a_rule(family))
+        found = database.rules(family_key.kernel, family_key.dtype)
+        assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(other)}
+        assert all((stored.key, stored.device) == (family_key, H200) for stored in found)
+        assert read_file(str(tmp_path / "tuning.db"), RULES, kernel=family_key.kernel, dtype=family_key.dtype) == found
+        assert database.rules("other") == []
+        assert read_file(str(tmp_path / "tuning.db"), RULES, kernel="other", dtype=family_key.dtype) == []
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            {"format": 99},
+            {"tree": {"serve": [0]}},
+            {"tree": {"if": {"feature": "exec"}, "at_most": 1, "then": {"serve": [0, 1]}, "else": {"serve": [0, 1]}}},
+            {"configs": []},
+            {"points": [{"sizes": {}}]},
+            {"family": {"M": "1..2"}},
+        ],
+    )
+    def test_a_damaged_one_is_passed_over(
+        self, database: Database, family_key: TuningKey, tmp_path: Path, damage: dict[str, Any]
+    ) -> None:
+        save_family_state(database, family_key, FAMILY, H200, FamilyState({}))
+        save_rule(database, family_key, H200, a_rule())
+        with sqlite3.connect(tmp_path / "tuning.db") as connection:
+            connection.execute("UPDATE families SET rule = ?", (json.dumps({**a_rule().to_json(), **damage}),))
+        with pytest.warns(DataWarning, match="families 1: rule"):
+            assert database.rules() == []
+        with pytest.raises(ValueError, match=r"."):
+            FamilyRule.from_json({**a_rule().to_json(), **damage})
+
+
+def test_a_rule_reads_as_lines() -> None:
+    assert list(a_rule().lines()) == ["waves of #1 <= 0.75:", "  #0, else #1", "else:", "  #1, else #0"]
+
+
+def test_figures_of_a_rule() -> None:
+    rule = a_rule()
+    assert rule.mean_loss == pytest.approx(0.25 / 7.5)
+    assert rule.worst.sizes == {"M": 8192, "N": 7168}
+    assert (rule.held_out_losses, rule.mean_held_out) == ([0.25], 0.25)
+    nearest = rule.nearest_point(1, {"M": 2, "N": 4096})
+    assert nearest is not None
+    assert nearest.sizes == {"M": 8192, "N": 7168}  # it was not timed at the nearer one
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("family", '{"M": "2..1"}', "family"),
+        ("family", '{"M": "1..x"}', "family"),
+        ("family", "[]", "family"),
+        ("family", "{", "family"),
+        ("digest", "x", "digest"),
+        ("digest", "A" * 64, "digest"),
+        ("device", '{"name": "H200"}', "device"),
+        ("key", '{"kernel": "sgemm"}', "key"),
+        ("kernel", "k" * 2000, "kernel"),
+        ("progress", '{"tuned": "x"}', "progress"),
+        ("rule", '{"format": 99}', "rule"),
+        ("learned_at", "yesterday", "learned_at"),
+    ],
+)
+@pytest.mark.parametrize("has_rule", [False, True])
+def test_a_check_of_the_database_finds_a_damaged_family(
+    database: Database, family_key: TuningKey, tmp_path: Path, damage: tuple[str, str, str], has_rule: bool
+) -> None:
+    column, value, said = damage
+    save_family_state(database, family_key, FAMILY, H200, FamilyState({}))
+    if has_rule:
+        save_rule(database, family_key, H200, a_rule())
+    path = str(tmp_path / "tuning.db")
+    assert check_database(database).bad_rows == ()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE families SET {column} = ?", (value,))
+    (row,) = check_database(database).bad_rows
+    assert row.table == "families"
+    assert row.field.startswith(said if has_rule or column != "rule" else "learned_at")  # a rule has its date
