@@ -100,10 +100,7 @@ FUNCTIONS: list[ConfigFunction] = [
 ]
 
 
-@given(
-    st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40),
-    st.sampled_from(FUNCTIONS),
-)
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40), st.sampled_from(FUNCTIONS))
 def test_each_row_has_the_value_that_the_function_gives_it(rows: list[tuple[int, ...]], function: Any) -> None:
     columns = dict(zip("abc", np.array(rows).T, strict=True))
     assert map_rows(function, columns).tolist() == [function(dict(zip("abc", row, strict=True))) for row in rows]

@@ -39,12 +39,7 @@ def test_a_name_is_a_parameter_where_it_was_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "old", "new", "said"),
     [
-        (
-            TILED_SPACE,
-            '["STEPS", "N"]',
-            '["2 * STEPS", "N"]',
-            r"the result has the shape \(1, 100000\), but",
-        ),
+        (TILED_SPACE, '["STEPS", "N"]', '["2 * STEPS", "N"]', r"the result has the shape \(1, 100000\), but"),
         (TILED_SPACE, '["STEPS", "N"]', '["STEPS - 1", "N"]', r"STEPS - 1 is 0, expected at least 1 where STEPS = 1"),
         (TILED_SPACE, '["STEPS", "N"]', '["device.sm_count", "N"]', r"'device.sm_count' is not accepted here"),
         (TILED_SPACE, 'reduction = "STEPS"', 'reduction = "STEPS - 1"', r"STEPS - 1 is 0, expected at least 1"),

@@ -270,12 +270,7 @@ ARGUMENTS = [
     ('"K", "N"', '"K", "N - 300"', "arguments.B.shape", ["N - 300 is -23, expected at least 1 where N = 277"]),
     ('["K", "N"]', "[1, 1, 1, 1, 1, 1, 1, 1, 1]", "arguments.B.shape", ["at most 8 expressions"]),
     ('{ scalar = "int32", value = "M" }', "3", "arguments.M", ["expected a table"]),
-    (
-        'scalar = "int32", ',
-        "",
-        "arguments.M",
-        ["exactly one of the keys buffer, scalar, workspace, tensor_map"],
-    ),
+    ('scalar = "int32", ', "", "arguments.M", ["exactly one of the keys buffer, scalar, workspace, tensor_map"]),
     ('scalar = "int32"', 'scalar = "int"', "arguments.M.scalar", ["is not accepted", "write 'int32'"]),
     ('value = "M" }', 'value = "N" }', "arguments.M", ["'M' already names a size", 'value = "M"']),
     ('value = "M" }', 'value = "Q" }', "arguments.M.value", ["unknown name 'Q'"]),

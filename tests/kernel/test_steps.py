@@ -194,12 +194,7 @@ def test_the_hash_covers_a_step(old: str, new: str) -> None:
     ("old", "new", "key", "said"),
     [
         ('arguments = ["x", "a", "N"]', 'arguments = ["x", "a", "M"]', "steps[0].arguments", "'M' is not accepted"),
-        (
-            'arguments = ["a", "y", "block"]',
-            'arguments = ["a", "y"]',
-            "arguments.block",
-            "no step takes 'block'",
-        ),
+        ('arguments = ["a", "y", "block"]', 'arguments = ["a", "y"]', "arguments.block", "no step takes 'block'"),
         ('swap = ["a", "b"]', 'swap = ["a", "x"]', "steps[1].swap", "'x' is not a workspace or an array that"),
         ('swap = ["a", "b"]', 'swap = ["a"]', "steps[1].swap", "expected the names of two arrays, got 1"),
         ('times = "ROUNDS"', 'times = "step"', "steps[1].times", "unknown name 'step'"),
