@@ -1,7 +1,5 @@
 """Each kind of argument: its table, its value in a launch, its part of the hash, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self

@@ -1,7 +1,5 @@
 """Each operation of array expressions has NumPy's values, and the shape that was computed without the arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from array_cases import CASES, KINDS, environment

@@ -1,7 +1,5 @@
 """Captured calls: written with their limits, read back, and used as inputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

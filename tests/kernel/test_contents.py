@@ -1,7 +1,5 @@
 """Contents of buffers: expressions with generators, files, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Launches of one kernel: geometry, cooperative launches and clusters, and the attributes that the driver gets."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from typing import Any

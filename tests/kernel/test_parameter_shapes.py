@@ -1,7 +1,5 @@
 """Arrays, references and work that depend on parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules that are Python functions, and the default that is derived for a file without one."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

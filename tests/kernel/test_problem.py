@@ -1,7 +1,5 @@
 """Problems: sizes, flags and types, the devices that support them, the memory that they take, and rates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

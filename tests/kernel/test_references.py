@@ -1,7 +1,5 @@
 """The forms of [reference], the shapes of its expressions, tolerances, and comparison by a function."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CUDA C++ as text: functions and their parameters, host code, entries, signatures, and macros of the parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

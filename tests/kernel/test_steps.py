@@ -1,7 +1,5 @@
 """Several kernels that make up one computation: parsing, what a call launches, the limits, and the hash."""
 
-from __future__ import annotations
-
 import pytest
 
 from autotile.core.device import device_profile

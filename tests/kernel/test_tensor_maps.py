@@ -1,7 +1,5 @@
 """Limits of tensor maps, for one configuration and for columns of configurations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Comparison of two databases: what is slower with confidence, and that noise is not."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The live page in a browser: it follows a replayed session to its end, and hostile names do nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

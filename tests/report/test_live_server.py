@@ -1,7 +1,5 @@
 """The live page over HTTP: token, host, methods, read-only, and databases that are missing, locked or replaced."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

@@ -1,7 +1,5 @@
 """Results in notebooks: charts are Plotly figures in either theme, trials are typed data frames, HTML is escaped."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

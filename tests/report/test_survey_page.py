@@ -1,7 +1,5 @@
 """Page of a survey: charts, tables, failures with the compiler's words, hostile names, the browser's console."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Small search spaces for the tests of the samplers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The process against textbook formulas, its likelihood and fits, and the coordinates of configurations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.integrate import quad

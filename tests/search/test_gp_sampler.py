@@ -1,7 +1,5 @@
 """The default sampler: losses, fits as trials end, results, robustness and repeatability."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

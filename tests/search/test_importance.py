@@ -1,7 +1,5 @@
 """Effects of the parameters in spaces where they are known: which matter, values of the best trials, thresholds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

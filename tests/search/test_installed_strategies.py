@@ -1,7 +1,5 @@
 """Kernel Tuner's strategies as samplers, their processes, and what they leave behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """Samplers by name, and properties of each: it proposes only rows, each once, all in the end, and repeatably."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

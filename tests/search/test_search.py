@@ -1,7 +1,5 @@
 """Searches: proposals, what they resume, gains, one or several objectives, and their trials as a study of Optuna."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

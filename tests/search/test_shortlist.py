@@ -1,7 +1,5 @@
 """The choice among compiled candidates, and what happens to the others."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Searches that begin with expected speeds: of simulated kernels, similar, shifted or different, or estimated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

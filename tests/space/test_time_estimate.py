@@ -1,7 +1,5 @@
 """Estimated times against recordings, and what they must do for any kernel."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
