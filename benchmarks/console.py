@@ -33,8 +33,7 @@ from instant_compilers import InstantCompilers
 from provenance import provenance
 from rich.console import Console
 
-from autotile.api.targets import open_problem
-from autotile.api.tuning import tune_problem
+from autotile.api.targets import open_problem, tune_problem
 from autotile.cli.tables import Trimmed, render
 from autotile.core.model import Resources, Value
 from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob

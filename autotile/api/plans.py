@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotile.api.progress import observing
-from autotile.api.targets import models_of, read_keywords, session_options
-from autotile.api.tuning import serving_call, tune_loaded_operation, tune_problem
+from autotile.api.targets import (
+    models_of,
+    read_keywords,
+    serving_call,
+    session_options,
+    tune_loaded_operation,
+    tune_problem,
+)
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.core.statistics import Interval

@@ -1,4 +1,4 @@
-"""Kernel, problem, device, configuration and options that the arguments of public functions denote."""
+"""Kernel, problem, device, configuration and options that the arguments of public functions denote; their sessions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties, device_profile, is_name_of
-from autotile.core.model import Config, Problem, Value
+from autotile.core.documents import encode_json
+from autotile.core.model import Config, Problem, Value, split_objectives
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
+from autotile.database.engine import parse_location
 from autotile.errors import ConfigError, InputError, ProblemError, nearest
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
@@ -27,11 +31,19 @@ from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.settings import read_settings, user_path
 from autotile.tuning.options import TuneOptions
 
+if TYPE_CHECKING:
+    from autotile.tuning.lanes import Lane
+    from autotile.tuning.operation_session import OperationResult
+    from autotile.tuning.progress_state import Observer
+    from autotile.tuning.result import TuneResult
+
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
 _MAX_SIMULATED = 1024
 _MAX_VALUE = 10**7
 """Bound on the magnitude of a parameter's value, so that products of a few of them fit in 64 bits."""
+_PROPOSED = 12
+"""Configurations of all kernels of an operation that a model proposes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +363,126 @@ def forget_served() -> None:
     dispatcher = sys.modules.get("autotile.serving.dispatcher")
     if dispatcher is not None:
         dispatcher.forget_served()
+
+
+def tune_loaded_operation(
+    operation: Operation,
+    problem: Problem,
+    options: TuneOptions,
+    observe: Observer = lambda _: None,
+    lane: Lane | None = None,
+) -> OperationResult:
+    """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
+    from autotile.serving.operations import computes, libraries_for
+    from autotile.tuning import operation_session
+    from autotile.tuning.schedule import open_lane
+
+    objectives, expression = split_objectives(options.objectives, ())
+    options = replace(options, objectives=objectives, objective=expression)
+    check_gpu(options)
+    is_here = not options.scheduler
+    libraries = [  # on other machines, those that the operation's file names
+        library
+        for library in libraries_for(operation, is_present=is_here)
+        if computes(library, operation, problem) and (is_here or library.call is None)
+    ]
+    try:
+        with open_lane(options) if lane is None else nullcontext(lane) as shared:
+            return operation_session.tune_operation(
+                operation,
+                problem,
+                read_settings(),
+                options,
+                libraries=libraries,
+                served=lambda kernel, own: served_so_far(kernel, own, options),
+                proposed=partial(_expected_by_model, operation, problem, database=options.database),
+                observe=observe,
+                lane=shared,
+            )
+    finally:
+        forget_served()  # the next get_best_kernel reads the database again
+
+
+def _expected_by_model(
+    operation: Operation,
+    problem: Problem,
+    kernels: Mapping[str, Kernel],
+    sizes: Mapping[str, Mapping[str, int]],
+    device: DeviceProperties,
+    *,
+    database: str | None,
+) -> list[tuple[str, Config]]:
+    """Return the configurations that the model of the operation expects to be the fastest; none without a model."""
+    from autotile.serving.selection import model_of
+
+    model = model_of(database or str(read_settings().database), operation.name, problem.dtype, device.name)
+    if model is None:
+        return []
+    proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
+    specs = {name: kernel.spec for name, kernel in kernels.items()}
+    found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
+    return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
+
+
+def tune_problem(
+    kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer = lambda _: None, **shared: Any
+) -> TuneResult:
+    """Tune a problem of a kernel that is already loaded; errors as for `tune`.
+
+    Parameters
+    ----------
+    **shared
+        What it shares with other sessions: ``worker_pool``, ``lane`` and ``stop`` of `autotile.tuning.session.tune`.
+    """
+    from autotile.tuning import session as sessions  # which look-ups and inspections do without
+
+    options = checked_options(kernel, problem, options)
+    result = sessions.tune(kernel, problem, read_settings(), options, observe, **shared)
+    forget_served()  # the next get_best_kernel reads the database again
+    return result
+
+
+def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> TuneOptions:
+    """Return the options of a session for a problem, checked and completed.
+
+    Raises
+    ------
+    InputError
+        An option does not fit the kernel, or there is no such GPU.
+    """
+    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
+    if options.maximize and expression is None and options.objective is None:
+        raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
+    if not all(options.verify_sizes):
+        raise InputError("a further problem to verify names no size, expected SIZE=N[,...] such as M=1,N=1")
+    options = replace(
+        options,
+        objectives=objectives,
+        objective=expression or options.objective,
+        verify_sizes=tuple(
+            resolve_problem(kernel.spec, {**problem.sizes, **sizes}, problem.dtype).sizes
+            for sizes in options.verify_sizes
+        ),
+        tries=tuple(complete_config(kernel.spec, config) for config in options.tries),
+    )
+    check_gpu(options)
+    if options.served is None:
+        options = replace(options, served=served_so_far(kernel, problem, options))
+    return options
+
+
+def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:
+    """Return the line of Python that serves a tuned problem; the password of a database's URL is shown as ``***``.
+
+    Parameters
+    ----------
+    kernel, dtype, database
+        As the user gave them; None is left out.
+    """
+    database = str(parse_location(database)) if database is not None else None
+    sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
+    choices = [f"{name}={encode_json(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
+    return f"kernel = autotile.get_best_kernel({', '.join([encode_json(kernel), *sizes, *choices])})"
 
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -16,23 +15,24 @@ from autotile.api.progress import observing
 from autotile.api.targets import (
     check_device_index,
     check_gpu,
+    checked_options,
     complete_config,
     forget_served,
     named_operation,
     open_problem,
     read_keywords,
-    served_so_far,
+    serving_call,
     sizes_notice,
+    tune_loaded_operation,
+    tune_problem,
 )
 from autotile.core.argument_types import check_value, checked
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import encode_json
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import TIME, Config, Problem, Trial, Value, config_key, split_objectives
 from autotile.core.text import Result, device_text, plural, time_text
-from autotile.database.engine import parse_location
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, KernelName, held_kernel, load_kernel
+from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
@@ -45,7 +45,6 @@ from autotile.tuning.result import TuneResult
 if TYPE_CHECKING:
     from autotile.api.plans import PlanResult
     from autotile.tuning.family_session import FamilyResult
-    from autotile.tuning.lanes import Lane
     from autotile.tuning.operation_family import OperationFamilyResult
     from autotile.tuning.operation_session import OperationResult
     from autotile.tuning.plan import TuningPlan
@@ -55,8 +54,6 @@ FamilySize = int | str | Sequence[int] | range
 """Sizes of a family: a number, several numbers, a range, or text such as ``"1..8192"``."""
 MAX_ASKED = 1000
 """Configurations of one call of a session that the caller drives, at most."""
-_PROPOSED = 12
-"""Configurations of all kernels of an operation that a model proposes."""
 _Time = Annotated[float, Meta(ge=1e-6, le=1e15, description="a positive number of microseconds")]
 """Bounds as of stored times."""
 
@@ -434,110 +431,6 @@ def _tune_operation_family(
         forget_served()
 
 
-def tune_loaded_operation(
-    operation: Operation,
-    problem: Problem,
-    options: TuneOptions,
-    observe: Observer | None = None,
-    lane: Lane | None = None,
-) -> OperationResult:
-    """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
-    from autotile.serving.operations import computes, libraries_for
-    from autotile.tuning import operation_session
-    from autotile.tuning.schedule import open_lane
-
-    objectives, expression = split_objectives(options.objectives, ())
-    options = replace(options, objectives=objectives, objective=expression)
-    check_gpu(options)
-    is_here = not options.scheduler
-    libraries = [  # on other machines, those that the operation's file names
-        library
-        for library in libraries_for(operation, is_present=is_here)
-        if computes(library, operation, problem) and (is_here or library.call is None)
-    ]
-    try:
-        with open_lane(options) if lane is None else nullcontext(lane) as shared:
-            return operation_session.tune_operation(
-                operation,
-                problem,
-                read_settings(),
-                options,
-                libraries=libraries,
-                served=lambda kernel, own: served_so_far(kernel, own, options),
-                proposed=partial(_expected_by_model, operation, problem, database=options.database),
-                observe=observe or _ignore,
-                lane=shared,
-            )
-    finally:
-        forget_served()  # the next get_best_kernel reads the database again
-
-
-def _expected_by_model(
-    operation: Operation,
-    problem: Problem,
-    kernels: Mapping[str, Kernel],
-    sizes: Mapping[str, Mapping[str, int]],
-    device: DeviceProperties,
-    *,
-    database: str | None,
-) -> list[tuple[str, Config]]:
-    """Return the configurations that the model of the operation expects to be the fastest; none without a model."""
-    from autotile.serving.selection import model_of
-
-    model = model_of(database or str(read_settings().database), operation.name, problem.dtype, device.name)
-    if model is None:
-        return []
-    proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
-    specs = {name: kernel.spec for name, kernel in kernels.items()}
-    found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
-    return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
-
-
-def tune_problem(
-    kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None, **shared: Any
-) -> TuneResult:
-    """Tune a problem of a kernel that is already loaded; errors as for `tune`.
-
-    Parameters
-    ----------
-    **shared
-        What it shares with other sessions: ``worker_pool``, ``lane`` and ``stop`` of `autotile.tuning.session.tune`.
-    """
-    options = checked_options(kernel, problem, options)
-    result = sessions.tune(kernel, problem, read_settings(), options, observe or _ignore, **shared)
-    forget_served()  # the next get_best_kernel reads the database again
-    return result
-
-
-def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> TuneOptions:
-    """Return the options of a session for a problem, checked and completed.
-
-    Raises
-    ------
-    InputError
-        An option does not fit the kernel, or there is no such GPU.
-    """
-    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
-    if options.maximize and expression is None and options.objective is None:
-        raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
-    if not all(options.verify_sizes):
-        raise InputError("a further problem to verify names no size, expected SIZE=N[,...] such as M=1,N=1")
-    options = replace(
-        options,
-        objectives=objectives,
-        objective=expression or options.objective,
-        verify_sizes=tuple(
-            resolve_problem(kernel.spec, {**problem.sizes, **sizes}, problem.dtype).sizes
-            for sizes in options.verify_sizes
-        ),
-        tries=tuple(complete_config(kernel.spec, config) for config in options.tries),
-    )
-    check_gpu(options)
-    if options.served is None:
-        options = replace(options, served=served_so_far(kernel, problem, options))
-    return options
-
-
 @checked
 def record(
     kernel: KernelName,
@@ -590,20 +483,6 @@ def record(
 def _serving_call(kernel: KernelName, problem: Problem, dtype: str | None, options: TuneOptions) -> str:
     """Return the line of Python that serves a tuned problem; empty for a kernel that is no file."""
     return "" if held_kernel(kernel) else serving_call(str(kernel), problem, dtype=dtype, database=options.database)
-
-
-def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:
-    """Return the line of Python that serves a tuned problem; the password of a database's URL is shown as ``***``.
-
-    Parameters
-    ----------
-    kernel, dtype, database
-        As the user gave them; None is left out.
-    """
-    database = str(parse_location(database)) if database is not None else None
-    sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
-    choices = [f"{name}={encode_json(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
-    return f"kernel = autotile.get_best_kernel({', '.join([encode_json(kernel), *sizes, *choices])})"
 
 
 def _ignore(_: object) -> None:

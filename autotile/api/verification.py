@@ -11,13 +11,13 @@ from typing import Any, Literal, cast
 
 from autotile.api.targets import (
     check_device_index,
+    checked_options,
     complete_config,
     open_problem,
     read_keywords,
     resolve_gpu,
     sizes_notice,
 )
-from autotile.api.tuning import checked_options
 from autotile.core.argument_types import checked
 from autotile.core.documents import to_document
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text, timed_config

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, chain
@@ -25,7 +25,7 @@ import numpy as np
 from autotile.core.dtypes import DTYPES, Dtype, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import ArgumentError, listing, nearest
-from autotile.kernel.contents import Content, InputExpression, check_contents, declared_content
+from autotile.kernel.contents import Content, InputExpression, declared_content
 from autotile.kernel.expressions import (
     NOUNS,
     Expression,
@@ -332,7 +332,7 @@ class BufferArgument(ArrayArgument):
         access = table.choice("access", get_args(Access))
         if "restore" in table.data and (access == "in" or not table.boolean("restore", default=True)):
             raise table.error("restore", "every buffer that is written and has a content is restored; remove restore")
-        init, content = declared_content(table, name, scope)
+        init, content = declared_content(table, name, scope.problem, scope.operands, scope.folder)
         dtype = parse_element_type(table.text("buffer"), scope.problem.flag_kinds, table.location("buffer"))
         is_initialized = access != "out" or bool(init)
         constant = _constant_variable(table, access)
@@ -1188,8 +1188,29 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
             raise table.error(argument.name, f"{what}; {hint}")
     for values, check in ((problem.sizes, False), (problem.ragged, True)):
         given = {a.name: a.operand(values, check=check) for a in arguments if a.is_operand}
-        check_contents(buffers.values(), {**values, **given}, table.location(""))
+        _check_contents(buffers.values(), {**values, **given}, table.location(""))
     return arguments
+
+
+def _check_contents(buffers: Iterable[BufferArgument], operands: Mapping[str, Any], location: Location) -> None:
+    """Check the shape of every computed content, and that none depends on itself."""
+    computed = {b.name: (b, b.content) for b in buffers if isinstance(b.content, InputExpression)}
+    for name, (buffer, content) in computed.items():
+        reached, pending = {name}, [*content.inputs]
+        while pending:
+            other = pending.pop()
+            if other == name:
+                raise content.expression.location.error(f"the content of {name} depends on itself")
+            if other not in reached and other in computed:
+                pending += computed[other][1].inputs
+            reached.add(other)
+        for used in sorted(content.inputs - operands.keys()):
+            problem = f"the value of {used} depends on the configuration; use sizes and other inputs"
+            raise content.expression.location.error(problem, expression=content.text)
+        shape, found = buffer.array_shape(operands), content.shape(operands, buffer.array_shape(operands))
+        if found not in ((), shape):
+            problem = f"the content has the shape {found}, but the buffer {name} has {shape}"
+            raise content.expression.location.error(problem, expression=content.text)
 
 
 def arguments_of_kind(arguments: Sequence[Argument], kind: type[_Kind]) -> tuple[_Kind, ...]:

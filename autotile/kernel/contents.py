@@ -13,11 +13,11 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,8 @@ from autotile.kernel.expressions import (
     parse_array_expression,
 )
 from autotile.kernel.functions import Kind
-from autotile.kernel.table import Table, describe
+from autotile.kernel.table import ProblemSection, Table, describe
 from autotile.settings import available_cores
-
-if TYPE_CHECKING:
-    from autotile.kernel.arguments import ArgumentScope, BufferArgument
 
 NAMED = ("normal", "uniform", "zeros", "ones", "arange")
 """Contents that are a name alone."""
@@ -248,10 +245,12 @@ class InputFile:
 Content: TypeAlias = InputExpression | InputFile
 
 
-def declared_content(table: Table, name: str, scope: ArgumentScope) -> tuple[str, Content | None]:
+def declared_content(
+    table: Table, name: str, problem: ProblemSection, operands: Mapping[str, bool], folder: str
+) -> tuple[str, Content | None]:
     """Parse ``init``, or ``file`` with ``sha256`` and ``whole``; return the text, and the content unless it is a name.
 
-    The text is empty if neither is given.
+    The text is empty if neither is given. The other parameters are those of `autotile.kernel.arguments.ArgumentScope`.
     """
     if "file" in table.data:
         if "init" in table.data:
@@ -262,8 +261,8 @@ def declared_content(table: Table, name: str, scope: ArgumentScope) -> tuple[str
         path = table.text("file")
         if not path.endswith(".npy"):
             raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
-        folder = Path(scope.folder) if scope.folder else Path(table.document.source).parent
-        return "file", InputFile(str((folder / path).absolute()), sha256, table.boolean("whole", default=False))
+        base = Path(folder) if folder else Path(table.document.source).parent
+        return "file", InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
     for key in ("sha256", "whole"):
         if key in table.data:
             raise table.error(key, f"{key} belongs to a file; remove it, or give file")
@@ -273,12 +272,12 @@ def declared_content(table: Table, name: str, scope: ArgumentScope) -> tuple[str
     text = table.text("init", multiline=True) if isinstance(given, str) else repr(table.number("init"))
     if text in NAMED:
         return text, None
-    if text.isidentifier() and text not in scope.operands and text not in scope.problem.sizes:
+    if text.isidentifier() and text not in operands and text not in problem.sizes:
         hint = f"(known: {', '.join(NAMED)}, and expressions such as 'integers(0, 10)')"
         raise table.error("init", f"{describe(text)} is not accepted{nearest(text, NAMED)} {hint}")
-    numbers = [*scope.problem.sizes, *(other for other, is_number in scope.operands.items() if is_number)]
-    arrays = [other for other, is_number in scope.operands.items() if not is_number and other != name]
-    content = _parse_content(text, [*numbers, *arrays], numbers, scope.problem.kinds, table.location("init"))
+    numbers = [*problem.sizes, *(other for other, is_number in operands.items() if is_number)]
+    arrays = [other for other, is_number in operands.items() if not is_number and other != name]
+    content = _parse_content(text, [*numbers, *arrays], numbers, problem.kinds, table.location("init"))
     return content.text, content
 
 
@@ -331,27 +330,6 @@ def _generator(
         raise source.error(call, f"{function} is called as {usage}, {further}")
     bounds = arguments[:2] or (parsed(ast.Constant(0)), parsed(ast.Constant(1)))
     return Generator(function, bounds, arguments[2:])
-
-
-def check_contents(buffers: Iterable[BufferArgument], operands: Mapping[str, Any], location: Location) -> None:
-    """Check the shape of every computed content, and that none depends on itself."""
-    computed = {b.name: (b, b.content) for b in buffers if isinstance(b.content, InputExpression)}
-    for name, (buffer, content) in computed.items():
-        reached, pending = {name}, [*content.inputs]
-        while pending:
-            other = pending.pop()
-            if other == name:
-                raise content.expression.location.error(f"the content of {name} depends on itself")
-            if other not in reached and other in computed:
-                pending += computed[other][1].inputs
-            reached.add(other)
-        for used in sorted(content.inputs - operands.keys()):
-            problem = f"the value of {used} depends on the configuration; use sizes and other inputs"
-            raise content.expression.location.error(problem, expression=content.text)
-        shape, found = buffer.array_shape(operands), content.shape(operands, buffer.array_shape(operands))
-        if found not in ((), shape):
-            problem = f"the content has the shape {found}, but the buffer {name} has {shape}"
-            raise content.expression.location.error(problem, expression=content.text)
 
 
 def fill_integers(low: int, high: int, dtype: Any, generator: np.random.Generator, chunk: Array) -> None:

@@ -28,7 +28,7 @@ from autotile.kernel.arguments import (
 )
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
-from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, is_entry
+from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, computed_values, is_entry
 from autotile.kernel.table import Table, describe
 
 MAX_LAUNCHES = 4096
@@ -73,8 +73,6 @@ def known_names(
     """
     names = {**fixed_names(spec, sizes, device), **config}
     if spec.computed:
-        from autotile.kernel.python_kernel import computed_values
-
         names.update(computed_values(spec.computed, config))
     return names
 

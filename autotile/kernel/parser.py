@@ -16,6 +16,9 @@ from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
 from autotile.kernel.spec import (
+    PREFIX,
+    Computed,
+    ConfigFunction,
     KernelSpec,
     Limits,
     Parameter,
@@ -30,7 +33,7 @@ from autotile.kernel.spec import (
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, read_document
 
 if TYPE_CHECKING:
-    from autotile.kernel.python_kernel import Computed, ConfigFunction, Predicate
+    from autotile.kernel.python_kernel import Predicate
 
 SECTIONS = (
     "kernel",
@@ -259,8 +262,6 @@ def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Co
     """Parse the names and kinds of computed values."""
     if not table.data:
         return ()
-    from autotile.kernel.python_kernel import PREFIX, Computed
-
     kinds: Mapping[str, Kind] = {"number": "number", "string": "string"}
     found = []
     for name in table.data:

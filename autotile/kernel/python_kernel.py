@@ -22,18 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.dtypes import dtype_name
-from autotile.core.model import Value
 from autotile.core.text import plural
 from autotile.errors import InputError, SpecError, listing, nearest
 from autotile.kernel.expressions import Environment, Expression, Location, Node, is_keyword, python_source
-from autotile.kernel.functions import Kind, Operand
+from autotile.kernel.functions import Operand
 from autotile.kernel.sources import global_functions
-
-PREFIX = "computed."
-"""Prefix of the names of computed values in expressions and in the configurations of a worker."""
-
-ConfigFunction = Callable[[Mapping[str, Any]], Any]
-"""Function of one configuration: a mapping from each parameter's name to its value."""
+from autotile.kernel.spec import ConfigFunction
 
 Predicate = Callable[..., Any]
 """A rule as a function of arrays of parameter values, or of one configuration; see `parse_predicate`."""
@@ -246,49 +240,6 @@ def arranged_outputs(returned: Any, names: Sequence[str]) -> dict[str, Any]:
         what = "nothing" if returned is None else "one array"
         raise InputError(f"it returns {what}, expected {len(names)}: {expected}")
     return {names[0]: returned}
-
-
-class Computed(NamedTuple):
-    """A value that depends on the configuration in a way that no expression of the file states."""
-
-    name: str
-    """Name with `PREFIX`."""
-    kind: Kind
-    function: ConfigFunction | None
-    """None where only the text of the file is known."""
-    location: Location
-
-    def of(self, config: Mapping[str, Value]) -> Value:
-        """Return the value for a configuration."""
-        if self.function is None:
-            raise self.location.error(f"{self.name} is computed by a function, which is not known here")
-        try:
-            value = self.function(config)
-            if self.kind == "string":
-                return str(value)
-            number = int(value)
-            if number != value or abs(number) >= 2**63:
-                raise ValueError(f"it returned {value!r}, expected a whole number of 64 bits")
-            return number
-        except Exception as error:
-            where = ", ".join(f"{name} = {config[name]!r}" for name in config)
-            raise self.location.error(
-                f"the function of {self.name} raises {type(error).__name__}: {error}, where {where}; it must have a "
-                "value for every configuration that the rules allow"
-            ) from error
-
-    def column(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """Return the value in each row of a table of the parameters' values, shape (rows,); errors as for `of`."""
-        return map_rows(self.of, columns)
-
-
-def computed_values(computed: Iterable[Computed], config: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the computed values of a configuration by their names with prefix; it may hold them already."""
-    plain = {name: value for name, value in config.items() if not name.startswith(PREFIX)}
-    return {
-        each.name: config[each.name] if each.function is None and each.name in config else each.of(dict(plain))
-        for each in computed
-    }
 
 
 class _ReadConfig(Mapping[str, Any]):

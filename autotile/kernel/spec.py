@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
@@ -36,10 +36,6 @@ from autotile.kernel.expressions import (
 )
 from autotile.kernel.functions import Kind
 from autotile.kernel.table import ProblemSection, Table, check_names, describe
-
-if TYPE_CHECKING:
-    from autotile.kernel.python_kernel import Computed
-
 
 COMPILERS = ("nvrtc", "nvcc")
 
@@ -777,6 +773,52 @@ class Work(NamedTuple):
     """One of `autotile.core.ceilings.UNITS` or `ARITHMETIC`; None if it is not stated."""
     passes: int = 1
     """Operations of the unit for each one of `flops`."""
+
+
+PREFIX = "computed."
+"""Prefix of the names of computed values in expressions and in the configurations of a worker."""
+
+ConfigFunction = Callable[[Mapping[str, Any]], Any]
+"""Function of one configuration: a mapping from each parameter's name to its value."""
+
+
+class Computed(NamedTuple):
+    """A value that depends on the configuration in a way that no expression of the file states."""
+
+    name: str
+    """Name with `PREFIX`."""
+    kind: Kind
+    function: ConfigFunction | None
+    """None where only the text of the file is known."""
+    location: Location
+
+    def of(self, config: Mapping[str, Value]) -> Value:
+        """Return the value for a configuration."""
+        if self.function is None:
+            raise self.location.error(f"{self.name} is computed by a function, which is not known here")
+        try:
+            value = self.function(config)
+            if self.kind == "string":
+                return str(value)
+            number = int(value)
+            if number != value or abs(number) >= 2**63:
+                raise ValueError(f"it returned {value!r}, expected a whole number of 64 bits")
+            return number
+        except Exception as error:
+            where = ", ".join(f"{name} = {config[name]!r}" for name in config)
+            raise self.location.error(
+                f"the function of {self.name} raises {type(error).__name__}: {error}, where {where}; it must have a "
+                "value for every configuration that the rules allow"
+            ) from error
+
+
+def computed_values(computed: Iterable[Computed], config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the computed values of a configuration by their names with prefix; it may hold them already."""
+    plain = {name: value for name, value in config.items() if not name.startswith(PREFIX)}
+    return {
+        each.name: config[each.name] if each.function is None and each.name in config else each.of(dict(plain))
+        for each in computed
+    }
 
 
 @dataclass(frozen=True, slots=True)

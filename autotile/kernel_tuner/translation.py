@@ -28,8 +28,8 @@ from autotile.kernel.expressions import is_c_identifier
 from autotile.kernel.library import Inspection, Kernel, Variant, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.python_kernel import ConfigFunction, computed_values
 from autotile.kernel.sources import global_functions, included_files, read_bytes, sources_with_options
+from autotile.kernel.spec import ConfigFunction, computed_values
 from autotile.kernel_tuner.parameters import ParameterCodec, Params, evaluate, replace_names, restriction_rules
 from autotile.kernel_tuner.util import default_block_size_names
 from autotile.settings import read_settings

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,12 +19,9 @@ from autotile.kernel.arguments import Mask
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names, known_names
 from autotile.kernel.problem import check_device
-from autotile.kernel.spec import KernelSpec, Parameter
+from autotile.kernel.spec import Computed, KernelSpec, Parameter
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
 from autotile.space.limits import Demand, Limit, demand_of, limit_violation, limits_of
-
-if TYPE_CHECKING:
-    from autotile.kernel.python_kernel import Computed
 
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
@@ -128,10 +124,11 @@ class SearchSpace:
             Values of sizes and device properties.
         """
         if computed := [each for each in self.computed if each.name in expression.names]:
+            from autotile.kernel.python_kernel import map_rows  # few kernels have functions
+
             columns = {each.name: self.column(each.name) for each in self.parameters}
-            return np.asarray(
-                expression.evaluate({**fixed, **columns, **{each.name: each.column(columns) for each in computed}})
-            )
+            values = {each.name: map_rows(each.of, columns) for each in computed}
+            return np.asarray(expression.evaluate({**fixed, **columns, **values}))
         named = [parameter for parameter in self.parameters if parameter.name in expression.names]
         if not named:
             return np.full(len(self), expression.value(fixed))

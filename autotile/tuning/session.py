@@ -45,8 +45,7 @@ from autotile.errors import ConfigError, InputError
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
-from autotile.kernel.python_kernel import computed_values
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import KernelSpec, computed_values
 from autotile.search.samplers import BRUTE_FORCE, check_sampler
 from autotile.settings import Settings, user_path
 from autotile.space.limits import check_config, compiled_steps

@@ -10,7 +10,7 @@ import pytest
 from stored_runs import record_miss
 
 import autotile
-from autotile.api import tuning
+from autotile.api import targets, tuning
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.core.text import Result
@@ -97,7 +97,7 @@ class TestTune:
         monkeypatch.setattr("autotile.api.targets.device_count", lambda: 2)
         monkeypatch.setattr("autotile.api.targets.live_device", lambda number: gpus[number])
         chosen: list[int] = []
-        monkeypatch.setattr(tuning, "served_so_far", lambda *_: None)
+        monkeypatch.setattr(targets, "served_so_far", lambda *_: None)
 
         def refuse(*given: Any) -> None:
             chosen.append(given[3].device_index)

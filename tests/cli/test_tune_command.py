@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stored_runs import record_miss
 
-from autotile.api import tuning
+from autotile.api import targets, tuning
 from autotile.api.targets import read_duration, read_share
 from autotile.cli.progress import TuneProgress
 from autotile.cli.words import fill_in_replay
@@ -155,11 +155,11 @@ class TestReplay:
 def test_the_line_that_serves_shows_no_password():
     problem = Problem("scale", {"n": 4096}, "float32")
     for url in ("postgresql://me:secret@host/tuning", "postgresql://me@host/tuning?password=secret"):
-        call = tuning.serving_call("scale", problem, dtype=None, database=url)
+        call = targets.serving_call("scale", problem, dtype=None, database=url)
         assert call == (
             'kernel = autotile.get_best_kernel("scale", n=4096, database="postgresql+psycopg://me:***@host/tuning")'
         )
-    assert tuning.serving_call("scale", problem, dtype=None, database="team.db").endswith('database="team.db")')
+    assert targets.serving_call("scale", problem, dtype=None, database="team.db").endswith('database="team.db")')
 
 
 class TestRefusals:
@@ -328,7 +328,7 @@ class TestDevice:
             indices.append(options.device_index)
             raise WorkerError("no GPU at all")
 
-        monkeypatch.setattr(tuning, "served_so_far", lambda *_: None)
+        monkeypatch.setattr(targets, "served_so_far", lambda *_: None)
         monkeypatch.setattr("autotile.tuning.session.tune", session)
         monkeypatch.setattr("autotile.tuning.session.record", session)
         return indices

@@ -12,7 +12,8 @@ from autotile.core.device import device_profile
 from autotile.errors import SpecError
 from autotile.kernel.launch import known_names, launch_geometry
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.python_kernel import ConfigFunction, map_rows, names_read
+from autotile.kernel.python_kernel import map_rows, names_read
+from autotile.kernel.spec import ConfigFunction
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 

@@ -111,7 +111,8 @@ def options(site: Site) -> TuneOptions:
 @pytest.fixture
 def settings(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
     found = replace(read_settings(), recording_folders=(site.folder,))
-    monkeypatch.setattr("autotile.api.tuning.read_settings", lambda: found)
+    for module in ("targets", "tuning"):
+        monkeypatch.setattr(f"autotile.api.{module}.read_settings", lambda: found)
     return found
 
 

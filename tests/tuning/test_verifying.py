@@ -12,7 +12,6 @@ from sqlalchemy import update
 from stored_runs import record_miss
 
 from autotile.api import targets
-from autotile.api import tuning as tuning_api
 from autotile.api.verification import verify
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
@@ -268,8 +267,8 @@ class TestTuningAProblemThatWasServed:
     ) -> None:
         seen: list[TuneOptions] = []
         monkeypatch.setattr(targets, "device_count", lambda: 1)
-        monkeypatch.setattr(tuning_api, "check_gpu", lambda _: None)
+        monkeypatch.setattr(targets, "check_gpu", lambda _: None)
         monkeypatch.setattr(dispatcher, "find_best_result", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
-        monkeypatch.setattr(tuning_api.sessions, "tune", lambda *arguments: seen.append(arguments[3]))
-        tuning_api.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
+        monkeypatch.setattr("autotile.tuning.session.tune", lambda *arguments: seen.append(arguments[3]))
+        targets.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
         assert seen[0].served == expected
