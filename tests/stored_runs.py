@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from autotile.core.device import DeviceProperties
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, Phase, finish_run, insert_run, insert_trials, trial_row
 from autotile.database.engine import TRIALS, now_text
-from autotile.database.keys import TuningKey
+from autotile.database.keys import TuningKey, key_of
 from autotile.database.winners import miss_row
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import read_settings
 
 
 def measured(config: Config, time_us: float) -> Trial:
@@ -61,6 +67,29 @@ def add_trial(
     with database.writing() as connection:
         insert = TRIALS.insert().returning(TRIALS.c.id)
         return int(connection.execute(insert, position | trial_row(trial)).scalar_one())
+
+
+def store_winner(
+    key: TuningKey, config: Config, time_us: float, device: DeviceProperties, location: str | Path | None = None
+) -> None:
+    """Store a configuration as the winner of a session of one trial."""
+    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+    trial = Trial(config, Outcome.OK, "", "finals", measurement=measurement)
+    with Database.open(location or read_settings().database) as database:
+        study = database.study(key, device)
+        run = start_run(database, study, sampler="random")
+        add_trial(database, study, run, trial, phase="final", rank=1)
+        end_run(database, run)
+
+
+def store_default(
+    name: str, sizes: Mapping[str, int], dtype: str, time_us: float, location: str | Path | None = None
+) -> None:
+    """Store the default of a kernel as the winner of a session of one trial on an H200."""
+    kernel, device = load_kernel(name), replace(device_profile("h200"), source="cuda")
+    problem = resolve_problem(kernel.spec, sizes, dtype)
+    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+    store_winner(key, kernel.spec.default, time_us, device, location)
 
 
 def add_trials(database: Database, study_id: int, run_id: int, trials: Iterable[Trial]) -> None:

@@ -1,9 +1,23 @@
+"""Properties of GPUs and their ceilings: profiles, look-ups, texts, JSON, and what is refused."""
+
 import re
+from dataclasses import replace
 
 import pytest
+from stored_rows import CEILINGS, DEVICE
 
+from autotile.core.ceilings import (
+    Ceiling,
+    DeviceCeilings,
+    check_ceilings,
+    datasheet_ceilings,
+    impossible,
+    imprecise,
+    unit_ceiling,
+)
 from autotile.core.device import Capabilities, device_profile, limits_for, parse_profile, profile_names
-from autotile.errors import InputError
+from autotile.core.documents import convert, decode_json, encode_json
+from autotile.errors import DataError, InputError
 
 PROFILE = """
 name = "NVIDIA Example"
@@ -19,143 +33,248 @@ sheet = "Example data sheet"
 """
 
 
-def test_every_named_profile_is_there_and_says_that_it_is_a_profile():
-    names = profile_names()
-    assert names == sorted(names)
-    assert set(names) == {
-        "g80", "v100", "t4", "a100", "rtx-3060", "rtx-3090", "rtx-4090", "l40s", "h100", "h200", "b200", "rtx-5090",
-    }  # fmt: skip
-    assert {device_profile(name).source for name in names} == {"profile"}
+class TestProfiles:
+    def test_every_named_profile_is_there_and_says_that_it_is_a_profile(self):
+        names = profile_names()
+        assert names == sorted(names)
+        assert set(names) == {
+            "g80", "v100", "t4", "a100", "rtx-3060", "rtx-3090", "rtx-4090", "l40s", "h100", "h200", "b200", "rtx-5090",
+        }  # fmt: skip
+        assert {device_profile(name).source for name in names} == {"profile"}
+
+    @pytest.mark.parametrize(
+        ("name", "tflops"),
+        [
+            ("g80", 0.3456), ("v100", 15.7), ("t4", 8.1), ("a100", 19.5), ("rtx-3060", 12.7), ("rtx-3090", 35.6),
+            ("rtx-4090", 82.6), ("l40s", 91.6), ("h100", 66.9), ("h200", 66.9), ("rtx-5090", 104.8),
+        ],
+    )  # fmt: skip
+    def test_sms_lanes_and_clock_give_the_published_fp32_peak(self, name, tflops):
+        assert device_profile(name).peak_fp32_flops_per_s / 1e12 == pytest.approx(tflops, rel=0.006)
+
+    def test_h200_figures(self):
+        device = device_profile("h200")
+        assert device.architecture == "sm_90"
+        assert (device.sm_count, device.clock_mhz, device.l2_bytes) == (132, 1980.0, 60 * 2**20)
+        assert (device.smem_per_sm_bytes, device.smem_per_block_optin_bytes) == (233472, 232448)
+        assert device.memory_bandwidth_bytes_per_s == 4.8e12
+
+    def test_g80_figures(self):
+        device = device_profile("g80")
+        assert (device.max_threads_per_block, device.max_threads_per_sm, device.max_blocks_per_sm) == (512, 768, 8)
+        assert device.smem_per_block_bytes == device.smem_per_sm_bytes == 16384
+        assert device.max_grid_dim == (65535, 65535, 1)
+
+    @pytest.mark.parametrize("name", profile_names())
+    def test_limits_hang_together(self, name):
+        device = device_profile(name)
+        assert device.smem_per_block_bytes <= device.smem_per_block_optin_bytes
+        assert device.smem_per_block_optin_bytes + device.smem_reserved_per_block_bytes <= device.smem_per_sm_bytes
+        assert device.max_threads_per_sm % device.warp_size == 0
+        assert device.max_threads_per_block <= device.max_threads_per_sm
+        assert device.registers_per_block <= device.registers_per_sm
+
+    @pytest.mark.parametrize(
+        ("given", "name"),
+        [
+            ("RTX 3060", "rtx-3060"), ("rtx_3060", "rtx-3060"), ("NVIDIA GeForce RTX 3060", "rtx-3060"),
+            ("NVIDIA H200", "h200"), ("H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"),
+            ("Tesla V100-SXM2-16GB", "v100"), ("8800 GTX", "g80"), ("4090", "rtx-4090"),
+        ],
+    )  # fmt: skip
+    def test_look_up_forgives_spelling(self, given, name):
+        assert device_profile(given) == device_profile(name)
+
+    @pytest.mark.parametrize("name", profile_names())
+    def test_the_name_that_cuda_gives_finds_the_profile(self, name):
+        assert device_profile(device_profile(name).name) == device_profile(name)
+
+    def test_unknown_name_lists_the_nearest_and_all(self):
+        with pytest.raises(InputError) as error:
+            device_profile("RTX 3060 Ti")
+        assert "nearest: rtx-3060" in str(error.value)
+        assert all(name in str(error.value) for name in profile_names())
+
+    @pytest.mark.parametrize("name", ["", "NVIDIA", "quantum"])
+    def test_a_name_near_to_nothing_is_refused(self, name):
+        with pytest.raises(InputError, match="known: a100"):
+            device_profile(name)
+
+    @pytest.mark.parametrize(
+        ("unknown", "known"), [("10.7", "10.3"), ("9.1", "9.0"), ("8.10", "8.9"), ("13.0", "12.1"), ("7.2", "7.0")]
+    )
+    def test_unknown_capability_takes_the_nearest_lower_of_its_family_or_the_newest(self, unknown, known):
+        assert limits_for(unknown) == limits_for(known)
+
+    def test_capabilities_that_differ_in_one_figure(self):
+        assert limits_for("8.6").max_blocks_per_sm == 16
+        assert limits_for("8.9").max_blocks_per_sm == 24
+        assert limits_for("12.0") == limits_for("8.9")
+        assert limits_for("7.5").smem_unit_bytes == 256
+        assert limits_for("8.0").smem_unit_bytes == 128
+
+    @pytest.mark.parametrize("text", ["sm_90", "9", "", "9.0a"])
+    def test_capability_must_have_two_numbers(self, text):
+        with pytest.raises(InputError, match=re.escape(f"{text!r}: expected major and minor")):
+            limits_for(text)
+
+    def test_a_profile_reads_back(self):
+        device = parse_profile(PROFILE, "example.toml")
+        assert (device.name, device.sm_count, device.l2_bytes) == ("NVIDIA Example", 132, 0)
+        assert device.max_threads_per_sm == limits_for("9.0").max_threads_per_sm
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ("sm_count = {", "sm_count = [", "example.toml: not TOML"),
+            ("value = 132, ", "", "sm_count: object missing required field value"),
+            ("value = 132", "value = 132.5", "sm_count: expected int"),
+            ("value = 132", "value = -1", "sm_count: expected int"),
+            ("value = 132", "value = true", "sm_count: expected int"),
+            ("value = 4.8e12", 'value = "fast"', "memory_bandwidth_bytes_per_s: expected float, got str"),
+            ('value = 132, source = "sheet"', 'value = 132, source = "rumour"', "source 'rumour' is not in [sources]"),
+            ("[sources]", "[documents]", "there is no [sources] table"),
+            ("sm_count", "sms", "does not belong here: sms"),
+            ("l2_bytes", "warp_size", "does not belong here: warp_size"),
+            (
+                "\n[sources]",
+                'warp_unit = { value = 4, source = "sheet" }\n[sources]',
+                "does not belong here: warp_unit",
+            ),
+            ('name = "NVIDIA Example"', "name = 5", "name: expected str, got int"),
+            ('compute_capability = "9.0"', "", "object missing required field compute_capability"),
+        ],
+    )
+    def test_a_malformed_profile_says_what_is_wrong(self, old, new, message):
+        assert old in PROFILE
+        with pytest.raises(InputError, match=re.escape(message)):
+            parse_profile(PROFILE.replace(old, new), "example.toml")
+
+    @pytest.mark.parametrize(
+        ("row", "message"),
+        [
+            ('["9.9"]\nlike = { value = "9.8", source = "s" }', "like: '9.8' is not a row above"),
+            ('["9.9"]\nwarp_size = { value = 32, source = "s" }', "object missing required field"),
+            ('["9.9"]\nmax_block_dim = { value = [1, 2], source = "s" }', "max_block_dim: expected array of length 3"),
+            ('"9.9" = 3', "expected a table of figures"),
+        ],
+    )
+    def test_a_malformed_table_of_capabilities_says_what_is_wrong(self, row, message):
+        with pytest.raises(InputError, match=re.escape(message)):
+            Capabilities(
+                row.replace('"9.9" = 3', '"9.9" = 3\n') + '\n[sources]\ns = "a document"\n', "table.toml"
+            ).limits((9, 9))
 
 
-@pytest.mark.parametrize(
-    ("name", "tflops"),
-    [
-        ("g80", 0.3456), ("v100", 15.7), ("t4", 8.1), ("a100", 19.5), ("rtx-3060", 12.7), ("rtx-3090", 35.6),
-        ("rtx-4090", 82.6), ("l40s", 91.6), ("h100", 66.9), ("h200", 66.9), ("rtx-5090", 104.8),
-    ],
-)  # fmt: skip
-def test_sms_lanes_and_clock_give_the_published_fp32_peak(name, tflops):
-    assert device_profile(name).peak_fp32_flops_per_s / 1e12 == pytest.approx(tflops, rel=0.006)
+def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:
+    return replace(CEILINGS, ceilings=(Ceiling(name, value, value - half, value + half, ""),))
 
 
-def test_h200_figures():
-    device = device_profile("h200")
-    assert device.architecture == "sm_90"
-    assert (device.sm_count, device.clock_mhz, device.l2_bytes) == (132, 1980.0, 60 * 2**20)
-    assert (device.smem_per_sm_bytes, device.smem_per_block_optin_bytes) == (233472, 232448)
-    assert device.memory_bandwidth_bytes_per_s == 4.8e12
+class TestCeilings:
+    def test_the_slope_of_a_roofline_is_the_faster_of_reading_and_copying(self) -> None:
+        assert CEILINGS.memory == CEILINGS.find("dram_read")
+        assert CEILINGS.l2 is None
 
+    def test_an_element_type_has_the_roofs_of_its_units(self) -> None:
+        assert [one.name for one in CEILINGS.compute("float32")] == ["tensor_tf32", "fma_float32"]
+        assert [one.name for one in CEILINGS.compute("bfloat16")] == ["fma_float32"]
+        assert CEILINGS.compute("int32") == ()
 
-def test_g80_figures():
-    device = device_profile("g80")
-    assert (device.max_threads_per_block, device.max_threads_per_sm, device.max_blocks_per_sm) == (512, 768, 8)
-    assert device.smem_per_block_bytes == device.smem_per_sm_bytes == 16384
-    assert device.max_grid_dim == (65535, 65535, 1)
+    def test_texts_have_units(self) -> None:
+        texts = {one.name: (one.label, one.text, one.interval_text) for one in CEILINGS.ceilings}
+        assert texts["dram_read"] == ("DRAM, read", "4,200 GB/s", "4,100 to 4,300 GB/s")
+        assert texts["fma_float32"] == ("fp32 FMA", "59 TFLOP/s", "58 to 60 TFLOP/s")
+        assert texts["launch_graph"] == ("empty kernel in a graph", "1.5 us", "1.4 to 1.6 us")
+        assert Ceiling("fma_float64", 1e12, 0.9e12, 1.1e12, "").interval_text == "900 GFLOP/s to 1.1 TFLOP/s"
+        assert "2 other processes use the GPU" in CEILINGS._repr_html_()
 
+    def test_json_is_read_back(self) -> None:
+        text = encode_json(CEILINGS.to_json())
+        assert decode_json(text, DeviceCeilings) == CEILINGS
+        assert CEILINGS.to_json()["ceilings"][0]["unit"] == "B/s"
 
-@pytest.mark.parametrize("name", profile_names())
-def test_limits_hang_together(name):
-    device = device_profile(name)
-    assert device.smem_per_block_bytes <= device.smem_per_block_optin_bytes
-    assert device.smem_per_block_optin_bytes + device.smem_reserved_per_block_bytes <= device.smem_per_sm_bytes
-    assert device.max_threads_per_sm % device.warp_size == 0
-    assert device.max_threads_per_block <= device.max_threads_per_sm
-    assert device.registers_per_block <= device.registers_per_sm
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"gpu_uuid": "GPU-<script>"},
+            {"measured_at": "yesterday"},
+            {"ceilings": [{"name": "dram_read", "value": -1.0, "low": 1.0, "high": 1.0, "method": ""}]},
+            {"compute_capability": "nine"},
+        ],
+    )
+    def test_what_does_not_match_the_schema_is_refused(self, change: dict[str, object]) -> None:
+        with pytest.raises(DataError):
+            convert({**CEILINGS.to_json(), **change}, DeviceCeilings)
 
+    @pytest.mark.parametrize(
+        ("ceilings", "fault"),
+        [
+            ((Ceiling("warp", 1.0, 1.0, 1.0, ""),), "not a ceiling"),
+            ((CEILINGS.ceilings[0],) * 2, "twice"),
+            ((Ceiling("l2_read", 3.0, 1.0, 2.0, ""),), "outside its interval"),
+        ],
+    )
+    def test_names_and_intervals_are_checked(self, ceilings: tuple[Ceiling, ...], fault: str) -> None:
+        check_ceilings(CEILINGS)
+        with pytest.raises(DataError, match=fault):
+            check_ceilings(replace(CEILINGS, ceilings=ceilings))
 
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ("RTX 3060", "rtx-3060"), ("rtx_3060", "rtx-3060"), ("NVIDIA GeForce RTX 3060", "rtx-3060"),
-        ("NVIDIA H200", "h200"), ("H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"),
-        ("Tesla V100-SXM2-16GB", "v100"), ("8800 GTX", "g80"), ("4090", "rtx-4090"),
-    ],
-)  # fmt: skip
-def test_look_up_forgives_spelling(given, name):
-    assert device_profile(given) == device_profile(name)
+    def test_a_rate_above_what_the_units_can_do_is_found(self) -> None:
+        assert impossible(CEILINGS, DEVICE) == ()
+        peak = DEVICE.peak_fp32_flops_per_s
+        assert impossible(named("fma_float32", peak), DEVICE) == ()
+        (line,) = impossible(named("fma_float32", 1.05 * peak), DEVICE)
+        assert "1,980 MHz" in line
+        (line,) = impossible(named("dram_read", 1.05 * DEVICE.memory_bandwidth_bytes_per_s), DEVICE)
+        assert "clock and bus" in line
 
+    def test_a_wide_interval_is_a_warning(self) -> None:
+        assert imprecise(named("dram_read", 4e12, 0.19e12)) == ()
+        (line,) = imprecise(named("dram_read", 4e12, 0.4e12))
+        assert "10.0 %" in line
 
-@pytest.mark.parametrize("name", profile_names())
-def test_the_name_that_cuda_gives_finds_the_profile(name):
-    assert device_profile(device_profile(name).name) == device_profile(name)
+    def test_figures_of_a_datasheet_are_not_stored_as_a_measurement(self) -> None:
+        figures = datasheet_ceilings(DEVICE)
+        assert figures.memory is not None
+        assert figures.memory.value == DEVICE.memory_bandwidth_bytes_per_s
+        assert repr(figures) == "<DeviceCeilings: NVIDIA H200, by its datasheet>"
+        assert impossible(figures, DEVICE) == ()
+        with pytest.raises(DataError, match="UUID"):
+            check_ceilings(figures)
 
+    @pytest.mark.parametrize(
+        ("gpu", "name", "tflops"),
+        [
+            ("v100", "tensor_float16", 125), ("t4", "tensor_float16", 65), ("t4", "tensor_int8", 130),
+            ("a100", "tensor_bfloat16", 312), ("a100", "tensor_tf32", 156), ("a100", "tensor_int8", 624),
+            ("a100", "tensor_float64", 19.5), ("h100", "tensor_float16", 989.4), ("h200", "tensor_tf32", 494.7),
+            ("h200", "tensor_float8_e4m3fn", 1979), ("h200", "tensor_int8", 1979), ("h200", "tensor_float64", 67),
+            ("l40s", "tensor_bfloat16", 362), ("l40s", "tensor_float8_e4m3fn", 733), ("rtx-3090", "tensor_float16", 71),
+            ("rtx-3090", "tensor_int8", 284), ("rtx-4090", "tensor_bfloat16", 165.2),
+            ("rtx-4090", "tensor_float8_e4m3fn", 330.3), ("rtx-4090", "tensor_int8", 660.6),
+            ("rtx-5090", "tensor_float16", 209.5), ("rtx-5090", "tensor_float8_e4m3fn", 419),
+            ("b200", "tensor_float16", 2250), ("b200", "tensor_float8_e4m3fn", 4500), ("b200", "tensor_float64", 37),
+        ],
+    )  # fmt: skip
+    def test_peaks_of_tensor_cores_are_those_of_the_datasheets(self, gpu: str, name: str, tflops: float) -> None:
+        """Dense products with sums in fp32, or int32."""
+        found = datasheet_ceilings(device_profile(gpu)).find(name)
+        assert found is not None
+        assert found.value / 1e12 == pytest.approx(tflops, rel=0.015)
 
-def test_unknown_name_lists_the_nearest_and_all():
-    with pytest.raises(InputError) as error:
-        device_profile("RTX 3060 Ti")
-    assert "nearest: rtx-3060" in str(error.value)
-    assert all(name in str(error.value) for name in profile_names())
+    def test_a_gpu_without_such_cores_has_no_such_peak(self) -> None:
+        assert datasheet_ceilings(device_profile("v100")).find("tensor_bfloat16") is None
+        assert [one.name for one in datasheet_ceilings(device_profile("g80")).ceilings] == ["dram_copy", "fma_float32"]
 
-
-@pytest.mark.parametrize("name", ["", "NVIDIA", "quantum"])
-def test_a_name_near_to_nothing_is_refused(name):
-    with pytest.raises(InputError, match="known: a100"):
-        device_profile(name)
-
-
-@pytest.mark.parametrize(
-    ("unknown", "known"), [("10.7", "10.3"), ("9.1", "9.0"), ("8.10", "8.9"), ("13.0", "12.1"), ("7.2", "7.0")]
-)
-def test_unknown_capability_takes_the_nearest_lower_of_its_family_or_the_newest(unknown, known):
-    assert limits_for(unknown) == limits_for(known)
-
-
-def test_capabilities_that_differ_in_one_figure():
-    assert limits_for("8.6").max_blocks_per_sm == 16
-    assert limits_for("8.9").max_blocks_per_sm == 24
-    assert limits_for("12.0") == limits_for("8.9")
-    assert limits_for("7.5").smem_unit_bytes == 256
-    assert limits_for("8.0").smem_unit_bytes == 128
-
-
-@pytest.mark.parametrize("text", ["sm_90", "9", "", "9.0a"])
-def test_capability_must_have_two_numbers(text):
-    with pytest.raises(InputError, match=re.escape(f"{text!r}: expected major and minor")):
-        limits_for(text)
-
-
-def test_a_profile_reads_back():
-    device = parse_profile(PROFILE, "example.toml")
-    assert (device.name, device.sm_count, device.l2_bytes) == ("NVIDIA Example", 132, 0)
-    assert device.max_threads_per_sm == limits_for("9.0").max_threads_per_sm
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("sm_count = {", "sm_count = [", "example.toml: not TOML"),
-        ("value = 132, ", "", "sm_count: object missing required field value"),
-        ("value = 132", "value = 132.5", "sm_count: expected int"),
-        ("value = 132", "value = -1", "sm_count: expected int"),
-        ("value = 132", "value = true", "sm_count: expected int"),
-        ("value = 4.8e12", 'value = "fast"', "memory_bandwidth_bytes_per_s: expected float, got str"),
-        ('value = 132, source = "sheet"', 'value = 132, source = "rumour"', "source 'rumour' is not in [sources]"),
-        ("[sources]", "[documents]", "there is no [sources] table"),
-        ("sm_count", "sms", "does not belong here: sms"),
-        ("l2_bytes", "warp_size", "does not belong here: warp_size"),
-        ("\n[sources]", 'warp_unit = { value = 4, source = "sheet" }\n[sources]', "does not belong here: warp_unit"),
-        ('name = "NVIDIA Example"', "name = 5", "name: expected str, got int"),
-        ('compute_capability = "9.0"', "", "object missing required field compute_capability"),
-    ],
-)
-def test_a_malformed_profile_says_what_is_wrong(old, new, message):
-    assert old in PROFILE
-    with pytest.raises(InputError, match=re.escape(message)):
-        parse_profile(PROFILE.replace(old, new), "example.toml")
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ('["9.9"]\nlike = { value = "9.8", source = "s" }', "like: '9.8' is not a row above"),
-        ('["9.9"]\nwarp_size = { value = 32, source = "s" }', "object missing required field"),
-        ('["9.9"]\nmax_block_dim = { value = [1, 2], source = "s" }', "max_block_dim: expected array of length 3"),
-        ('"9.9" = 3', "expected a table of figures"),
-    ],
-)
-def test_a_malformed_table_of_capabilities_says_what_is_wrong(row, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        Capabilities(row.replace('"9.9" = 3', '"9.9" = 3\n') + '\n[sources]\ns = "a document"\n', "table.toml").limits(
-            (9, 9)
-        )
+    @pytest.mark.parametrize(
+        ("unit", "dtype", "name"),
+        [
+            ("tensor", "bfloat16", "tensor_bfloat16"), ("tensor", "float32", "tensor_tf32"),
+            ("tensor", "int8", "tensor_int8"), ("tensor", "int64", None), ("fma", "float16", "fma_float16"),
+            ("fma", "bfloat16", "fma_float32"), ("tensor_bfloat16", "float32", "tensor_bfloat16"),
+        ],
+    )  # fmt: skip
+    def test_a_unit_is_that_of_the_element_type_unless_it_names_its_own(
+        self, unit: str, dtype: str, name: str | None
+    ) -> None:
+        assert unit_ceiling(unit, dtype) == name

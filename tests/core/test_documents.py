@@ -1,9 +1,17 @@
-"""Schemas: what matches is parsed, what does not is a `DataError` with its field, and nothing else is raised."""
+"""Schemas, JSON, TOML and files that are read, names of files, the timeline, and TOML that is written and read back."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
+import signal
+import socket
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +28,25 @@ from hypothesis import strategies as st
 from mutations import altered, as_json
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import NotJson, canonical_json, convert, decode_json, encode_json, json_cell, to_document
+from autotile.core.documents import (
+    MAX_KEY_PARTS,
+    NotJson,
+    NotRegularError,
+    canonical_json,
+    convert,
+    decode_json,
+    encode_json,
+    json_cell,
+    open_regular,
+    parse_toml,
+    read_regular,
+    to_document,
+    toml_text,
+)
 from autotile.core.model import LaunchGeometry, Outcome
 from autotile.core.statistics import Interval
+from autotile.core.text import file_name
+from autotile.core.timeline import Timeline
 from autotile.cuda.compiler import CompileJob
 from autotile.database.database import StoredRun, StoredStudy, StoredTrial
 from autotile.database.keys import TuningKey
@@ -44,120 +68,342 @@ SCHEMAS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data(), seed=st.integers(0, 2**32))
-def test_what_matches_is_parsed_and_what_does_not_is_one_kind_of_error(
-    schema: Any, data: st.DataObject, seed: int
-) -> None:
-    document = data.draw(documents_of(schema))
-    parsed = decode_json(json.dumps(document), schema)
-    assert msgspec.to_builtins(convert(document, schema)) == msgspec.to_builtins(parsed)
-    random = Random(seed)
-    for _ in range(8):
-        changed = altered(document, random)
-        with suppress(DataError):
-            decode_json(as_json(changed), schema)
-        with suppress(DataError):
-            convert(changed, schema)
+class TestSchemas:
+    @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data(), seed=st.integers(0, 2**32))
+    def test_what_matches_is_parsed_and_what_does_not_is_one_kind_of_error(
+        self, schema: Any, data: st.DataObject, seed: int
+    ) -> None:
+        document = data.draw(documents_of(schema))
+        parsed = decode_json(json.dumps(document), schema)
+        assert msgspec.to_builtins(convert(document, schema)) == msgspec.to_builtins(parsed)
+        random = Random(seed)
+        for _ in range(8):
+            changed = altered(document, random)
+            with suppress(DataError):
+                decode_json(as_json(changed), schema)
+            with suppress(DataError):
+                convert(changed, schema)
+
+    @settings(max_examples=300, deadline=None)
+    @given(seed=st.integers(0, 2**32))
+    def test_an_altered_rule(self, seed: int) -> None:
+        parts = {"M": [[1, 8]], "N": [[4, 4], [9, 16]]}
+        leaf = {"serve": [0, 1]}
+        split = {"if": {"feature": "waves", "config": 1}, "at_most": 0.75, "then": leaf, "else": {"serve": [1, 0]}}
+        point = {"sizes": {"M": 1, "N": 4}, "times_us": [[3.0, 2.9, 3.1], None], "best_us": 3.0, "loss": 0.0}
+        valid = {
+            "format": 1,
+            "family": parts,
+            "configs": [{"config": {"BM": n}, "resources": None, "blocks_per_sm": 2} for n in (1, 2)],
+            "tree": split,
+            "points": [{**point, "held_out": None}],
+        }
+        assert json.loads(encode_json(family.FamilyRule.from_json(valid).to_json())) == valid
+        random = Random(seed)
+        for _ in range(4):
+            changed = altered(valid, random)
+            try:
+                found = family.FamilyRule.from_json(changed)
+            except DataError:
+                continue
+            assert list(found.lines())
+            assert math.isfinite(found.mean_loss)
+            assert found.family.largest in found.family
+
+    @pytest.mark.parametrize(
+        ("text", "schema", "field", "fault"),
+        [
+            ('{"config": {"BM": [1]}}', ResultDocument, "config[...]", "expected bool | int | float | str, got array"),
+            ("{}", ResultDocument, "", "object missing required field config"),
+            ('[{"a": NaN}]', list[Any], "", "JSON is malformed"),
+            ("1e400", float, "", "number out of range"),
+            ("[" * 100_000, Any, "", "nested too deeply"),
+            (b'"\xff"', str, "", "it is not UTF-8 text"),
+            ('"\\ud800"', str, "", ""),
+            (str(2**70), jobs.Count, "", "expected int <= 2147483647"),
+            ("true", jobs.Count, "", "expected int, got bool"),
+        ],
+    )
+    def test_the_error_names_field_and_fault(self, text: str | bytes, schema: Any, field: str, fault: str) -> None:
+        with pytest.raises(DataError) as caught:
+            decode_json(text, schema)
+        assert caught.value.field == field
+        assert fault.lower() in caught.value.fault.lower()
+
+    @given(
+        st.recursive(
+            st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+        )
+    )
+    def test_json_has_no_nan_and_no_infinity(self, value: Any) -> None:
+        json.loads(encode_json(value), parse_constant=pytest.fail)
+
+    def test_json_is_written_as_before(self) -> None:
+        value = {"b": [1, True], "a": "\u202e\n"}
+        assert encode_json(value) == json.dumps(value)
+        assert encode_json(value, compact=True) == '{"b":[1,true],"a":"\\u202e\\n"}'
+        assert encode_json([math.nan, {"x": -math.inf}, (1.5,)]) == '[null, {"x": null}, [1.5]]'
+        assert canonical_json(value) == '{"a":"\u202e\\n","b":[1,true]}'
+
+    @pytest.mark.parametrize("cell", ["{", "NaN", '"\\ud800"', "[" * 100_000, b"\xff", 3, 2.5])
+    def test_a_cell_that_is_not_json_matches_no_schema(self, cell: Any) -> None:
+        found = json_cell(cell)
+        if isinstance(cell, int | float):
+            assert isinstance(found, NotJson)
+        with pytest.raises(DataError):
+            convert({"plan": found}, FamilyState)
+        assert json_cell(None) is None
+
+    def test_parts_of_a_family_are_in_order(self) -> None:
+        with pytest.raises(DataError, match="M: expected parts in ascending order"):
+            Family.from_json({"M": [[2, 1]]})
+
+    def test_a_document_holds_the_values_of_what_is_nested(self) -> None:
+        interval = Interval(1.0, 0.5, 2.0)
+        nested = {
+            "outcome": Outcome.OK,
+            "ties": (MappingProxyType({"BM": 1}),),
+            "ratio": interval,
+            "path": Path("a"),
+            3: None,
+        }
+        expected = {"outcome": "ok", "ties": [{"BM": 1}], "ratio": interval.to_json(), "path": "a", "3": None}
+        assert to_document(nested) == expected
+        assert to_document(LaunchGeometry((1, 2, 3), (32, 1, 1), 0)) == {
+            "grid": [1, 2, 3],
+            "block": [32, 1, 1],
+            "dynamic_smem_bytes": 0,
+        }
+        assert to_document([np.float64(0.5), np.int64(2), datetime(2026, 1, 2, tzinfo=UTC)]) == [
+            0.5,
+            2,
+            "2026-01-02T00:00:00+00:00",
+        ]
 
 
-@settings(max_examples=300, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_an_altered_rule(seed: int) -> None:
-    parts = {"M": [[1, 8]], "N": [[4, 4], [9, 16]]}
-    leaf = {"serve": [0, 1]}
-    split = {"if": {"feature": "waves", "config": 1}, "at_most": 0.75, "then": leaf, "else": {"serve": [1, 0]}}
-    point = {"sizes": {"M": 1, "N": 4}, "times_us": [[3.0, 2.9, 3.1], None], "best_us": 3.0, "loss": 0.0}
-    valid = {
-        "format": 1,
-        "family": parts,
-        "configs": [{"config": {"BM": n}, "resources": None, "blocks_per_sm": 2} for n in (1, 2)],
-        "tree": split,
-        "points": [{**point, "held_out": None}],
-    }
-    assert json.loads(encode_json(family.FamilyRule.from_json(valid).to_json())) == valid
-    random = Random(seed)
-    for _ in range(4):
-        changed = altered(valid, random)
-        try:
-            found = family.FamilyRule.from_json(changed)
-        except DataError:
-            continue
-        assert list(found.lines())
-        assert math.isfinite(found.mean_loss)
-        assert found.family.largest in found.family
+DEEP = ".".join("a" * 40_000)
+"""A dotted key of 80 kB, for which tomllib takes the better part of a minute and some gigabytes."""
 
 
-@pytest.mark.parametrize(
-    ("text", "schema", "field", "fault"),
-    [
-        ('{"config": {"BM": [1]}}', ResultDocument, "config[...]", "expected bool | int | float | str, got array"),
-        ("{}", ResultDocument, "", "object missing required field config"),
-        ('[{"a": NaN}]', list[Any], "", "JSON is malformed"),
-        ("1e400", float, "", "number out of range"),
-        ("[" * 100_000, Any, "", "nested too deeply"),
-        (b'"\xff"', str, "", "it is not UTF-8 text"),
-        ('"\\ud800"', str, "", ""),
-        (str(2**70), jobs.Count, "", "expected int <= 2147483647"),
-        ("true", jobs.Count, "", "expected int, got bool"),
-    ],
+def special_files(folder: Path) -> list[tuple[Path, str]]:
+    pipe, link, name = folder / "pipe", folder / "link", folder / "socket"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(name))
+    return [(pipe, "named pipe"), (link, "device"), (Path("/dev/zero"), "device"), (name, "socket")]
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+scalars = st.one_of(
+    texts, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False)
 )
-def test_the_error_names_field_and_fault(text: str | bytes, schema: Any, field: str, fault: str) -> None:
-    with pytest.raises(DataError) as caught:
-        decode_json(text, schema)
-    assert caught.value.field == field
-    assert fault.lower() in caught.value.fault.lower()
-
-
-@given(
-    st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12
 )
-def test_json_has_no_nan_and_no_infinity(value: Any) -> None:
-    json.loads(encode_json(value), parse_constant=pytest.fail)
+tables = st.dictionaries(texts, values, max_size=5)
 
 
-def test_json_is_written_as_before() -> None:
-    value = {"b": [1, True], "a": "\u202e\n"}
-    assert encode_json(value) == json.dumps(value)
-    assert encode_json(value, compact=True) == '{"b":[1,true],"a":"\\u202e\\n"}'
-    assert encode_json([math.nan, {"x": -math.inf}, (1.5,)]) == '[null, {"x": null}, [1.5]]'
-    assert canonical_json(value) == '{"a":"\u202e\\n","b":[1,true]}'
+class TestReading:
+    @pytest.fixture(autouse=True)
+    def _limit(self) -> Iterator[None]:
+        """Fail a test that waits for a file, rather than wait with it."""
+        signal.alarm(20)
+        yield
+        signal.alarm(0)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            f"{DEEP} = 1", f"[{DEEP}]", f"[[{DEEP}]]", f"[ {DEEP} ]\n" + "b.c = 1\n", f"x = {{ {DEEP} = 1 }}",
+            f"x = [1, {{ y = {{ z = 1, {DEEP} = 1 }} }}]", DEEP.replace(".", " . ") + " = 1",
+            DEEP.replace(".", "\t.") + " = 1", DEEP.replace("a", '"a.b"') + " = 1", DEEP.replace("a", "'a'") + " = 1",
+            DEEP.replace("a", '""') + " = 1", DEEP.replace("a", "1") + " = 1", f'# "\n{DEEP} = 1',
+            f'x = """\n# \\"""""\n{DEEP} = 1', f"x = '''\n# \\'''''\n{DEEP} = 1", f'x = """a""\\""""\r\n{DEEP} = 1',
+            f'x = "\\"" # \'\ny = \'\\\'\nz = ""\n{DEEP} = 1', f'x = "#"\ny = [\n  1, # [\n]\nz = 1.5\n{DEEP} = 1',
+        ],
+    )  # fmt: skip
+    def test_a_key_of_many_parts_is_refused_at_once(self, text: str) -> None:
+        started = time.perf_counter()
+        with pytest.raises(
+            ValueError, match=rf"dotted key has more than {MAX_KEY_PARTS} parts \(at line \d+, column \d+\)$"
+        ):
+            parse_toml(text)
+        assert time.perf_counter() - started < 1
+
+    def test_its_line_and_column(self) -> None:
+        with pytest.raises(ValueError, match=r"\(at line 3, column 2\)"):
+            parse_toml(f"x = 1\n\n[{DEEP}]\ny = 1")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            f"# {DEEP}\nx = 1", f"x = '{DEEP}'", f'x = "{DEEP}"', f"x = '''\n{DEEP}\n'' '''",
+            f'x = """\n{DEEP}\n"" \\""""', f'"{DEEP}" = 1', "x = [" + "1.5, " * 100 + "]",
+            "x = [" + "1979-05-27T07:32:00.999, " * 30 + "]", "x = 1.5\r\n" * 1 + "y = " + "'......................'",
+            ".".join("a" * MAX_KEY_PARTS) + " = 1", "[" + ".".join(["a", "'.'"] * (MAX_KEY_PARTS // 2)) + "]\nx.y = 1",
+        ],
+    )  # fmt: skip
+    def test_dots_elsewhere_are_read(self, text: str) -> None:
+        assert parse_toml(text) == tomllib.loads(text)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "." * 2**20, '"' * 2**20, "'" * 2**20, 'x = """' + '\\"""' * 2**18 + "." * 20, "a. " * 2**18,
+            "\"'." * 2**18, "a " * 2**19,
+        ],
+    )  # fmt: skip
+    def test_what_is_not_toml_is_refused_in_little_time(self, text: str) -> None:
+        started = time.perf_counter()
+        with pytest.raises(ValueError):  # noqa: PT011 - which fault is found first does not matter
+            parse_toml(text)
+        assert time.perf_counter() - started < 10
+
+    @given(st.text(alphabet="a1.\"'\\#= \n[]{},", max_size=60))
+    def test_other_texts_are_parsed_as_tomllib_does(self, text: str) -> None:
+        def result(parse: Callable[[str], object]) -> object:
+            try:
+                return parse(text)
+            except ValueError as error:
+                return str(error)
+
+        found = result(parse_toml)
+        assert found == result(tomllib.loads) or "dotted key" in str(found)
+
+    def test_only_regular_files_are_opened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for path, kind in special_files(tmp_path):
+            with pytest.raises(NotRegularError, match=f"it is a {kind}, expected a regular file"), open_regular(path):
+                pass
+        with pytest.raises(IsADirectoryError), open_regular(tmp_path):
+            pass
+        with pytest.raises(FileNotFoundError), open_regular(tmp_path / "missing"):
+            pass
+
+    def test_a_file_that_becomes_a_pipe_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pipe, regular = tmp_path / "pipe", tmp_path / "regular"
+        os.mkfifo(pipe)
+        regular.write_text("")
+        before, descriptors = regular.stat(), len(list(Path("/proc/self/fd").iterdir()))
+        monkeypatch.setattr(Path, "stat", lambda self: before)
+        with pytest.raises(NotRegularError), open_regular(pipe):
+            pass
+        assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+    def test_the_size_is_bounded(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(b"12345")
+        assert read_regular(path, 5) == b"12345"
+        with pytest.raises(OSError, match="more than 4 bytes"):
+            read_regular(path, 4)
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.dictionaries(texts, tables, max_size=5))
+    def test_a_document_is_read_back(self, document):
+        assert tomllib.loads(toml_text(document)) == document
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(tables, min_size=1, max_size=3))
+    def test_an_array_of_tables_is_read_back(self, steps):
+        assert tomllib.loads(toml_text({"steps": steps})) == {"steps": steps}
+
+    def test_an_entry_has_one_line_and_none_is_left_out(self):
+        text = toml_text({"arguments": {"x": {"buffer": "float32", "shape": ["N"], "init": None}}})
+        assert text == '[arguments]\nx = { buffer = "float32", shape = ["N"] }\n'
+
+    @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
+    def test_what_toml_cannot_hold_is_refused(self, value):
+        with pytest.raises(TypeError, match="TOML cannot hold"):
+            toml_text({"kernel": {"name": value}})
 
 
-@pytest.mark.parametrize("cell", ["{", "NaN", '"\\ud800"', "[" * 100_000, b"\xff", 3, 2.5])
-def test_a_cell_that_is_not_json_matches_no_schema(cell: Any) -> None:
-    found = json_cell(cell)
-    if isinstance(cell, int | float):
-        assert isinstance(found, NotJson)
-    with pytest.raises(DataError):
-        convert({"plan": found}, FamilyState)
-    assert json_cell(None) is None
+HOSTILE = [
+    "../x", "../../x", "/abs", "a/b", "..", ".", "", " ", "\0", "a\0b", "a\nb", "x" * 5000, "é" * 300, "\ud800", "-rf",
+    ".hidden", "a\\b", "~root", "$(x)", "CON", "\u202egpj",
+]  # fmt: skip
 
 
-def test_parts_of_a_family_are_in_order() -> None:
-    with pytest.raises(DataError, match="M: expected parts in ascending order"):
-        Family.from_json({"M": [[2, 1]]})
+class TestFileNames:
+    @pytest.mark.parametrize(("separator", "suffix"), [("-", ".npz"), (".", ".json")])
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_a_hostile_name_gives_a_file_in_its_folder(
+        self, tmp_path: Path, name: str, separator: str, suffix: str
+    ) -> None:
+        for words in ((name,), (name, name), ("matmul", name, "float32")):
+            file = file_name(*words, separator=separator, suffix=suffix)
+            assert file.endswith(suffix)
+            assert file.isascii()
+            assert file.isprintable()
+            assert not set("/\\ $~") & set(file)
+            assert file[0] not in ".-"
+            assert len(file) < 255
+            (tmp_path / file).write_text("x")
+            assert [path.name for path in tmp_path.iterdir()] == [file]
+            (tmp_path / file).unlink()
+
+    def test_different_names_give_different_files(self) -> None:
+        names = [*HOSTILE, "x", "abs", "a-b", "x" * 100, "x" * 101, "x" * 4999]
+        found = {file_name(name) for name in names}
+        assert len(found) == len(names)
+        assert len({file_name("a", name, "b") for name in names}) == len(names)
+        long = ["a" * length for length in (60, 61, 62)]
+        assert len({file_name(*words) for words in itertools.product(long, repeat=4)}) == 81
+
+    def test_plain_names_are_kept(self) -> None:
+        assert file_name("nvidia h200", "matmul", "float32", separator=".", suffix=".json") == (
+            "nvidia-h200.matmul.float32.json"
+        )
+        assert file_name("sgemm_2d", "nvidia-a100-sxm4-40gb", "4096x1") == "sgemm_2d-nvidia-a100-sxm4-40gb-4096x1"
 
 
-def test_a_document_holds_the_values_of_what_is_nested() -> None:
-    interval = Interval(1.0, 0.5, 2.0)
-    nested = {
-        "outcome": Outcome.OK,
-        "ties": (MappingProxyType({"BM": 1}),),
-        "ratio": interval,
-        "path": Path("a"),
-        3: None,
-    }
-    expected = {"outcome": "ok", "ties": [{"BM": 1}], "ratio": interval.to_json(), "path": "a", "3": None}
-    assert to_document(nested) == expected
-    assert to_document(LaunchGeometry((1, 2, 3), (32, 1, 1), 0)) == {
-        "grid": [1, 2, 3],
-        "block": [32, 1, 1],
-        "dynamic_smem_bytes": 0,
-    }
-    assert to_document([np.float64(0.5), np.int64(2), datetime(2026, 1, 2, tzinfo=UTC)]) == [
-        0.5,
-        2,
-        "2026-01-02T00:00:00+00:00",
-    ]
+class TestTimeline:
+    def test_a_span_has_its_track_start_duration_and_arguments(self) -> None:
+        timeline = Timeline()
+        timeline.add("compiler 1", "compile", 10.0, 10.25, options="-DBM=64")
+        (name, order, span) = timeline.to_json()["traceEvents"]
+        assert (name["ph"], name["name"], name["args"]) == ("M", "thread_name", {"name": "compiler 1"})
+        assert (order["name"], order["args"]) == ("thread_sort_index", {"sort_index": 0})
+        assert (span["ph"], span["name"], span["tid"], span["dur"]) == ("X", "compile", name["tid"], 250_000.0)
+        assert span["args"] == {"options": "-DBM=64"}
+
+    def test_spans_of_a_with_statement_nest_and_are_recorded_where_the_body_fails(self) -> None:
+        timeline = Timeline()
+        with pytest.raises(KeyError), timeline.span("session", "search"), timeline.span("session", "propose"):
+            raise KeyError
+        inner, outer = (event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X")
+        assert (inner["name"], outer["name"]) == ("propose", "search")
+        assert outer["ts"] <= inner["ts"]
+        assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 0.2
+
+    def test_tracks_of_threads_are_kept_apart(self) -> None:
+        timeline = Timeline()
+        threads = [
+            threading.Thread(target=lambda n=number: timeline.add(f"compiler {n}", "compile", n, n + 1))
+            for number in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        spans = [event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X"]
+        assert len({span["tid"] for span in spans}) == 4
+
+    def test_counters_are_recorded_and_the_document_is_json(self) -> None:
+        timeline = Timeline()
+        timeline.count("candidates", waiting=3, compiling=2)
+        document = json.loads(json.dumps(timeline.to_json()))
+        (event,) = document["traceEvents"]
+        assert (event["ph"], event["name"], event["args"]) == ("C", "candidates", {"waiting": 3, "compiling": 2})
+        assert document["displayTimeUnit"] == "ms"
+
+    def test_nothing_is_recorded_where_it_is_not_wanted(self) -> None:
+        timeline = Timeline(is_recording=False)
+        with timeline.span("session", "search"):
+            timeline.add("compiler 1", "compile", 0.0, 1.0)
+            timeline.count("candidates", waiting=1)
+        assert timeline.to_json()["traceEvents"] == []

@@ -1,11 +1,27 @@
+"""Intervals, ties and contenders of times, and objectives of trials."""
+
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotile.core.model import (
+    OBJECTIVES,
+    Measurement,
+    Outcome,
+    Resources,
+    Trial,
+    non_dominated,
+    normalize_objectives,
+    objective_values,
+)
 from autotile.core.statistics import Interval, contenders, is_tie, median_interval, paired_ratio, ratio_of
+from autotile.errors import InputError
 
 times = st.floats(0.01, 1e6)
 
@@ -16,133 +32,193 @@ def end_ranks(n: int) -> tuple[int, int]:
     return int(interval.low), int(interval.high)
 
 
-@pytest.mark.parametrize(
-    ("n", "ranks"),
-    [(6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (20, (6, 15)), (50, (18, 33)), (100, (40, 61))],
+class TestIntervals:
+    @pytest.mark.parametrize(
+        ("n", "ranks"),
+        [(6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (20, (6, 15)), (50, (18, 33)), (100, (40, 61))],
+    )
+    def test_ends_are_the_ranks_of_published_tables(self, n, ranks):
+        assert end_ranks(n) == ranks
+
+    @pytest.mark.parametrize("n", [6, 7, 17, 60, 301, 1000])
+    def test_ends_are_as_close_as_the_binomial_distribution_allows(self, n):
+        def beyond(rank: int) -> float:
+            return 2.0 * sum(math.comb(n, heads) for heads in range(rank)) / 2**n
+
+        low, high = end_ranks(n)
+        assert low + high == n + 1
+        assert beyond(low) <= 0.05 < beyond(low + 1)
+
+    @pytest.mark.parametrize("n", [6, 12, 30])
+    def test_interval_covers_the_true_median_of_a_skewed_distribution(self, n):
+        rng = np.random.default_rng(7)
+        runs = 4000
+        covered = sum(median_interval(samples).contains(1.0) for samples in rng.lognormal(0.0, 0.8, (runs, n)))
+        assert covered / runs >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / runs)
+
+    def test_interval_of_a_quantised_timer_covers_too(self):
+        rng = np.random.default_rng(8)
+        samples = np.round(2.0 * rng.normal(20.2, 0.4, (2000, 25))) / 2.0
+        assert sum(median_interval(row).contains(20.0) for row in samples) / len(samples) >= 0.95
+
+    @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+    def test_few_samples_give_the_range(self, n):
+        samples = [5.0, 1.0, 4.0, 2.0, 3.0][:n]
+        interval = median_interval(samples)
+        assert (interval.low, interval.high) == (min(samples), max(samples))
+
+    def test_one_wild_sample_moves_nothing(self):
+        calm = [10.0 + 0.01 * i for i in range(30)]
+        wild = [*calm[:-1], 1e6]
+        assert median_interval(wild) == median_interval(calm)
+
+    @settings(deadline=None, max_examples=100)
+    @given(st.lists(times, min_size=1, max_size=40), st.floats(0.5, 8.0), st.randoms(use_true_random=False))
+    def test_order_and_unit_do_not_matter(self, samples, unit, random):
+        interval = median_interval(samples)
+        assert interval.low <= interval.value <= interval.high
+        shuffled = random.sample(samples, len(samples))
+        assert median_interval(shuffled) == interval
+        scaled = median_interval([unit * sample for sample in samples])
+        assert scaled.low == pytest.approx(unit * interval.low)
+        assert scaled.relative_half_width == pytest.approx(interval.relative_half_width, rel=1e-9, abs=1e-9)
+
+    @pytest.mark.parametrize("samples", [[], [[1.0, 2.0]], [1.0, 0.0], [1.0, -2.0], [1.0, math.nan], [math.inf]])
+    def test_samples_that_are_no_times_are_refused(self, samples):
+        with pytest.raises(ValueError, match="samples must be"):
+            median_interval(samples)
+
+    def test_relative_half_width(self):
+        assert Interval(100.0, 99.5, 100.5).relative_half_width == pytest.approx(0.005)
+        assert median_interval([7.0] * 10).relative_half_width == 0.0
+
+    def test_pairs_see_through_a_drift_that_hides_the_difference(self):
+        rng = np.random.default_rng(3)
+        drift = np.linspace(1.0, 1.2, 40)
+        a = 100.0 * drift * rng.normal(1.0, 0.002, 40)
+        b = 101.0 * drift * rng.normal(1.0, 0.002, 40)
+        paired = paired_ratio(a, b)
+        assert paired.contains(1.01)
+        assert not is_tie(paired)
+        assert is_tie(ratio_of(median_interval(a), median_interval(b)))
+
+    def test_equal_kernels_tie_about_as_often_as_promised(self):
+        rng = np.random.default_rng(5)
+        a, b = rng.normal(100.0, 1.0, (2, 1500, 20))
+        ties = sum(is_tie(paired_ratio(*rounds)) for rounds in zip(a, b, strict=True))
+        assert 0.94 <= ties / 1500 < 1.0
+
+    def test_paired_times_need_equal_rounds_and_tell_the_slower(self):
+        assert paired_ratio([1.0] * 6, [2.0] * 6) == Interval(2.0, 2.0, 2.0)
+        with pytest.raises(ValueError, match="equal numbers of rounds: 2 of a, 3 of b"):
+            paired_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
+
+    @settings(deadline=None, max_examples=100)
+    @given(st.lists(times, min_size=3, max_size=3), st.lists(times, min_size=3, max_size=3), st.data())
+    def test_ratio_of_holds_every_ratio_of_values_in_the_intervals(self, ends_a, ends_b, data):
+        a, b = (Interval(value, low, high) for low, value, high in (sorted(ends_a), sorted(ends_b)))
+        ratio = ratio_of(a, b)
+        inside_a = data.draw(st.floats(a.low, a.high))
+        inside_b = data.draw(st.floats(b.low, b.high))
+        assert ratio.low * (1 - 1e-12) <= inside_b / inside_a <= ratio.high * (1 + 1e-12)
+        assert ratio.low <= ratio.value <= ratio.high
+
+    def test_ratio_of_needs_a_positive_divisor(self):
+        with pytest.raises(ValueError, match="positive divisor"):
+            ratio_of(Interval(1.0, 0.0, 2.0), Interval(1.0, 1.0, 1.0))
+
+    @pytest.mark.parametrize(
+        ("ratio", "tie"),
+        [(Interval(1.0, 0.99, 1.01), True), (Interval(1.02, 1.0, 1.04), True), (Interval(1.02, 1.001, 1.04), False)],
+    )
+    def test_a_ratio_that_holds_one_is_a_tie(self, ratio, tie):
+        assert is_tie(ratio) is tie
+
+    def test_contenders_are_those_that_may_still_win(self):
+        noise = [1.0, 1.003, 0.998, 1.001, 0.999, 1.002, 0.997, 1.0, 1.004, 0.996, 1.0, 1.001, 0.999, 1.002, 0.998]
+        times = [[ratio * n for n in noise] for ratio in (10.0, 10.05, 10.5, 30.0)]
+        assert contenders(times, [0, 1, 2, 3]) == [0, 1]
+        assert contenders(times, [2, 3]) == [2]
+        assert contenders(times, [3]) == [3]
+
+    @given(st.lists(st.lists(st.floats(0.5, 2.0), min_size=15, max_size=15), min_size=1, max_size=5))
+    def test_the_fastest_candidate_is_always_a_contender(self, times):
+        racing = list(range(len(times)))
+        left = contenders(times, racing)
+        assert set(left) <= set(racing)
+        assert min(racing, key=lambda i: np.median(times[i])) in left
+
+
+TRIAL = Trial(
+    {"BM": 64},
+    Outcome.OK,
+    resources=Resources(40, 0, 0, 0, 0),
+    measurement=Measurement(10.0, 9.9, 10.1),
+    telemetry={"energy_mj": 3.5, "max_error": 0, "power_w": 300},
 )
-def test_ends_are_the_ranks_of_published_tables(n, ranks):
-    assert end_ranks(n) == ranks
-
-
-@pytest.mark.parametrize("n", [6, 7, 17, 60, 301, 1000])
-def test_ends_are_as_close_as_the_binomial_distribution_allows(n):
-    def beyond(rank: int) -> float:
-        return 2.0 * sum(math.comb(n, heads) for heads in range(rank)) / 2**n
-
-    low, high = end_ranks(n)
-    assert low + high == n + 1
-    assert beyond(low) <= 0.05 < beyond(low + 1)
-
-
-@pytest.mark.parametrize("n", [6, 12, 30])
-def test_interval_covers_the_true_median_of_a_skewed_distribution(n):
-    rng = np.random.default_rng(7)
-    runs = 4000
-    covered = sum(median_interval(samples).contains(1.0) for samples in rng.lognormal(0.0, 0.8, (runs, n)))
-    assert covered / runs >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / runs)
-
-
-def test_interval_of_a_quantised_timer_covers_too():
-    rng = np.random.default_rng(8)
-    samples = np.round(2.0 * rng.normal(20.2, 0.4, (2000, 25))) / 2.0
-    assert sum(median_interval(row).contains(20.0) for row in samples) / len(samples) >= 0.95
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_few_samples_give_the_range(n):
-    samples = [5.0, 1.0, 4.0, 2.0, 3.0][:n]
-    interval = median_interval(samples)
-    assert (interval.low, interval.high) == (min(samples), max(samples))
-
-
-def test_one_wild_sample_moves_nothing():
-    calm = [10.0 + 0.01 * i for i in range(30)]
-    wild = [*calm[:-1], 1e6]
-    assert median_interval(wild) == median_interval(calm)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(times, min_size=1, max_size=40), st.floats(0.5, 8.0), st.randoms(use_true_random=False))
-def test_order_and_unit_do_not_matter(samples, unit, random):
-    interval = median_interval(samples)
-    assert interval.low <= interval.value <= interval.high
-    shuffled = random.sample(samples, len(samples))
-    assert median_interval(shuffled) == interval
-    scaled = median_interval([unit * sample for sample in samples])
-    assert scaled.low == pytest.approx(unit * interval.low)
-    assert scaled.relative_half_width == pytest.approx(interval.relative_half_width, rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.parametrize("samples", [[], [[1.0, 2.0]], [1.0, 0.0], [1.0, -2.0], [1.0, math.nan], [math.inf]])
-def test_samples_that_are_no_times_are_refused(samples):
-    with pytest.raises(ValueError, match="samples must be"):
-        median_interval(samples)
-
-
-def test_relative_half_width():
-    assert Interval(100.0, 99.5, 100.5).relative_half_width == pytest.approx(0.005)
-    assert median_interval([7.0] * 10).relative_half_width == 0.0
-
-
-def test_pairs_see_through_a_drift_that_hides_the_difference():
-    rng = np.random.default_rng(3)
-    drift = np.linspace(1.0, 1.2, 40)
-    a = 100.0 * drift * rng.normal(1.0, 0.002, 40)
-    b = 101.0 * drift * rng.normal(1.0, 0.002, 40)
-    paired = paired_ratio(a, b)
-    assert paired.contains(1.01)
-    assert not is_tie(paired)
-    assert is_tie(ratio_of(median_interval(a), median_interval(b)))
-
-
-def test_equal_kernels_tie_about_as_often_as_promised():
-    rng = np.random.default_rng(5)
-    a, b = rng.normal(100.0, 1.0, (2, 1500, 20))
-    ties = sum(is_tie(paired_ratio(*rounds)) for rounds in zip(a, b, strict=True))
-    assert 0.94 <= ties / 1500 < 1.0
-
-
-def test_paired_times_need_equal_rounds_and_tell_the_slower():
-    assert paired_ratio([1.0] * 6, [2.0] * 6) == Interval(2.0, 2.0, 2.0)
-    with pytest.raises(ValueError, match="equal numbers of rounds: 2 of a, 3 of b"):
-        paired_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(times, min_size=3, max_size=3), st.lists(times, min_size=3, max_size=3), st.data())
-def test_ratio_of_holds_every_ratio_of_values_in_the_intervals(ends_a, ends_b, data):
-    a, b = (Interval(value, low, high) for low, value, high in (sorted(ends_a), sorted(ends_b)))
-    ratio = ratio_of(a, b)
-    inside_a = data.draw(st.floats(a.low, a.high))
-    inside_b = data.draw(st.floats(b.low, b.high))
-    assert ratio.low * (1 - 1e-12) <= inside_b / inside_a <= ratio.high * (1 + 1e-12)
-    assert ratio.low <= ratio.value <= ratio.high
-
-
-def test_ratio_of_needs_a_positive_divisor():
-    with pytest.raises(ValueError, match="positive divisor"):
-        ratio_of(Interval(1.0, 0.0, 2.0), Interval(1.0, 1.0, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("ratio", "tie"),
-    [(Interval(1.0, 0.99, 1.01), True), (Interval(1.02, 1.0, 1.04), True), (Interval(1.02, 1.001, 1.04), False)],
+POINTS = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.lists(st.integers(0, 5), min_size=width, max_size=width), min_size=1, max_size=40)
 )
-def test_a_ratio_that_holds_one_is_a_tie(ratio, tie):
-    assert is_tie(ratio) is tie
 
 
-def test_contenders_are_those_that_may_still_win():
-    noise = [1.0, 1.003, 0.998, 1.001, 0.999, 1.002, 0.997, 1.0, 1.004, 0.996, 1.0, 1.001, 0.999, 1.002, 0.998]
-    times = [[ratio * n for n in noise] for ratio in (10.0, 10.05, 10.5, 30.0)]
-    assert contenders(times, [0, 1, 2, 3]) == [0, 1]
-    assert contenders(times, [2, 3]) == [2]
-    assert contenders(times, [3]) == [3]
+def dominates(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool((a <= b).all() and (a < b).any())
 
 
-@given(st.lists(st.lists(st.floats(0.5, 2.0), min_size=15, max_size=15), min_size=1, max_size=5))
-def test_the_fastest_candidate_is_always_a_contender(times):
-    racing = list(range(len(times)))
-    left = contenders(times, racing)
-    assert set(left) <= set(racing)
-    assert min(racing, key=lambda i: np.median(times[i])) in left
+class TestObjectives:
+    @pytest.mark.parametrize(
+        ("given", "meant"),
+        [
+            ([], ("time",)),
+            (["time"], ("time",)),
+            (["registers"], ("time", "registers")),
+            (["error", " energy", "time", "error"], ("time", "error", "energy")),
+        ],
+    )
+    def test_time_is_always_the_first(self, given: list[str], meant: tuple[str, ...]) -> None:
+        assert normalize_objectives(given) == meant
+
+    def test_an_unknown_one_is_refused(self) -> None:
+        with pytest.raises(
+            InputError, match=r"no objective 'register'.*registers.*known: time, registers, energy, error"
+        ):
+            normalize_objectives(["time", "register"])
+
+    def test_values_come_in_the_order_asked_for(self) -> None:
+        assert objective_values(TRIAL, list(OBJECTIVES)) == (10.0, 40, 3.5, 0.0)
+        assert objective_values(TRIAL, ["error", "time"]) == (0.0, 10.0)
+
+    def test_what_lacks_one_has_none(self) -> None:
+        assert objective_values(Trial({}, Outcome.OK, measurement=TRIAL.measurement), ["time", "energy"]) is None
+        assert objective_values(Trial({}, Outcome.OK, measurement=TRIAL.measurement), ["time", "registers"]) is None
+        assert objective_values(Trial({}, Outcome.CRASHED, resources=TRIAL.resources), ["registers"]) is None
+
+    @given(POINTS)
+    @settings(deadline=None, max_examples=200)
+    def test_a_point_is_kept_where_no_other_dominates_it(self, points: list[list[int]]) -> None:
+        values = np.array(points)
+        expected = [not any(dominates(other, point) for other in values) for point in values]
+        assert non_dominated(points).tolist() == expected
+
+    @given(POINTS, st.randoms(use_true_random=False))
+    @settings(deadline=None, max_examples=50)
+    def test_the_order_of_the_points_is_of_no_effect(self, points: list[list[int]], random: object) -> None:
+        order = list(range(len(points)))
+        random.shuffle(order)  # type: ignore[attr-defined]
+        assert non_dominated([points[i] for i in order]).tolist() == non_dominated(points)[order].tolist()
+
+    @pytest.mark.parametrize(
+        ("points", "kept"),
+        [
+            ([[1, 2], [1, 2], [2, 1], [2, 2]], [True, True, True, False]),  # equal points stay together
+            ([[3.0], [1.0], [2.0], [1.0]], [False, True, False, True]),
+            (np.zeros((0, 1)), []),
+            (np.zeros((0, 3)), []),
+        ],
+    )
+    def test_points_that_are_kept(self, points: Any, kept: list[bool]) -> None:
+        assert non_dominated(points).tolist() == kept
+
+    def test_ten_thousand_points_on_the_front_are_quick(self) -> None:
+        rising = np.arange(10_000.0)
+        assert non_dominated(np.stack([rising, -rising], axis=1)).all()

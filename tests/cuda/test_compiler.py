@@ -1,20 +1,45 @@
+"""Sources, as they are written for NVRTC or nvcc, to cubins with their functions, resources, parameters and errors."""
+
+from __future__ import annotations
+
 import json
 import re
 import struct
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cache_settings import cache_settings
+from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotile.core.device import device_profile, profile_names
 from autotile.core.documents import convert
-from autotile.core.model import Resources
-from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job, compiled_functions, macro_options
-from autotile.cuda.toolchain import load_nvrtc, nvrtc_version
+from autotile.core.model import Outcome, Resources
+from autotile.cuda import compiler, headers, toolchain
+from autotile.cuda.ceiling_kernels import ceiling_job
+from autotile.cuda.compiler import (
+    Compilation,
+    CompileJob,
+    _elf_section,
+    compile_cubin,
+    compile_job,
+    compiled_functions,
+    macro_options,
+    parameter_bytes,
+)
+from autotile.cuda.headers import compile_error
+from autotile.cuda.toolchain import installed_nvcc, load_cupy, load_nvrtc, nvrtc_version
 from autotile.errors import CompileError, ToolchainError
 from autotile.kernel.launch import value_or_zero
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import capability_of, is_below
+from autotile.space.search_space import feasible_space
+from autotile.workers.compile_pool import CompilePool
 
 SOURCE = """
 extern "C" __global__ void sum(DTYPE* x) {
@@ -25,125 +50,8 @@ extern "C" __global__ void sum(DTYPE* x) {
 }
 """
 JOB = CompileJob(SOURCE, "hash", "/nowhere/sum.cu", "sum", "sm_90", ("-DTILE=64", "-DDTYPE=float"))
-
-
-def test_a_cubin_comes_with_its_resources() -> None:
-    compiled = compile_cubin(JOB)
-    assert compiled.cubin.startswith(b"\x7fELF")
-    assert compiled.resources.static_smem_bytes == 64 * 4
-    assert 0 < compiled.resources.registers <= 255
-    assert compiled.resources.spill_bytes == 0
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_90a", "sm_100"])
-def test_architectures(architecture: str) -> None:
-    assert compile_cubin(replace(JOB, architecture=architecture)).cubin
-
-
-def test_toolkit_headers_are_found() -> None:
-    source = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cuda/std/cstdint>\n" + SOURCE
-    assert compile_cubin(replace(JOB, source=source, options=("-DTILE=64", "-DDTYPE=__half"))).cubin
-
-
-def test_spills_are_reported() -> None:
-    source = """
-    extern "C" __global__ void __launch_bounds__(1024, 2) sum(float* x) {
-        float v[64];
-        for (int i = 0; i < 64; ++i) v[i] = x[i * 64 + threadIdx.x];
-        __syncthreads();
-        for (int j = 0; j < 64; ++j) for (int i = 0; i < 64; ++i) v[i] += v[(i + 1) % 64] * v[(i + 7) % 64];
-        for (int i = 0; i < 64; ++i) x[i * 64 + threadIdx.x] = v[i];
-    }
-    """
-    assert compile_cubin(replace(JOB, source=source)).resources.spill_bytes > 0
-
-
-def test_the_compilers_own_message_is_kept() -> None:
-    with pytest.raises(CompileError, match=r'sum\.cu\(\d+\): error: identifier "TILE" is undefined') as caught:
-        compile_cubin(replace(JOB, options=("-DDTYPE=float",)))
-    assert "error" in caught.value.log
-
-
-def test_a_missing_entry_names_what_is_there() -> None:
-    with pytest.raises(CompileError, match=r"'total': identifier \"total\" is undefined.*found: sum\)"):
-        compile_cubin(replace(JOB, entry="total"))
-
-
-def test_an_unknown_architecture_is_a_toolchain_error() -> None:
-    with pytest.raises(ToolchainError, match="sm_11"):
-        compile_cubin(replace(JOB, architecture="sm_11"))
-
-
-def test_the_key_changes_with_all_that_changes_the_cubin() -> None:
-    others = [
-        replace(JOB, source_hash="other"),
-        replace(JOB, entry="other"),
-        replace(JOB, architecture="sm_80"),
-        replace(JOB, options=("-DTILE=32", "-DDTYPE=float")),
-    ]
-    assert len({job.key for job in [JOB, *others]}) == 5
-    assert replace(JOB, template_path="/elsewhere/sum.cu").key == JOB.key
-
-
-def test_a_job_survives_the_way_to_a_worker() -> None:
-    assert convert(json.loads(json.dumps(JOB.to_json())), CompileJob) == JOB
-
-
-def test_macros() -> None:
-    options = macro_options({"BM": 64, "GUARDED": True, "MODE": "direct"}, "bfloat16")
-    assert options == ("-DBM=64", "-DGUARDED=1", "-DMODE=direct", "-DDTYPE=__nv_bfloat16")
-
-
 OLDEST_OF_NVRTC = {"12": "5.0", "13": "7.5"}
 """Lowest compute capability that each major version of NVRTC compiles for: CUDA Toolkit release notes."""
-
-
-@pytest.mark.parametrize("name", ["matmul_naive", "matmul_tiled", "sgemm_2d"])
-@pytest.mark.parametrize("architecture", sorted({device_profile(name).architecture for name in profile_names()}))
-def test_a_default_compiles_for_the_architecture_of_every_profile(name: str, architecture: str) -> None:
-    """The code is for that architecture, and needs what the search space declares; others were dropped by NVRTC."""
-    kernel = load_kernel(name)
-    job = compile_job(kernel, kernel.spec.default, "float32", architecture)
-    if is_below(capability_of(architecture), OLDEST_OF_NVRTC[nvrtc_version().partition(".")[0]]):
-        with pytest.raises(ToolchainError, match=rf"refuses an option for {architecture}"):
-            compile_cubin(job)
-        return
-    compiled = compile_cubin(job)
-    (flags,) = struct.unpack_from("<I", compiled.cubin, 48)  # e_flags of a 64-bit ELF header
-    assert int(architecture.removeprefix("sm_")) in (flags & 0xFF, flags >> 8 & 0xFF)
-    assert list(compiled.functions) == [name]
-    resources, launch = compiled.resources, kernel.spec.steps[0].launch
-    names = {**kernel.spec.sizes, **kernel.spec.default}
-    assert resources.static_smem_bytes == value_or_zero(launch.static_smem_bytes, names)
-    assert value_or_zero(launch.min_registers, names) <= resources.registers <= 255
-    assert resources.spill_bytes == 0
-
-
-def test_resources_of_one_function_among_several() -> None:
-    log = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'first' for 'sm_90'
-ptxas info    : Function properties for first
-    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 1024 bytes smem, 400 bytes cmem[0]
-ptxas info    : Compiling entry function 'second' for 'sm_90'
-ptxas info    : Function properties for second
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 12 registers, used 0 barriers
-"""
-    functions = compiled_functions(b"", log, {"f": "first", "s": "second"})
-    assert functions["f"].resources == Resources(40, 4, 12, 8, 1024)
-    assert functions["s"].resources == Resources(12, 0, 0, 0, 0)
-    with pytest.raises(ToolchainError, match=r"'third'.*only first, second"):
-        compiled_functions(b"", log, {"t": "third"})
-
-
-def test_an_error_shows_nothing_of_a_file_that_a_macro_named(tmp_path: Path) -> None:
-    source = '#define HEADER "/etc/passwd"\n#include HEADER\n'
-    with pytest.raises(CompileError, match=r"^/etc/passwd\(1\): error in a file that the template must not") as raised:
-        compile_cubin(replace(JOB, source=source, template_path=str(tmp_path / "sum.cu")))
-    assert "root" not in str(raised.value)
-
-
 NAMED = """
 template <int B, class T> __global__ void __launch_bounds__(B) scale(T* x, T by) { x[threadIdx.x] *= by; }
 namespace inner { __global__ void fill(float* x) { x[threadIdx.x] = 1; } }
@@ -151,69 +59,6 @@ __global__ void twice(float* x) { x[threadIdx.x] *= 2; }
 __global__ void twice(int* x) { x[threadIdx.x] *= 2; }
 static __global__ void own(float* x) { x[0] = BLOCK; }
 """
-
-
-@pytest.mark.parametrize(
-    ("entry", "symbol"),
-    [
-        ("scale<BLOCK, DTYPE>", "_Z5scaleILi64EfEvPT0_S0_"),
-        ("scale<BLOCK * 2, unsigned int>", "_Z5scaleILi128EjEvPT0_S0_"),
-        ("inner::fill", "_ZN5inner4fillEPf"),
-        ("(void (*)(int*))twice", "_Z5twicePi"),
-        ("own", "_Z3ownPf"),
-    ],
-)
-def test_functions_by_their_cpp_name(entry: str, symbol: str) -> None:
-    job = CompileJob(NAMED, "hash", "/nowhere/named.cu", entry, "sm_90", ("-DBLOCK=64", "-DDTYPE=float"))
-    compiled = compile_cubin(job)
-    assert list(compiled.functions) == [entry]
-    assert compiled.functions[entry].symbol == symbol
-    assert symbol.encode() in compiled.cubin
-    assert compiled.resources.registers > 0
-
-
-def test_several_functions_of_one_cubin() -> None:
-    job = CompileJob(
-        NAMED, "hash", "/nowhere/named.cu", "own", "sm_90", ("-DBLOCK=64",), ("inner::fill", "scale<4, int>", "own")
-    )
-    assert job.key != replace(job, further_entries=()).key
-    functions = compile_cubin(job).functions
-    assert {entry: function.symbol for entry, function in functions.items()} == {
-        "own": "_Z3ownPf",
-        "inner::fill": "_ZN5inner4fillEPf",
-        "scale<4, int>": "_Z5scaleILi4EiEvPT0_S0_",
-    }
-
-
-@pytest.mark.parametrize(
-    ("entry", "cure"),
-    [
-        ("scale", "it is a template, so give its arguments"),
-        ("twice", "it is overloaded, so give its type"),
-        ("inner::full", 'namespace "inner" has no member "full"'),
-        ("scale<B, float>", 'identifier "B" is undefined'),
-    ],
-)
-def test_an_entry_that_names_no_function_gives_the_cure(entry: str, cure: str) -> None:
-    job = CompileJob(NAMED, "hash", "/nowhere/named.cu", entry, "sm_90", ("-DBLOCK=64",))
-    with pytest.raises(CompileError, match=re.escape(cure)) as raised:
-        compile_cubin(job)
-    assert "found: scale<int B, class T>, fill, twice, own" in str(raised.value)
-
-
-def test_naming_an_extern_c_function_does_not_change_its_cubin() -> None:
-    """Cubins of kernels that were compiled without a name expression stay as they are."""
-    nvrtc = load_nvrtc()
-    options = [b"--gpu-architecture=sm_90", b"--std=c++17", b"--ptxas-options=-v", b"--no-cache", b"-I/nowhere"]
-    _, program = nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"sum.cu", 0, [], [])
-    options += [option.encode() for option in JOB.options]
-    nvrtc.nvrtcCompileProgram(program, len(options), options)
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
-    plain = bytearray(size)
-    nvrtc.nvrtcGetCUBIN(program, plain)
-    assert compile_cubin(JOB).cubin == bytes(plain)
-
-
 SOFTMAX = """
 [kernel]
 name = "softmax"
@@ -242,41 +87,6 @@ namespace detail { constexpr int BLOCK = 3; }
 template <int BLOCK, typename SCALAR, bool EDGE, int Z>
 __global__ void __launch_bounds__(BLOCK) softmax(float* x) { x[threadIdx.x] = SCALAR(EDGE + Z + UNROLL + BLOCK); }
 """
-
-
-@pytest.mark.parametrize("is_included", [False, True])
-def test_names_of_template_parameters_are_no_macros(tmp_path: Path, is_included: bool) -> None:
-    (tmp_path / "softmax.toml").write_text(SOFTMAX)
-    (tmp_path / "softmax.cu").write_text('#include "code.cuh"\n' if is_included else TEMPLATES)
-    (tmp_path / "code.cuh").write_text(TEMPLATES if is_included else "")
-    kernel = load_kernel(str(tmp_path / "softmax.toml"))
-    assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z", "N"}
-    assert kernel.spec.compiled_names == ("N",)
-    job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
-    assert job.options == ("-DUNROLL=2", "-DDTYPE=float")
-    (function,) = compile_cubin(job).functions.values()
-    assert function.symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
-    other = compile_job(kernel, {**kernel.spec.default, "BLOCK": 64}, "float32", "sm_90", {"N": 8})
-    assert compile_cubin(other).functions[kernel.spec.entry].symbol == "_Z7softmaxILi64EjLb0ELi3EEvPf"
-    assert other.key != job.key
-
-
-def test_a_name_that_only_the_entry_uses_is_no_macro(tmp_path: Path) -> None:
-    """A header, such as CUB's, may have a parameter of that name."""
-    (tmp_path / "softmax.toml").write_text(SOFTMAX.replace("(N > 10), detail::BLOCK", "(UNROLL > 1), 3"))
-    (tmp_path / "softmax.cu").write_text(
-        TEMPLATES.replace("+ UNROLL", "+ 1").replace("template <int UNROLL>", "UNROLL")
-    )
-    kernel = load_kernel(str(tmp_path / "softmax.toml"))
-    job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
-    assert job.options == ("-DDTYPE=float",)
-    assert compile_cubin(job).functions[job.entry].symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
-
-
-def test_no_kernel_of_autotile_lacks_a_macro() -> None:
-    for name in kernel_names():
-        kernel = load_kernel(name)
-        assert not kernel.template_names & {*kernel.spec.default, *kernel.spec.flags, "DTYPE"}, name
 
 
 def small_job(**changes: object) -> CompileJob:
@@ -316,3 +126,536 @@ class TestStatuses:
     def test_an_option_that_is_refused_is_no_fault_of_the_source(self) -> None:
         with pytest.raises(ToolchainError, match=r"refuses an option for sm_90: .*--no-such"):
             compile_cubin(small_job(options=("--no-such",)))
+
+
+class TestCompiling:
+    def test_a_cubin_comes_with_its_resources(self) -> None:
+        compiled = compile_cubin(JOB)
+        assert compiled.cubin.startswith(b"\x7fELF")
+        assert compiled.resources.static_smem_bytes == 64 * 4
+        assert 0 < compiled.resources.registers <= 255
+        assert compiled.resources.spill_bytes == 0
+
+    @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_90a", "sm_100"])
+    def test_architectures(self, architecture: str) -> None:
+        assert compile_cubin(replace(JOB, architecture=architecture)).cubin
+
+    def test_toolkit_headers_are_found(self) -> None:
+        source = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cuda/std/cstdint>\n" + SOURCE
+        assert compile_cubin(replace(JOB, source=source, options=("-DTILE=64", "-DDTYPE=__half"))).cubin
+
+    def test_spills_are_reported(self) -> None:
+        source = """
+    extern "C" __global__ void __launch_bounds__(1024, 2) sum(float* x) {
+        float v[64];
+        for (int i = 0; i < 64; ++i) v[i] = x[i * 64 + threadIdx.x];
+        __syncthreads();
+        for (int j = 0; j < 64; ++j) for (int i = 0; i < 64; ++i) v[i] += v[(i + 1) % 64] * v[(i + 7) % 64];
+        for (int i = 0; i < 64; ++i) x[i * 64 + threadIdx.x] = v[i];
+    }
+    """
+        assert compile_cubin(replace(JOB, source=source)).resources.spill_bytes > 0
+
+    def test_the_compilers_own_message_is_kept(self) -> None:
+        with pytest.raises(CompileError, match=r'sum\.cu\(\d+\): error: identifier "TILE" is undefined') as caught:
+            compile_cubin(replace(JOB, options=("-DDTYPE=float",)))
+        assert "error" in caught.value.log
+
+    def test_a_missing_entry_names_what_is_there(self) -> None:
+        with pytest.raises(CompileError, match=r"'total': identifier \"total\" is undefined.*found: sum\)"):
+            compile_cubin(replace(JOB, entry="total"))
+
+    def test_an_unknown_architecture_is_a_toolchain_error(self) -> None:
+        with pytest.raises(ToolchainError, match="sm_11"):
+            compile_cubin(replace(JOB, architecture="sm_11"))
+
+    def test_the_key_changes_with_all_that_changes_the_cubin(self) -> None:
+        others = [
+            replace(JOB, source_hash="other"),
+            replace(JOB, entry="other"),
+            replace(JOB, architecture="sm_80"),
+            replace(JOB, options=("-DTILE=32", "-DDTYPE=float")),
+        ]
+        assert len({job.key for job in [JOB, *others]}) == 5
+        assert replace(JOB, template_path="/elsewhere/sum.cu").key == JOB.key
+
+    def test_a_job_survives_the_way_to_a_worker(self) -> None:
+        assert convert(json.loads(json.dumps(JOB.to_json())), CompileJob) == JOB
+
+    def test_macros(self) -> None:
+        options = macro_options({"BM": 64, "GUARDED": True, "MODE": "direct"}, "bfloat16")
+        assert options == ("-DBM=64", "-DGUARDED=1", "-DMODE=direct", "-DDTYPE=__nv_bfloat16")
+
+    @pytest.mark.parametrize("name", ["matmul_naive", "matmul_tiled", "sgemm_2d"])
+    @pytest.mark.parametrize("architecture", sorted({device_profile(name).architecture for name in profile_names()}))
+    def test_a_default_compiles_for_the_architecture_of_every_profile(self, name: str, architecture: str) -> None:
+        """The code is for that architecture, and needs what the search space declares; others were dropped by NVRTC."""
+        kernel = load_kernel(name)
+        job = compile_job(kernel, kernel.spec.default, "float32", architecture)
+        if is_below(capability_of(architecture), OLDEST_OF_NVRTC[nvrtc_version().partition(".")[0]]):
+            with pytest.raises(ToolchainError, match=rf"refuses an option for {architecture}"):
+                compile_cubin(job)
+            return
+        compiled = compile_cubin(job)
+        (flags,) = struct.unpack_from("<I", compiled.cubin, 48)  # e_flags of a 64-bit ELF header
+        assert int(architecture.removeprefix("sm_")) in (flags & 0xFF, flags >> 8 & 0xFF)
+        assert list(compiled.functions) == [name]
+        resources, launch = compiled.resources, kernel.spec.steps[0].launch
+        names = {**kernel.spec.sizes, **kernel.spec.default}
+        assert resources.static_smem_bytes == value_or_zero(launch.static_smem_bytes, names)
+        assert value_or_zero(launch.min_registers, names) <= resources.registers <= 255
+        assert resources.spill_bytes == 0
+
+    def test_resources_of_one_function_among_several(self) -> None:
+        log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'first' for 'sm_90'
+ptxas info    : Function properties for first
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 1024 bytes smem, 400 bytes cmem[0]
+ptxas info    : Compiling entry function 'second' for 'sm_90'
+ptxas info    : Function properties for second
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 12 registers, used 0 barriers
+"""
+        functions = compiled_functions(b"", log, {"f": "first", "s": "second"})
+        assert functions["f"].resources == Resources(40, 4, 12, 8, 1024)
+        assert functions["s"].resources == Resources(12, 0, 0, 0, 0)
+        with pytest.raises(ToolchainError, match=r"'third'.*only first, second"):
+            compiled_functions(b"", log, {"t": "third"})
+
+    def test_an_error_shows_nothing_of_a_file_that_a_macro_named(self, tmp_path: Path) -> None:
+        source = '#define HEADER "/etc/passwd"\n#include HEADER\n'
+        with pytest.raises(
+            CompileError, match=r"^/etc/passwd\(1\): error in a file that the template must not"
+        ) as raised:
+            compile_cubin(replace(JOB, source=source, template_path=str(tmp_path / "sum.cu")))
+        assert "root" not in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("entry", "symbol"),
+        [
+            ("scale<BLOCK, DTYPE>", "_Z5scaleILi64EfEvPT0_S0_"),
+            ("scale<BLOCK * 2, unsigned int>", "_Z5scaleILi128EjEvPT0_S0_"),
+            ("inner::fill", "_ZN5inner4fillEPf"),
+            ("(void (*)(int*))twice", "_Z5twicePi"),
+            ("own", "_Z3ownPf"),
+        ],
+    )
+    def test_functions_by_their_cpp_name(self, entry: str, symbol: str) -> None:
+        job = CompileJob(NAMED, "hash", "/nowhere/named.cu", entry, "sm_90", ("-DBLOCK=64", "-DDTYPE=float"))
+        compiled = compile_cubin(job)
+        assert list(compiled.functions) == [entry]
+        assert compiled.functions[entry].symbol == symbol
+        assert symbol.encode() in compiled.cubin
+        assert compiled.resources.registers > 0
+
+    def test_several_functions_of_one_cubin(self) -> None:
+        job = CompileJob(
+            NAMED, "hash", "/nowhere/named.cu", "own", "sm_90", ("-DBLOCK=64",), ("inner::fill", "scale<4, int>", "own")
+        )
+        assert job.key != replace(job, further_entries=()).key
+        functions = compile_cubin(job).functions
+        assert {entry: function.symbol for entry, function in functions.items()} == {
+            "own": "_Z3ownPf",
+            "inner::fill": "_ZN5inner4fillEPf",
+            "scale<4, int>": "_Z5scaleILi4EiEvPT0_S0_",
+        }
+
+    @pytest.mark.parametrize(
+        ("entry", "cure"),
+        [
+            ("scale", "it is a template, so give its arguments"),
+            ("twice", "it is overloaded, so give its type"),
+            ("inner::full", 'namespace "inner" has no member "full"'),
+            ("scale<B, float>", 'identifier "B" is undefined'),
+        ],
+    )
+    def test_an_entry_that_names_no_function_gives_the_cure(self, entry: str, cure: str) -> None:
+        job = CompileJob(NAMED, "hash", "/nowhere/named.cu", entry, "sm_90", ("-DBLOCK=64",))
+        with pytest.raises(CompileError, match=re.escape(cure)) as raised:
+            compile_cubin(job)
+        assert "found: scale<int B, class T>, fill, twice, own" in str(raised.value)
+
+    def test_naming_an_extern_c_function_does_not_change_its_cubin(self) -> None:
+        """Cubins of kernels that were compiled without a name expression stay as they are."""
+        nvrtc = load_nvrtc()
+        options = [b"--gpu-architecture=sm_90", b"--std=c++17", b"--ptxas-options=-v", b"--no-cache", b"-I/nowhere"]
+        _, program = nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"sum.cu", 0, [], [])
+        options += [option.encode() for option in JOB.options]
+        nvrtc.nvrtcCompileProgram(program, len(options), options)
+        _, size = nvrtc.nvrtcGetCUBINSize(program)
+        plain = bytearray(size)
+        nvrtc.nvrtcGetCUBIN(program, plain)
+        assert compile_cubin(JOB).cubin == bytes(plain)
+
+    @pytest.mark.parametrize("is_included", [False, True])
+    def test_names_of_template_parameters_are_no_macros(self, tmp_path: Path, is_included: bool) -> None:
+        (tmp_path / "softmax.toml").write_text(SOFTMAX)
+        (tmp_path / "softmax.cu").write_text('#include "code.cuh"\n' if is_included else TEMPLATES)
+        (tmp_path / "code.cuh").write_text(TEMPLATES if is_included else "")
+        kernel = load_kernel(str(tmp_path / "softmax.toml"))
+        assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z", "N"}
+        assert kernel.spec.compiled_names == ("N",)
+        job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
+        assert job.options == ("-DUNROLL=2", "-DDTYPE=float")
+        (function,) = compile_cubin(job).functions.values()
+        assert function.symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
+        other = compile_job(kernel, {**kernel.spec.default, "BLOCK": 64}, "float32", "sm_90", {"N": 8})
+        assert compile_cubin(other).functions[kernel.spec.entry].symbol == "_Z7softmaxILi64EjLb0ELi3EEvPf"
+        assert other.key != job.key
+
+    def test_a_name_that_only_the_entry_uses_is_no_macro(self, tmp_path: Path) -> None:
+        """A header, such as CUB's, may have a parameter of that name."""
+        (tmp_path / "softmax.toml").write_text(SOFTMAX.replace("(N > 10), detail::BLOCK", "(UNROLL > 1), 3"))
+        (tmp_path / "softmax.cu").write_text(
+            TEMPLATES.replace("+ UNROLL", "+ 1").replace("template <int UNROLL>", "UNROLL")
+        )
+        kernel = load_kernel(str(tmp_path / "softmax.toml"))
+        job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
+        assert job.options == ("-DDTYPE=float",)
+        assert compile_cubin(job).functions[job.entry].symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
+
+    def test_no_kernel_of_autotile_lacks_a_macro(self) -> None:
+        for name in kernel_names():
+            kernel = load_kernel(name)
+            assert not kernel.template_names & {*kernel.spec.default, *kernel.spec.flags, "DTYPE"}, name
+
+
+_SUM = "s[threadIdx.x] = x[0]; __syncthreads(); x[1] = s[threadIdx.x ^ 1];"
+SHARED = f"#warning a warning\n__global__ void k(float* x) {{ int unused; __shared__ float s[60000]; {_SUM} }}"
+SHARED_TEMPLATE = f"template <int N> __global__ void k(float* x) {{ __shared__ float s[N]; {_SUM} }}"
+CONSTANT = "__constant__ float c[20000]; __global__ void k(float* x, int i) { x[0] = c[i]; }"
+PARAMETERS = "struct P { float a[10000]; }; __global__ void k(float* x, P p, int i) { x[0] = p.a[i]; }"
+CASES = [
+    (SHARED, "k", "k uses 240000 bytes of static shared memory, over the limit of 49152 bytes"),
+    (SHARED_TEMPLATE, "k<60000>", "k<60000> uses 240000 bytes of static shared memory, over the limit of 49152 bytes"),
+    (CONSTANT, "k", "the source uses 80000 bytes of constant memory, over the limit of 65536 bytes"),
+    (PARAMETERS, "k", "k uses 40012 bytes of kernel parameters, over the limit of 32764 bytes"),
+]
+COMPILERS = ["nvrtc", pytest.param("nvcc", marks=pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc"))]
+
+
+def job(source: str, entry: str = "k", compiler: str = "nvrtc") -> CompileJob:
+    return CompileJob(source, "hash", "/nowhere/k.cu", entry, "sm_90", (), compiler=compiler)
+
+
+class TestLimits:
+    @pytest.mark.parametrize("compiler", COMPILERS)
+    @pytest.mark.parametrize(("source", "entry", "expected"), CASES)
+    def test_the_outcome_and_the_bytes(
+        self, tmp_path: Path, source: str, entry: str, expected: str, compiler: str
+    ) -> None:
+        pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60)
+        try:
+            compiled = pool.submit(lambda: job(source, entry, compiler)).result()
+        finally:
+            pool.close()
+        assert compiled.outcome is Outcome.RESOURCE_EXCEEDED
+        assert compiled.reason.startswith(expected)
+        assert "\0" not in compiled.reason
+
+    @pytest.mark.parametrize("compiler", COMPILERS)
+    @pytest.mark.parametrize(
+        "source",
+        [
+            '#error "uses too much shared data (0x3a980 bytes, 0xc000 max)"\n__global__ void k() {}',
+            'static_assert(false, "ptxas error: requires more registers"); __global__ void k() {}',
+            "__global__ void k(float* x) { x[0] = y; }",
+            '__global__ void k(float* x) { asm volatile("bar.sync 17;"); x[0] = 1; }',  # an error of the assembler
+        ],
+    )
+    def test_other_errors_are_failures_of_the_compiler(self, tmp_path: Path, source: str, compiler: str) -> None:
+        pool = CompilePool(cache_settings(tmp_path), workers=1, deadline_s=60)
+        try:
+            compiled = pool.submit(lambda: job(source, compiler=compiler)).result()
+        finally:
+            pool.close()
+        assert compiled.outcome is Outcome.COMPILE_FAILED
+        assert "\0" not in compiled.reason
+
+    @pytest.mark.parametrize("source", [SHARED, CONSTANT, '__global__ void k() { asm volatile("bar.sync 17;"); }'])
+    def test_logs_have_no_nul(self, source: str) -> None:
+        """NVRTC puts one between the messages of the front end and those of the assembler."""
+        with pytest.raises(CompileError) as caught:
+            compile_cubin(job(source))
+        assert "ptxas" in caught.value.log
+        assert "\0" not in caught.value.log
+        assert not caught.value.log.endswith("\n\n")
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            (
+                "ptxas error   : Entry function '_Z1kILi4EEvPf' uses too much shared data "
+                "(0x20000 bytes + 0x400 bytes system, 0xc000 max)",
+                "k<4> uses 132096 bytes of static shared memory, over the limit of 49152 bytes",
+            ),
+            (
+                "ptxas error   : Entry function 'k' uses too much local data (0x100000 bytes, 0x80000 max)",
+                "k uses 1048576 bytes of local memory, over the limit of 524288 bytes",
+            ),
+            (
+                "ptxas error   : Entry function 'k' uses too much parameter space (0x2000 bytes, 0x1100 max).",
+                "k uses 8192 bytes of kernel parameters, over the limit of 4352 bytes",
+            ),
+            (
+                "ptxas error   : Entry function 'k' uses too much constant data (bank 3, 0x20000 bytes, 0x10000 max)",
+                "k uses 131072 bytes of constant memory, over the limit of 65536 bytes",
+            ),
+            (
+                "ptxas k.ptx, line 9; error   : Insufficient registers (16) to compile instruction at line 9 "
+                "in function k",
+                "Insufficient registers (16) to compile instruction at line 9 in function k",
+            ),
+            (
+                "ptxas error   : Out Of Resources to support barriers in entry 'k'",
+                "Out Of Resources to support barriers in entry 'k'",
+            ),
+        ],
+    )
+    def test_messages_of_other_versions(self, line: str, expected: str) -> None:
+        """As the assembler's own texts have them; no source here provokes these."""
+        error = compile_error(f"k.cu(1): warning: unused\n{line}\nptxas fatal   : aborted\n", job("", "k<4>"))
+        assert error.exceeds_limit
+        assert str(error).startswith(expected)
+
+
+NVCC_SOURCE = """
+#include <vector>
+#include <limits>
+extern "C" __global__ void plain(float* x) { x[threadIdx.x] = std::numeric_limits<float>::infinity(); }
+template <int B, class T> __global__ void scale(T* x, int n) { x[threadIdx.x] *= B + TILE; }
+namespace inner { __global__ void fill(float* x, double d) { x[0] = d; } }
+float host(const std::vector<float>& v) { return v[0]; }
+"""
+NVCC_JOB = CompileJob(
+    NVCC_SOURCE, "hash", "/nowhere/x.cu", "plain", "sm_90", ("-DTILE=4", "--expt-relaxed-constexpr"), compiler="nvcc"
+)
+
+
+@pytest.fixture
+def forget() -> Iterator[None]:
+    toolchain.find_nvcc.cache_clear()
+    toolchain.nvcc_version.cache_clear()
+    yield
+    toolchain.find_nvcc.cache_clear()
+    toolchain.nvcc_version.cache_clear()
+
+
+def has_nvcc() -> bool:
+    return bool(toolchain.installed_nvcc())
+
+
+@pytest.mark.skipif(not has_nvcc(), reason="there is no nvcc on this machine")
+class TestNvcc:
+    def test_functions_and_resources(self) -> None:
+        job = replace(NVCC_JOB, further_entries=("scale<64, float>", "inner::fill"))
+        functions = compile_cubin(job).functions
+        assert [function.symbol for function in functions.values()] == [
+            "plain",
+            "_Z5scaleILi64EfEvPT0_i",
+            "_ZN5inner4fillEPfd",
+        ]
+        assert [function.parameter_bytes for function in functions.values()] == [(8,), (8, 4), (8, 8)]
+        assert all(function.resources.registers > 0 for function in functions.values())
+
+    def test_errors_are_those_of_the_source(self) -> None:
+        with pytest.raises(CompileError, match=r'x\.cu\(5\): error: identifier "TILE" is undefined'):
+            compile_cubin(replace(NVCC_JOB, options=NVCC_JOB.options[1:], entry="scale<64, float>"))
+        with pytest.raises(CompileError, match=r"no __global__ function 'missing'.*plain"):
+            compile_cubin(replace(NVCC_JOB, entry="missing"))
+
+    def test_options(self) -> None:
+        options = (*NVCC_JOB.options, "--ptxas-options=-dlcm=cg", "--maxrregcount=32", "-lineinfo", "-O3", "-std=c++17")
+        assert compile_cubin(replace(NVCC_JOB, options=options)).cubin
+
+    def test_the_version_is_part_of_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        key = NVCC_JOB.key
+        assert key != replace(NVCC_JOB, compiler="nvrtc").key
+        monkeypatch.setattr(compiler, "nvcc_version", lambda: "99.9")
+        assert NVCC_JOB.key != key
+
+
+@pytest.mark.usefixtures("forget")
+class TestStandIn:
+    def place(self, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+        (folder / "bin").mkdir()
+        path = folder / "bin" / "nvcc"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CUDA_HOME", str(folder))
+
+    def test_arguments_are_passed_as_they_are(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        report = """ptxas info    : Compiling entry function 'plain' for 'sm_90'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers"""
+        self.place(
+            tmp_path,
+            monkeypatch,
+            f"""if [ "$1" = --version ]; then echo 'release 1.2, V1.2.3'; exit; fi
+for word in "$@"; do echo "$word" >> {tmp_path}/arguments; done
+while [ "$1" != -o ]; do shift; done
+echo cubin > "$2"; cat >&2 <<'END'
+{report}
+END""",
+        )
+        job = replace(NVCC_JOB, options=("-DTEXT=a b; $(touch /nowhere) `x`",), include_folders=("/some where",))
+        assert toolchain.nvcc_version() == "1.2.3"
+        assert compile_cubin(job).resources.registers == 8
+        arguments = (tmp_path / "arguments").read_text().splitlines()
+        assert "-DTEXT=a b; $(touch /nowhere) `x`" in arguments
+        assert "-I/some where" in arguments
+        assert "-arch=sm_90" in arguments
+
+    def test_what_nvcc_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place(tmp_path, monkeypatch, "echo 'x.cu(3): error: no such thing' >&2; exit 2")
+        with pytest.raises(CompileError, match=r"x\.cu\(3\): error: no such thing"):
+            compile_cubin(NVCC_JOB)
+        with pytest.raises(ToolchainError, match="--version fails"):
+            toolchain.nvcc_version()
+
+    def test_without_nvcc(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(toolchain, "toolkit_folders", lambda: (tmp_path,))
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ToolchainError, match="no nvcc on this machine; install the CUDA toolkit"):
+            compile_cubin(NVCC_JOB)
+
+
+PARAMETERS_SOURCE = """
+struct alignas(64) Map { char bytes[128]; };
+struct Three { float a; double b; char c; };
+template <class T> __global__ void k(T* x, int n, char c, Three s, const __grid_constant__ Map m, T d) {
+    x[n] = c + s.a + m.bytes[3] + d;
+}
+extern "C" __global__ void none() {}
+"""
+
+
+@pytest.fixture(scope="module")
+def cubin() -> bytes:
+    return compile_cubin(CompileJob(PARAMETERS_SOURCE, "hash", "/nowhere/x.cu", "k<int>", "sm_90", ())).cubin
+
+
+class TestParameters:
+    @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+    def test_parameters_of_compiled_functions(self, architecture: str) -> None:
+        job = CompileJob(PARAMETERS_SOURCE, "hash", "/nowhere/x.cu", "k<double>", architecture, (), ("none", "k<int>"))
+        functions = compile_cubin(job).functions
+        assert functions["k<double>"].parameter_bytes == (8, 4, 1, 24, 128, 8)
+        assert functions["k<int>"].parameter_bytes == (8, 4, 1, 24, 128, 4)
+        assert functions["none"].parameter_bytes == ()
+
+    @given(at=st.integers(0, 4000), byte=st.integers(0, 255), length=st.integers(0, 9000))
+    def test_a_damaged_file_has_unknown_or_few_parameters(self, cubin: bytes, at: int, byte: int, length: int) -> None:
+        damaged = bytearray(cubin)
+        damaged[min(at, len(cubin) - 1)] = byte
+        found = parameter_bytes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
+        assert found is None or len(found) < 1000
+
+
+ROOT = Path(__file__).parents[2]
+TRANSPOSE = ROOT / "examples" / "transpose_tma" / "transpose_tma.toml"
+H200 = device_profile("h200")
+
+
+class TestFeatures:
+    def test_flags_are_macros_and_part_of_the_cubins_key(self, tmp_path: Path) -> None:
+        kernel = load_kernel(str(write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)))
+        plain = compile_job(kernel, kernel.spec.default, "float16", "sm_90")
+        assert plain.options[-4:] == ("-DTRANS_A=0", "-DTRANS_B=0", "-DOUT_FP32=0", "-DDTYPE=__half")
+        turned = compile_job(kernel, kernel.spec.default, "float16", "sm_90", {**kernel.spec.sizes, "TRANS_B": 1})
+        assert "-DTRANS_B=1" in turned.options
+        assert turned.key != plain.key
+        assert compile_cubin(turned).cubin != compile_cubin(plain).cubin
+
+    def test_a_kernel_without_flags_compiles_as_before(self) -> None:
+        kernel = load_kernel("sgemm_2d")
+        job = compile_job(kernel, kernel.spec.default, "float32", "sm_90", {"M": 1, "N": 1, "K": 1})
+        assert job.options == (*(f"-D{name}={value}" for name, value in kernel.spec.default.items()), "-DDTYPE=float")
+        assert job.architecture == "sm_90"
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_the_target_is_the_kernels_own(self, tmp_path: Path, dtype: str) -> None:
+        kernel = load_kernel(str(write_kernel(tmp_path, CLUSTER_TEMPLATE, CLUSTER_SPACE)))
+        job = compile_job(kernel, {"THREADS": 64, "CLUSTER": 8, "WHOLE": True}, dtype, "sm_90")
+        assert job.architecture == "sm_90a"
+        assert compile_cubin(job).resources.static_smem_bytes == 256
+
+    @pytest.mark.parametrize("row", [0, 40, 80])
+    def test_the_example_with_a_tensor_map_compiles(self, row: int) -> None:
+        kernel = load_kernel(str(TRANSPOSE))
+        config = feasible_space(kernel.spec, kernel.spec.sizes, H200).config(row)
+        resources = compile_cubin(compile_job(kernel, config, "float32", "sm_90")).resources
+        assert resources.spill_bytes == 0
+        assert 0 <= resources.static_smem_bytes - (4 * int(config["ROWS"]) * int(config["COLUMNS"]) + 8) < 1024
+
+    def test_the_page_shows_the_example_as_it_is(self) -> None:
+        page = (ROOT / "docs" / "file-format.md").read_text(encoding="utf-8")
+        section = page.partition("## Example with a tensor map")[2].partition("\n## ")[0]
+        shown = [line.strip() for line in section.splitlines() if line.startswith("    ") and line.strip()]
+        files = [TRANSPOSE.read_text(encoding="utf-8"), TRANSPOSE.with_suffix(".cu").read_text(encoding="utf-8")]
+        known = {line.strip() for text in files for line in text.splitlines()}
+        told = {line for line in shown if line not in known}
+        assert len(shown) > 20
+        assert {line.split(":")[0] for line in told} <= {"tensor_maps", "= 128"}
+
+
+FFMA, DFMA, HFMA2, HMMA, DMMA, HGMMA, LDG, STG = 0x023, 0x02B, 0x031, 0x03C, 0x03F, 0x1F0, 0x181, 0x186
+"""Lowest 9 bits of the opcodes of Turing and later, without the bits that tell where operands are."""
+HFMA2_MMA, QGMMA = 0x035, 0x1F3
+"""The fp16 FMA of the other pipe, and wgmma of 8-bit floats."""
+
+
+def instructions(compiled: Compilation, entry: str) -> Counter[int]:
+    code = _elf_section(compiled.cubin, f".text.{compiled.functions[entry].symbol}".encode())
+    assert code is not None
+    return Counter(struct.unpack_from("<Q", code, at)[0] & 0x1FF for at in range(0, len(code), 16))
+
+
+@pytest.fixture(scope="module", params=["8.0", "9.0"])
+def compiled(request: pytest.FixtureRequest) -> tuple[str, Compilation]:
+    return request.param, compile_cubin(ceiling_job(request.param))
+
+
+class TestCeilingKernels:
+    def test_no_instruction_was_removed(self, compiled: tuple[str, Compilation]) -> None:
+        capability, cubin = compiled
+        is_hopper = capability == "9.0"
+        assert instructions(cubin, "fma_float32")[FFMA] == 8 * 64
+        assert instructions(cubin, "fma_float64")[DFMA] == 8 * 64
+        half = instructions(cubin, "fma_float16")
+        assert 0 <= half[HFMA2] + half[HFMA2_MMA] - 8 * 64 < 8  # some set registers to constants
+        for name in ("float16", "bfloat16", "tf32"):
+            assert instructions(cubin, f"mma_{name}")[HMMA] == 2 * 4 * 4  # 4 of 32 steps are unrolled
+        assert instructions(cubin, "mma_float64")[DMMA] == 2 * 2 * 4
+        assert instructions(cubin, "read_words")[LDG] >= 4
+        copy = instructions(cubin, "copy_words")
+        assert min(copy[LDG], copy[STG]) >= 4
+        for name in ("float16", "bfloat16", "tf32", "float8_e4m3fn") if is_hopper else ():
+            found = instructions(cubin, f"wgmma_{name}")
+            assert found[HGMMA] + found[QGMMA] == 4  # and no more, which the compiler adds to synchronise
+
+    def test_nothing_is_spilled(self, compiled: tuple[str, Compilation]) -> None:
+        spilled = {name: found.resources.spill_bytes for name, found in compiled[1].functions.items()}
+        assert set(spilled.values()) == {0}
+
+    def test_each_architecture_gets_what_it_has(self) -> None:
+        entries = {capability: ceiling_job(capability).entries for capability in ("7.5", "8.6", "8.9", "9.0", "12.0")}
+        assert not any("mma" in name for name in entries["7.5"])
+        assert "mma_float64" not in entries["8.6"]
+        assert "mma_float8_e4m3fn" in entries["8.9"]
+        assert "wgmma_float8_e4m3fn" in entries["9.0"]
+        assert "wgmma_tf32" not in entries["12.0"]
+        assert ceiling_job("9.0").architecture == "sm_90a"
+
+
+class TestMissingParts:
+    def test_without_the_wheels_there_are_no_headers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+        monkeypatch.setattr(headers, "toolkit_folders", tuple)
+        assert headers.header_folders.__wrapped__().toolkit == ()
+
+    def test_without_cupy_the_error_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+        with pytest.raises(ToolchainError, match=r"CuPy is not installed .*pip install"):
+            load_cupy.__wrapped__()

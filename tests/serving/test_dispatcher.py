@@ -1,9 +1,20 @@
-"""`get_best_kernel`: look-ups, devices by name, bad databases, misses, threads."""
+"""`get_best_kernel`: look-ups, devices by name, bad databases, misses, threads, requests of every form, few modules."""
 
+from __future__ import annotations
+
+import copy
 import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +23,17 @@ import numpy as np
 import pytest
 
 from autotile.core.device import device_profile
-from autotile.core.model import Resources
+from autotile.core.model import LaunchGeometry, Resources
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import ArgumentError, DatabaseError, InputError, NotTunedError, ToolchainError
+from autotile.kernel.library import load_kernel
 from autotile.serving import dispatcher as serving
+from autotile.serving import refresh as miss_counter
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
-from autotile.settings import read_settings
+from autotile.serving.dispatcher import Dispatcher, default_dispatcher, find_best_kernel, get_best_kernel
+from autotile.serving.selection import RecentCache
+from autotile.settings import child_environment, read_settings
 
 BEST = {"THREADS": 256, "WORK": 4}
 
@@ -162,9 +176,9 @@ class TestDatabases:
     """Serving never fails because of a database."""
 
     def test_missing(self, store: Any, tmp_path: Path) -> None:
-        assert store.ask(4096, database=str(tmp_path / "nowhere" / "tuning.db")).tier == "default"
+        for database in (str(tmp_path / "nowhere" / "tuning.db"), None, "mysql://host/name"):
+            assert store.ask(4096, database=database).tier == "default"
         assert not (tmp_path / "nowhere").exists()
-        assert store.ask(4096).tier == "default"
         assert not Path(read_settings().database).exists()
 
     @pytest.mark.parametrize(
@@ -177,14 +191,9 @@ class TestDatabases:
         assert served.tier == "default"
         assert ("Your own results could not be read" in served.explain()) == bool(content)
         assert path.read_bytes() == content
-
-    def test_a_folder(self, store: Any, tmp_path: Path) -> None:
         served = store.ask(4096, database=str(tmp_path))
         assert served.tier == "default"
         assert f"Your own results could not be read: {tmp_path} is a folder" in served.explain()
-
-    def test_an_unknown_kind(self, store: Any) -> None:
-        assert store.ask(4096, database="mysql://host/name").tier == "default"
 
     def test_damaged_behind_its_first_pages(self, store: Any) -> None:
         store.put(4096, BEST)
@@ -204,25 +213,18 @@ class TestDatabases:
             assert (store.ask(4096, device=None).tier, store.ask(4096, device=None).config) == ("exact", BEST)
         assert store.ask(8192, device=None).tier == "nearest"
 
-    def test_one_that_fails_only_when_it_is_read(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("live_gpu")
+    def test_one_that_cannot_be_read_or_written(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any, **__: Any) -> None:
             raise DatabaseError("the disk refused")
 
         store.put(4096, BEST)
+        for method in ("add_misses", "open"):
+            monkeypatch.setattr(Database, method, fail)
+            assert store.ask(8192, device=None).tier == "nearest"
         monkeypatch.setattr("autotile.serving.selection.read_file", lambda *_, **__: None)
         monkeypatch.setattr(Database, "reading", fail)
         assert store.ask(4096).tier == "default"
-
-    @pytest.mark.usefixtures("live_gpu")
-    def test_one_that_cannot_be_written(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_: Any, **__: Any) -> None:
-            raise DatabaseError("read-only")
-
-        store.put(4096, BEST)
-        monkeypatch.setattr(Database, "add_misses", fail)
-        assert store.ask(8192, device=None).tier == "nearest"
-        monkeypatch.setattr(Database, "open", fail)
-        assert store.ask(8192, device=None).tier == "nearest"
 
     def test_another_one_by_name(self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
@@ -235,13 +237,26 @@ class TestDatabases:
 class TestStrict:
     """Strict serving raises instead of serving a fallback, with the fields of the key that differ."""
 
-    def test_what_is_exact_is_served(self, store: Any) -> None:
-        store.put(4096, BEST)
-        assert store.ask(4096, strict=True).tier == "exact"
+    @pytest.mark.parametrize(
+        ("stored", "n", "said"),
+        [
+            ([], 4096, "nothing is tuned for scale; run `autotile tune`"),
+            ([64], 64, "breaks a rule or a limit here"),  # a block of 1024 elements
+            ([4096], 8192, "sizes: tuned n=4096, requested n=8192"),
+        ],
+    )
+    def test_what_is_not_exact_is_refused(self, store: Any, stored: list[int], n: int, said: str) -> None:
+        for tuned in stored:
+            store.put(tuned, BEST)
+        store.ask(n)  # also where it was served before
+        with pytest.raises(NotTunedError, match=said) as caught:
+            get_best_kernel(store.path, n=n, device="h200", strict=True)
+        assert [name for name, _, _ in caught.value.differences] == (["sizes"] if n == 8192 else [])
 
     @pytest.mark.parametrize(
         ("changes", "fields"),
         [
+            ({"n": 4096}, set()),
             ({"n": 8192}, {"sizes"}),
             ({"n": 4096, "nvrtc_version": "12.0"}, {"nvrtc_version"}),
             ({"n": 4096, "l2_mode": "hot"}, {"l2_mode"}),
@@ -251,6 +266,9 @@ class TestStrict:
     )
     def test_every_field_that_differs_is_named(self, store: Any, changes: dict[str, Any], fields: set[str]) -> None:
         store.put(config=BEST, **changes)
+        if not fields:
+            assert store.ask(4096, strict=True).tier == "exact"
+            return
         with pytest.raises(NotTunedError) as caught:
             store.ask(4096, strict=True)
         assert {name for name, _, _ in caught.value.differences} == fields
@@ -263,22 +281,6 @@ class TestStrict:
         ) as caught:
             store.ask(4096, strict=True)
         assert {"gpu_name", "compute_capability", "sm_count"} <= {name for name, _, _ in caught.value.differences}
-
-    def test_nothing_is_tuned(self, store: Any) -> None:
-        with pytest.raises(NotTunedError, match="nothing is tuned for scale; run `autotile tune`") as caught:
-            store.ask(4096, strict=True)
-        assert caught.value.differences == ()
-
-    def test_what_was_tuned_for_it_does_not_fit(self, store: Any) -> None:
-        store.put(64, BEST)  # a block of 1024 elements
-        with pytest.raises(NotTunedError, match="breaks a rule or a limit here"):
-            store.ask(64, strict=True)
-
-    def test_an_object_that_was_served_before_is_refused_too(self, store: Any) -> None:
-        store.put(4096, BEST)
-        assert get_best_kernel(str(store.path), n=8192, device="h200").tier == "nearest"
-        with pytest.raises(NotTunedError):
-            get_best_kernel(str(store.path), n=8192, device="h200", strict=True)
 
 
 class TestAge:
@@ -309,22 +311,15 @@ class TestMisses:
         store.ask(500, device)
         assert sorted(misses()) == [(500, "NVIDIA H200", "default", 1), (8192, "NVIDIA H200", "nearest", 1)]
 
-    def test_an_exact_hit_is_not(self, store: Any) -> None:
+    def test_what_is_exact_or_only_looked_at_is_not(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         store.put(4096, BEST)
         assert store.ask(4096, device=None).tier == "exact"
-        assert misses() == []
-
-    def test_what_can_only_be_looked_at_is_not(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        store.put(4096, BEST)
         assert store.ask(8192, device="h200").tier == "nearest"
-        monkeypatch.setattr(default_dispatcher, "current_device", lambda: None)
-        assert store.ask(8192, device=None).tier == "nearest"
-        assert misses() == []
-
-    def test_a_look_is_neither_counted_nor_remembered(self, store: Any) -> None:
-        store.put(4096, BEST)
         looked = serving.find_best_kernel(str(store.path), None, None, read_settings().database, {"n": 8192})
         assert (looked.tier, looked.device.source) == ("nearest", "cuda")
+        with monkeypatch.context() as patch:
+            patch.setattr(default_dispatcher, "current_device", lambda: None)
+            assert store.ask(8192, device=None).tier == "nearest"
         assert misses() == []
         assert get_best_kernel(str(store.path), n=8192) is not looked
 
@@ -333,8 +328,9 @@ class TestDocument:
     def test_of_an_exact_hit(self, store: Any) -> None:
         store.put(4096, BEST)
         kernel = store.ask(4096)
-        document = json.loads(json.dumps(kernel.to_json()))
-        assert document == {
+        assert repr(kernel) == "<BoundKernel scale n=4096 float32 on NVIDIA H200: exact, THREADS=256 WORK=4>"
+        assert kernel.geometry == LaunchGeometry((4, 1, 1), (256, 1, 1), 0)
+        assert json.loads(json.dumps(kernel.to_json())) == {
             "kernel": "scale",
             "problem": {"n": 4096},
             "dtype": "float32",
@@ -366,12 +362,10 @@ class TestDocument:
             "explain": kernel.explain(),
         }
 
-    def test_of_the_default(self, store: Any) -> None:
+    def test_of_a_fallback(self, store: Any) -> None:
         document = store.ask(4096).to_json()
         assert (document["tier"], document["time_us"], document["tuned_at"]) == ("default", None, None)
         assert document["resources"]["registers"] > 0  # compiled now
-
-    def test_differences(self, store: Any) -> None:
         store.put(4096, BEST)
         assert store.ask(8192).to_json()["differences"] == [["sizes", "n=4096", "n=8192"]]
 
@@ -393,20 +387,270 @@ class TestDocument:
         kernel = store.ask(4096)
         assert (kernel.resources, kernel.occupancy, kernel.to_json()["resources"]) == (None, None, None)
 
-    def test_how_it_prints(self, store: Any) -> None:
+
+def test_a_size_that_its_scalar_cannot_hold(store: Any) -> None:
+    text = store.path.read_text().replace('n = { scalar = "int32"', 'n = { scalar = "int16"')
+    store.path.write_text(text)
+    assert store.ask(32767).tier == "default"
+    with pytest.raises(ArgumentError, match="scalar n is 32768, which does not fit in int16"):
+        store.ask(32768)
+
+
+@pytest.fixture
+def folders(scale_toml: Path, tmp_path: Path) -> list[Path]:
+    """Two folders with kernels of the same file name, whose defaults differ."""
+    made = []
+    for name, work in (("first", 1), ("second", 2)):
+        folder = tmp_path / name
+        shutil.copytree(scale_toml.parent, folder)
+        text = (folder / "scale.toml").read_text()
+        (folder / "scale.toml").write_text(text.replace("WORK = 1\n", f"WORK = {work}\n"))
+        made.append(folder)
+    return made
+
+
+@pytest.fixture
+def in_second(store: Any, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders; the working directory is the second, with a database ``mine.db`` of an exact result."""
+    store.put(4096, BEST)
+    shutil.copy(read_settings().database, folders[1] / "mine.db")
+    monkeypatch.chdir(folders[1])
+    return folders
+
+
+class TestWorkingDirectory:
+    @pytest.mark.parametrize("name", ["./scale.toml", "scale.toml", Path("scale.toml")])
+    def test_a_relative_path_is_that_of_the_call(
+        self, folders: list[Path], monkeypatch: pytest.MonkeyPatch, name: str | Path
+    ) -> None:
+        for _ in range(2):
+            for folder, work in zip(folders, (1, 2), strict=True):
+                monkeypatch.chdir(folder)
+                kernel = get_best_kernel(name, n=4096, device="h200")
+                assert kernel.config["WORK"] == work
+                assert kernel is get_best_kernel(folder / "scale.toml", n=4096, device="h200")
+                assert kernel.definition.template_path == folder / "scale.cu"
+
+    def test_a_template_is_found_after_a_change(self, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(folders[0])
+        kernel = load_kernel("./scale.toml")
+        monkeypatch.chdir(folders[1])
+        assert kernel.template_path == folders[0] / "scale.cu"
+        assert load_kernel("./scale.toml").template_path == folders[1] / "scale.cu"
+
+    @pytest.mark.parametrize("form", [str, Path, "sqlite:///{}".format])
+    def test_a_relative_database(self, store: Any, in_second: list[Path], monkeypatch: Any, form: Any) -> None:
+        dispatcher = Dispatcher(database=form("mine.db"))
+        for folder, tier in zip(in_second, ("default", "exact"), strict=True):
+            monkeypatch.chdir(folder)
+            assert get_best_kernel(store.path, n=4096, device="h200", database=form("mine.db")).tier == tier
+            assert dispatcher.get_best_kernel(store.path, n=4096, device="h200").tier == "exact"
+
+    def test_an_open_database(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path)
+        with Database.open("here.db") as database:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            database.close()  # the next connection is a new one
+            assert database.studies() == []
+            database.check_in_place()
+        assert not list((tmp_path / "elsewhere").iterdir())
+
+    def test_settings_are_below_the_folder_of_the_first_use(self, folders: list[Path], tmp_path: Path) -> None:
+        code = (
+            "import os, autotile\n"
+            "from autotile.settings import read_settings\n"
+            f"os.chdir({str(tmp_path)!r})\n"
+            "found = read_settings()\n"
+            "print(found.database, found.cache, found.kernel_folders[0])\n"
+            "print(autotile.get_best_kernel('scale', n=4096, device='h200').config['WORK'])\n"
+        )
+        relative = {"AUTOTILE_DB": "own.db", "AUTOTILE_CACHE": "cubins", "AUTOTILE_KERNELS": "."}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**child_environment(), **relative},
+            cwd=folders[1],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        place = folders[1]
+        assert done.stdout.splitlines() == [f"{place}/own.db {place}/cubins {place}", "2"]
+
+    def test_a_deleted_one_concerns_relative_paths_only(self, store: Any, tmp_path: Path) -> None:
+        (tmp_path / "gone").mkdir()
+        code = (
+            "import os, sys\n"
+            "os.rmdir(os.getcwd())\n"
+            "import autotile\n"
+            f"print(autotile.get_best_kernel({str(store.path)!r}, n=4096, device='h200').tier)\n"
+            "for given in ({'name': './mine.toml'}, {'database': 'mine.db'}, {'bundle': 'mine.bundle'}):\n"
+            f"    named = {{'name': {str(store.path)!r}, **given}}\n"
+            "    try:\n"
+            "        autotile.get_best_kernel(named.pop('name'), n=4096, device='h200', **named)\n"
+            "    except autotile.InputError as error:\n"
+            "        print(error)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=child_environment(),
+            cwd=tmp_path / "gone",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        tier, *errors = done.stdout.splitlines()
+        assert tier == "default"
+        assert len(errors) == 3
+        assert all("is relative, and the working directory was deleted" in error for error in errors)
+
+
+class TestKindsOfValues:
+    @pytest.mark.parametrize(
+        "size", [4096, 4096.0, np.int32(4096), np.float32(4096), Decimal(4096), Fraction(4096), 4096 + 0j]
+    )
+    @pytest.mark.parametrize("before", [False, True])
+    def test_whole_numbers_of_every_kind_are_one_size(self, store: Any, size: Any, before: bool) -> None:
+        default_dispatcher.clear()
+        if before:
+            get_best_kernel(store.path, n=4096, device="h200")
+        kernel = get_best_kernel(store.path, n=size, device="h200")
+        assert kernel.problem.sizes == {"n": 4096}
+        assert type(kernel.problem.sizes["n"]) is int
+        assert kernel is get_best_kernel(store.path, n=4096, device="h200")
+
+    @pytest.mark.parametrize("size", [4096.5, float("nan"), float("inf"), [4096], {}, None, "4096", np.zeros(3)])
+    def test_others_are_refused(self, store: Any, size: Any) -> None:
+        get_best_kernel(store.path, n=4096, device="h200")
+        with pytest.raises(InputError, match=r"size n is .*, expected a whole number"):
+            get_best_kernel(store.path, n=size, device="h200")
+
+    @pytest.mark.parametrize("dtype", ["float32", np.dtype("float32"), np.float32, "f4", "<f4", "single"])
+    def test_what_numpy_takes_for_a_dtype(self, store: Any, dtype: Any) -> None:
+        kernel = get_best_kernel(store.path, n=4096, dtype=dtype, device="h200")
+        assert kernel.problem.dtype == "float32"
+        assert kernel is get_best_kernel(store.path, n=4096, dtype="float32", device="h200")
+
+    def test_a_dtype_of_torch(self, store: Any) -> None:
+        torch = pytest.importorskip("torch")
+        assert get_best_kernel(store.path, n=4096, dtype=torch.float32, device="h200").problem.dtype == "float32"
+
+    @pytest.mark.parametrize("dtype", ["float33", ">f4", np.float64, float, "U5", [1], object()])
+    def test_other_dtypes_are_refused(self, store: Any, dtype: Any) -> None:
+        with pytest.raises(InputError, match="does not support dtype"):
+            get_best_kernel(store.path, n=4096, dtype=dtype, device="h200")
+
+    @pytest.mark.parametrize("device", [[0], 0.5, {}])
+    def test_other_devices_are_refused(self, store: Any, device: Any) -> None:
+        with pytest.raises(InputError, match="expected a CUDA index"):
+            get_best_kernel(store.path, n=4096, device=device)
+
+
+class TestMemory:
+    def test_the_cache_is_bounded_and_keeps_what_is_used(self) -> None:
+        cache: RecentCache[int, list[int]] = RecentCache(100)
+        used = cache.keep(-1, [-1])
+        for number in range(1000):
+            cache.keep(number, [number])
+            assert (cache.get(-1) or cache.recall(-1)) is used
+            assert len(cache) + len(cache._older) <= 100
+        assert cache.recall(0) is None
+        assert cache.recall(999) == [999]
+        cache.clear()
+        assert cache.recall(999) is None
+
+    def test_an_entry_is_not_replaced(self) -> None:
+        cache: RecentCache[int, str] = RecentCache(4)
+        assert cache.keep(1, "first") == cache.keep(1, "second") == "first"
+
+    @pytest.mark.usefixtures("live_gpu")
+    def test_the_counter_of_misses_is_bounded(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(miss_counter, "_MAX_WATCHED", 8)
+        store.put(2048, BEST)
+        kernels = [get_best_kernel(store.path, n=n) for n in range(4096, 4126)]
+        assert len(default_dispatcher.misses.kernels) <= 8
+        kernels[0].calls = 7
+        kernels[0]._report_calls()
+        assert kernels[0] in default_dispatcher.misses.kernels
+        default_dispatcher.misses.flush()
+        with Database.open(read_settings().database) as database:
+            counts = {miss.problem.sizes["n"]: miss.count for miss in database.misses()}
+        assert counts == {4096: 7, **dict.fromkeys(range(4097, 4126), 1)}
+
+
+def _describe(kernel: BoundKernel) -> tuple[str, str, dict[str, Any]]:
+    return str(kernel.problem), kernel.tier, dict(kernel.config)
+
+
+class TestPickling:
+    def test_the_same_process_gets_the_same_kernel(self, store: Any) -> None:
+        kernel = get_best_kernel(store.path, n=4096, device="h200")
+        assert pickle.loads(pickle.dumps(kernel)) is kernel
+        assert copy.deepcopy(kernel) is kernel
+
+    def test_a_relative_request_is_resolved(self, in_second: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        pickled = pickle.dumps(get_best_kernel("./scale.toml", n=4096, device="h200", database="mine.db"))
+        monkeypatch.chdir(in_second[0])
+        default_dispatcher.clear()
+        kernel = pickle.loads(pickled)
+        assert (kernel.tier, kernel.definition.template_path) == ("exact", in_second[1] / "scale.cu")
+
+    def test_another_process_serves_it_anew(self, store: Any) -> None:
         store.put(4096, BEST)
-        assert repr(store.ask(4096)) == "<BoundKernel scale n=4096 float32 on NVIDIA H200: exact, THREADS=256 WORK=4>"
+        kernel = get_best_kernel(store.path, n=4096, device="h200", dtype=np.float32)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(_describe, (kernel,)) == _describe(kernel)
 
-    def test_geometry(self, store: Any) -> None:
+    def test_the_database_of_a_dispatcher_goes_along(self, store: Any, tmp_path: Path) -> None:
         store.put(4096, BEST)
-        geometry = store.ask(4096).geometry
-        assert (geometry.grid, geometry.block, geometry.dynamic_smem_bytes) == ((4, 1, 1), (256, 1, 1), 0)
+        os.rename(read_settings().database, tmp_path / "team.db")  # noqa: PTH104
+        kernel = Dispatcher(database=tmp_path / "team.db").get_best_kernel(store.path, n=4096, device="h200")
+        assert pickle.loads(pickle.dumps(kernel)).tier == kernel.tier == "exact"
+
+    def test_one_that_was_not_requested_is_refused(self, store: Any) -> None:
+        kernel = find_best_kernel(str(store.path), None, "h200", read_settings().database, {"n": 4096})
+        with pytest.raises(TypeError, match="was not returned by get_best_kernel"):
+            pickle.dumps(kernel)
 
 
-class TestScalars:
-    def test_a_size_that_its_scalar_cannot_hold(self, store: Any) -> None:
-        text = store.path.read_text().replace('n = { scalar = "int32"', 'n = { scalar = "int16"')
-        store.path.write_text(text)
-        assert store.ask(32767).tier == "default"
-        with pytest.raises(ArgumentError, match="scalar n is 32768, which does not fit in int16"):
-            store.ask(32768)
+ROOT = Path(__file__).parents[2]
+CEILING = 33
+"""Modules without ``__init__``, which hold a line each. Lower it with the number."""
+PROGRAM = """
+import sys
+from dataclasses import replace
+import autotile
+from autotile.serving import dispatcher
+from autotile.core.device import device_profile
+dispatcher.default_dispatcher.current_device = lambda: 0
+dispatcher.live_device = lambda _: replace(device_profile("h200"), source="cuda")
+kernel = autotile.get_best_kernel(sys.argv[1], n=4096)
+assert kernel.tier == sys.argv[2], kernel.tier
+found = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+print(*(name for name, file in found.items() if name.startswith("autotile.") and not file.endswith("__init__.py")))
+"""
+
+
+def modules(path: Path, tier: str) -> set[str]:
+    """Modules of the package in a fresh process that looks one kernel up, as on a machine with an H200."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTILE_DB": str(read_settings().database)}
+    command = [sys.executable, "-c", PROGRAM, str(path), tier]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+class TestFirstLookUp:
+    def test_a_result_of_the_problem_needs_few_modules(self, store: Any) -> None:
+        store.put(4096, BEST)
+        found = modules(store.path, "exact")
+        assert {"autotile.serving.bound", "autotile.serving.selection", "autotile.database.keys"} <= found
+        assert len(found) <= CEILING, sorted(found)
+        assert len(found) > CEILING - 3, "lower the ceiling"
+        later = ("exchange.shipped", "serving.launching", "serving.operations", "serving.pinning")
+        assert found.isdisjoint(f"autotile.{name}" for name in later)
+        Path(str(read_settings().database)).unlink()
+        store.put(8192, BEST)
+        comparison = "autotile.families.preference"
+        assert (comparison in found, comparison in modules(store.path, "nearest")) == (False, True)

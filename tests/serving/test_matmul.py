@@ -1,28 +1,26 @@
-"""Choice of the kernel of a matrix product, without a device."""
+"""`matmul`: the kernel that is chosen; on a device its results, layouts, repeated calls, and `linear`."""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import store_default
 
 import autotile
-from autotile.core.device import device_profile
-from autotile.core.model import Measurement, Outcome, Trial
-from autotile.cuda.toolchain import nvrtc_version
-from autotile.database.database import Database
-from autotile.database.keys import key_of
-from autotile.errors import ArgumentError
-from autotile.kernel.library import load_kernel
+from autotile.core.dtypes import DTYPES, output_tolerance
+from autotile.errors import ArgumentError, InputError
 from autotile.kernel.operation import load_operation
-from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.settings import read_settings
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
 
 from gemm_product import Product, emulating_kernels, fitting_kernels
 
@@ -35,78 +33,299 @@ def best_matmul(product: Product, **options: Any) -> BoundKernel:
     return default_dispatcher.serve_operation("matmul", product.sizes, product.dtype, **options)
 
 
-def store_winner(name: str, product: Product, time_us: float, database: Path | None = None) -> None:
-    """Store a kernel's default configuration as the winner for a product, in the user's database or another one."""
-    kernel, device = load_kernel(name), replace(device_profile("h200"), source="cuda")
-    problem = resolve_problem(kernel.spec, fitting_kernels(product)[name], product.dtype)
-    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-    trial = Trial(kernel.spec.default, Outcome.OK, "", "finals", measurement=measurement)
-    with Database.open(database or read_settings().database) as opened:
-        key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
-        study = opened.study(key, device)
-        run = start_run(opened, study, sampler="random")
-        add_trial(opened, study, run, trial, phase="final", rank=1)
-        end_run(opened, run)
+def store_product(name: str, product: Product, time_us: float, database: Path | None = None) -> None:
+    store_default(name, fitting_kernels(product)[name], product.dtype, time_us, database)
 
 
-@pytest.mark.usefixtures("live_gpu")
-def test_only_what_is_launched_counts_as_a_miss() -> None:
-    kernel = best_matmul(Product(1001, 999, 1003), library=False)
-    assert kernel.tier != "exact"
-    assert default_dispatcher.misses.kernels == (kernel,)
-    assert best_matmul(Product(1001, 999, 1003), library=False) is kernel
+class TestChoice:
+    @pytest.mark.usefixtures("live_gpu")
+    def test_only_what_is_launched_counts_as_a_miss(self) -> None:
+        kernel = best_matmul(Product(1001, 999, 1003), library=False)
+        assert kernel.tier != "exact"
+        assert default_dispatcher.misses.kernels == (kernel,)
+        assert best_matmul(Product(1001, 999, 1003), library=False) is kernel
+
+    @pytest.mark.usefixtures("live_gpu")
+    @pytest.mark.parametrize("emulate", [True, False])
+    def test_what_is_computed_from_parts_is_launched_only_where_that_is_allowed(self, emulate: bool) -> None:
+        store_product("sgemm_bf16x6", PRODUCT, 2.0)
+        store_product("sgemm_ws", PRODUCT, 3.0)
+        store_product("sgemm", PRODUCT, 4.0)
+        kernel = best_matmul(replace(PRODUCT, emulate=emulate))
+        assert (kernel.kernel, kernel.tier) == ("sgemm_bf16x6" if emulate else "sgemm_ws", "exact")
+
+    def test_without_emulation_all_but_the_emulated_kernels_fit(self) -> None:
+        anything, ieee = fitting_kernels(PRODUCT), fitting_kernels(replace(PRODUCT, emulate=False))
+        assert emulating_kernels() < KERNELS
+        assert anything.keys() - ieee.keys() == emulating_kernels()
+        assert ieee == {name: sizes for name, sizes in anything.items() if name not in emulating_kernels()}
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_emulation_is_a_question_of_float32_only(self, dtype: str) -> None:
+        product = replace(PRODUCT, dtype=dtype)
+        assert fitting_kernels(product) == fitting_kernels(replace(product, emulate=False))
+
+    def test_a_path_names_a_database(self, tmp_path: Path) -> None:
+        def served(path: Path) -> tuple[str, str]:
+            kernel = best_matmul(PRODUCT, device="NVIDIA H200", database=path)
+            return kernel.kernel, kernel.tier
+
+        slow, fast = tmp_path / "slow.db", tmp_path / "fast.db"
+        store_product("sgemm", PRODUCT, 3.0, slow)
+        store_product("sgemm", PRODUCT, 3.0, fast)
+        store_product("sgemm_ws", PRODUCT, 2.0, fast)
+        assert served(slow) == ("sgemm", "exact")
+        assert served(fast) == ("sgemm_ws", "exact")
+        nothing = best_matmul(PRODUCT, device="NVIDIA H200", database=tmp_path / "none.db")
+        assert nothing.choice.shipped
+        assert nothing.tier in {"exact", "nearest"}  # by the NVRTC that is installed
+        measured = [one for one in nothing.contenders if one.doubt is None]
+        assert len(measured) > 1
+        assert nothing.measurement.time_us == min(one.time_us for one in measured)
+        assert (nothing.kernel, nothing.config) == (measured[0].kernel, measured[0].config)
+
+    def test_elsewhere_nothing_is_emulated_for_the_times_of_another_gpu(self, tmp_path: Path) -> None:
+        for device in ("rtx-4090", "a100"):
+            kernel = best_matmul(Product(256, 256, 256), device=device, database=str(tmp_path / "none.db"))
+            assert kernel.kernel not in emulating_kernels()
+
+    def test_tensors_of_pytorch_on_the_cpu_are_refused_in_words_of_ours(self) -> None:
+        torch = pytest.importorskip("torch")
+        with pytest.raises(ArgumentError, match="cannot be used on the GPU"):
+            autotile.torch.matmul(torch.ones(8, 8), torch.ones(8, 8))
 
 
-@pytest.mark.usefixtures("live_gpu")
-@pytest.mark.parametrize("emulate", [True, False])
-def test_what_is_computed_from_parts_is_launched_only_where_that_is_allowed(emulate: bool) -> None:
-    store_winner("sgemm_bf16x6", PRODUCT, 2.0)
-    store_winner("sgemm_ws", PRODUCT, 3.0)
-    store_winner("sgemm", PRODUCT, 4.0)
-    kernel = best_matmul(replace(PRODUCT, emulate=emulate))
-    assert (kernel.kernel, kernel.tier) == ("sgemm_bf16x6" if emulate else "sgemm_ws", "exact")
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 
-def test_without_emulation_all_but_the_emulated_kernels_fit() -> None:
-    anything, ieee = fitting_kernels(PRODUCT), fitting_kernels(replace(PRODUCT, emulate=False))
-    assert emulating_kernels() < KERNELS
-    assert anything.keys() - ieee.keys() == emulating_kernels()
-    assert ieee == {name: sizes for name, sizes in anything.items() if name not in emulating_kernels()}
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_emulation_is_a_question_of_float32_only(dtype: str) -> None:
-    product = replace(PRODUCT, dtype=dtype)
-    assert fitting_kernels(product) == fitting_kernels(replace(product, emulate=False))
+def _assert_right(result: Any, a: Any, b: Any, dtype: str, terms: int) -> None:
+    exact = a.double() @ b.double()
+    scale = exact.abs().clamp_min(float(exact.square().mean().sqrt()))
+    out = str(result.dtype).removeprefix("torch.")
+    tolerance = output_tolerance(DTYPES[out], [DTYPES[dtype]], terms)
+    assert float(((result.double() - exact).abs() / scale).max()) <= tolerance
 
 
-def test_a_path_names_a_database(tmp_path: Path) -> None:
-    def served(path: Path) -> tuple[str, str]:
-        kernel = best_matmul(PRODUCT, device="NVIDIA H200", database=path)
-        return kernel.kernel, kernel.tier
+@pytest.mark.gpu
+class TestProducts:
+    @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+    @pytest.mark.parametrize("shape", [(64, 48, 80), (1, 257, 131), (200, 7, 333), (129, 130, 131)])
+    @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+    def test_every_layout(self, torch: Any, dtype: str, shape: tuple[int, int, int], layout: str) -> None:
+        m, n, k = shape
+        kind = getattr(torch, dtype)
+        a = torch.randn((k, m) if layout[0] == "t" else (m, k), device="cuda").to(kind)
+        b = torch.randn((n, k) if layout[1] == "t" else (k, n), device="cuda").to(kind)
+        a, b = (a.T if layout[0] == "t" else a), (b.T if layout[1] == "t" else b)
+        result = autotile.matmul(a, b)
+        assert (result.shape, result.dtype) == ((m, n), kind)
+        _assert_right(result, a, b, dtype, k)
 
-    slow, fast = tmp_path / "slow.db", tmp_path / "fast.db"
-    store_winner("sgemm", PRODUCT, 3.0, slow)
-    store_winner("sgemm", PRODUCT, 3.0, fast)
-    store_winner("sgemm_ws", PRODUCT, 2.0, fast)
-    assert served(slow) == ("sgemm", "exact")
-    assert served(fast) == ("sgemm_ws", "exact")
-    nothing = best_matmul(PRODUCT, device="NVIDIA H200", database=tmp_path / "none.db")
-    assert nothing.choice.shipped
-    assert nothing.tier in {"exact", "nearest"}  # by the NVRTC that is installed
-    measured = [one for one in nothing.contenders if one.doubt is None]
-    assert len(measured) > 1
-    assert nothing.measurement.time_us == min(one.time_us for one in measured)
-    assert (nothing.kernel, nothing.config) == (measured[0].kernel, measured[0].config)
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_stacks_and_what_is_added_to(self, torch: Any, dtype: str) -> None:
+        kind = getattr(torch, dtype)
+        a, b = (torch.randn(s, device="cuda").to(kind) for s in ((3, 40, 64), (3, 64, 24)))
+        _assert_right(autotile.matmul(a, b), a, b, dtype, 64)
+        c = torch.randn((3, 40, 24), device="cuda").to(kind)
+        expected = 0.5 * (a.double() @ b.double()) - 2.0 * c.double()
+        autotile.matmul(a, b, c, alpha=0.5, beta=-2.0)
+        assert torch.allclose(c.double(), expected, rtol=0.02, atol=0.2)
+
+    def test_float32_on_the_cuda_cores_alone(self, torch: Any) -> None:
+        """The lower bfloat16 parts of elements this small underflow; IEEE fp32 arithmetic keeps full precision."""
+        a, b = torch.full((96, 64), 2.0**-126 * (1 + 2.0**-10), device="cuda"), torch.ones((64, 80), device="cuda")
+        result = autotile.matmul(a, b, emulate=False)
+        expected = a.double() @ b.double()
+        assert float(((result.double() - expected) / expected).abs().max()) < 1e-6
+        assert torch.equal(autotile.matmul(a, b, emulate=False), result)
+
+    @pytest.mark.parametrize("name", sorted(emulating_kernels()))
+    def test_float32_is_as_accurate_from_parts(self, torch: Any, name: str, only_kernel: Callable[[str], None]) -> None:
+        """For long sums, compared with cuBLAS; the kernel under test is the only one."""
+        only_kernel(name)
+        a, b = (torch.randn(s, device="cuda") for s in ((256, 8192), (8192, 384)))
+        exact = a.double() @ b.double()
+
+        def error(product: Any) -> float:
+            return float((product.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+        assert error(autotile.matmul(a, b, library=False)) <= 2.0 * error(torch.mm(a, b))
+        with pytest.raises(InputError, match="none is written for it"):
+            autotile.matmul(a, b, emulate=False, library=False)
+
+    def test_unaligned_matrices(self, torch: Any) -> None:
+        memory = torch.randn(64 * 64 + 1, device="cuda").bfloat16()
+        a = memory[1:].view(64, 64)
+        b = torch.randn((64, 64), device="cuda").bfloat16()
+        _assert_right(autotile.matmul(a, b), a, b, "bfloat16", 64)
+
+    def test_a_float32_result_of_16_bits(self, torch: Any) -> None:
+        a, b = (torch.randn((96, 96), device="cuda").bfloat16() for _ in range(2))
+        out = torch.empty((96, 96), device="cuda")
+        assert autotile.matmul(a, b, out) is out
+        _assert_right(out, a, b, "bfloat16", 96)
+
+    def test_cupys_arrays(self) -> None:
+        import cupy
+
+        a, b = (cupy.asarray(np.random.default_rng(i).standard_normal((50, 50), dtype=np.float32)) for i in range(2))
+        result = autotile.matmul(a, b.T)
+        assert isinstance(result, cupy.ndarray)
+        np.testing.assert_allclose(result.get(), a.get() @ b.get().T, rtol=1e-3, atol=1e-3)
+
+    def test_what_does_not_fit_together(self, torch: Any) -> None:
+        a, b = torch.ones((4, 5), device="cuda"), torch.ones((4, 5), device="cuda")
+        with pytest.raises(ArgumentError, match="a has 5 columns and b 4 rows"):
+            autotile.matmul(a, b)
+        with pytest.raises(ArgumentError, match="convert one of them"):
+            autotile.matmul(a, b.T.half())
+        with pytest.raises(ArgumentError, match="without out"):
+            autotile.matmul(a, b.T, beta=1.0)
+
+    @pytest.mark.parametrize("emulate", [True, False])
+    def test_as_an_operator_of_pytorch(self, torch: Any, emulate: bool) -> None:
+        """With gradients, and without a graph break."""
+        import autotile.torch
+
+        a, b = (torch.randn((24, 24), device="cuda", requires_grad=True) for _ in range(2))
+
+        def loss(a: Any, b: Any) -> Any:
+            return autotile.torch.matmul(a, b, emulate=emulate).square().sum()
+
+        torch.library.opcheck(torch.ops.autotile.matmul.default, (a.detach(), b.detach(), emulate))
+        for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+            got = torch.autograd.grad(function(a, b), (a, b))
+            want = torch.autograd.grad((a @ b).square().sum(), (a, b))
+            for x, y in zip(got, want, strict=True):
+                assert torch.allclose(x, y, rtol=1e-3, atol=1e-3)
 
 
-def test_elsewhere_nothing_is_emulated_for_the_times_of_another_gpu(tmp_path: Path) -> None:
-    for device in ("rtx-4090", "a100"):
-        kernel = best_matmul(Product(256, 256, 256), device=device, database=str(tmp_path / "none.db"))
-        assert kernel.kernel not in emulating_kernels()
+REPEATED_SHAPES = [(16, 256, 256), (1, 512, 256), (33, 255, 129), (257, 384, 640)]
+NAMES = ["float32", "float16", "bfloat16"]
+CALLS = 6
+"""The third call of the same arrays is a graph."""
 
 
-def test_tensors_of_pytorch_on_the_cpu_are_refused_in_words_of_ours() -> None:
-    torch = pytest.importorskip("torch")
-    with pytest.raises(ArgumentError, match="cannot be used on the GPU"):
-        autotile.torch.matmul(torch.ones(8, 8), torch.ones(8, 8))
+@pytest.fixture(scope="module")
+def product(torch: Any) -> Callable[[Any, Any], Any]:
+    matmul: Callable[[Any, Any], Any] = autotile.torch.matmul
+    return matmul
+
+
+def close(torch: Any, found: Any, expected: Any) -> bool:
+    """Whether a result agrees with one in float64, by the norm of the difference."""
+    limit = 1e-5 if found.dtype == torch.float32 else 1e-2
+    return bool((found.double() - expected).norm() <= limit * expected.norm())
+
+
+@pytest.mark.gpu
+class TestLinear:
+    @pytest.mark.parametrize("dtype", NAMES)
+    @pytest.mark.parametrize("shape", [(5, 64), (2, 3, 64), (64,), (2, 1, 3, 64)])
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_it_is_that_of_pytorch(self, torch: Any, dtype: str, shape: tuple[int, ...], has_bias: bool) -> None:
+        linear = autotile.torch.linear
+        kind = getattr(torch, dtype)
+        x, w, b = (torch.randn(s, device="cuda", dtype=kind, requires_grad=True) for s in (shape, (48, 64), (48,)))
+        given = (x, w, b) if has_bias else (x, w)
+        expected = torch.nn.functional.linear(*(one.double() for one in given))
+        for _ in range(CALLS):
+            with torch.no_grad():
+                assert close(torch, linear(*given), expected)
+            result = linear(*given)
+            assert close(torch, result, expected)
+            found = torch.autograd.grad(result.square().sum(), given)
+        for own, true in zip(found, torch.autograd.grad(expected.square().sum(), given), strict=True):
+            assert close(torch, own, true.double())
+
+    def test_a_module_has_the_parameters_of_pytorchs(self, torch: Any) -> None:
+        module, plain = autotile.torch.Linear(64, 32, device="cuda"), torch.nn.Linear(64, 32, device="cuda")
+        module.load_state_dict(plain.state_dict())
+        x = torch.randn(7, 64, device="cuda")
+        assert torch.allclose(module(x), plain(x), rtol=1e-4, atol=1e-4)
+        compiled = torch.compile(module, fullgraph=True)
+        assert torch.allclose(compiled(x), plain(x), rtol=1e-4, atol=1e-4)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert module(x).dtype == plain(x).dtype == torch.bfloat16
+
+    def test_transforms_and_modes_see_an_operator(self, torch: Any, product: Any) -> None:
+        a, b = torch.randn(4, 8, 16, device="cuda"), torch.randn(16, 8, device="cuda")
+        mapped = torch.func.vmap(lambda one: torch.mm(one, b))(a)
+        assert close(torch, torch.stack([product(one, b) for one in a]), mapped.double())
+        first = a[0].clone()
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = product(mode.from_tensor(first), mode.from_tensor(b))
+        assert fake.shape == (8, 8)
+        torch.library.opcheck(torch.ops.autotile.matmul.default, (first, b.requires_grad_()))
+
+    def test_wrong_shapes_are_refused(self, torch: Any) -> None:
+        linear = autotile.torch.linear
+        with pytest.raises(ArgumentError, match=r"\(\.\.\., k\) and \(n, k\)"):
+            linear(torch.randn(3, 5, device="cuda"), torch.randn(4, 6, device="cuda"))
+
+
+@pytest.mark.gpu
+class TestRepeated:
+    @pytest.mark.parametrize("dtype", NAMES)
+    @pytest.mark.parametrize("shape", REPEATED_SHAPES)
+    def test_each_call_computes_its_own_arrays(
+        self, torch: Any, product: Any, dtype: str, shape: tuple[int, int, int]
+    ) -> None:
+        (m, n, k), kept = shape, []
+        for call in range(CALLS):
+            a, b = (torch.randn(one, device="cuda").to(getattr(torch, dtype)) for one in ((m, k), (k, n)))
+            repeated = [product(a, b) for _ in range(CALLS)]
+            assert all(torch.equal(one, repeated[0]) for one in repeated)
+            assert close(torch, repeated[0], a.double() @ b.double())
+            transposed = product(b.t(), a.t())
+            assert close(torch, transposed, b.t().double() @ a.t().double())
+            kept.append((a, b, repeated[0], call))
+        for a, b, result, _ in kept:  # nothing was overwritten by a later call
+            assert close(torch, result, a.double() @ b.double())
+
+    @pytest.mark.parametrize("dtype", NAMES)
+    def test_each_stream_and_each_capture_is_in_order(self, torch: Any, product: Any, dtype: str) -> None:
+        a, b = (torch.randn(64, 64, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+        expected = product(a, b)
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        torch.cuda.synchronize()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results = [product(product(a, b), b) for _ in range(CALLS)]
+            stream.synchronize()
+            assert all(torch.equal(one, results[0]) for one in results)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = product(a, b)
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+    def test_arrays_of_another_kind_are_not_taken_for_those_before(self, torch: Any, product: Any) -> None:
+        memory = torch.randn(64 * 64 + 8, device="cuda")
+        a, b = memory[: 64 * 64].view(64, 64), torch.randn(64, 64, device="cuda")
+        for _ in range(CALLS):
+            product(a, b)
+        shifted = memory[1 : 64 * 64 + 1].view(64, 64)  # aligned to 4 bytes only
+        assert close(torch, product(shifted, b), shifted.double() @ b.double())
+        strided = torch.randn(64, 128, device="cuda")[:, ::2]
+        assert close(torch, product(strided, b), strided.double() @ b.double())
+        with pytest.raises(ArgumentError, match="dtype"):
+            product(a, b.half())
+        with pytest.raises(ArgumentError, match="columns"):
+            product(a, b[:63])
+
+    def test_cupy_arrays_that_come_again(self) -> None:
+        import cupy
+
+        generator = cupy.random.default_rng(0)
+        for _ in range(CALLS):
+            a, b = (generator.standard_normal((48, 48), dtype="float32") for _ in range(2))
+            expected = a.astype("float64") @ b.astype("float64")
+            for _ in range(CALLS):
+                assert cupy.allclose(autotile.matmul(a, b), expected, rtol=1e-4, atol=1e-4)

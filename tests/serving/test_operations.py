@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, start_run, store_default, store_winner
 
 import autotile
 from autotile.api.exchange import export_models
 from autotile.api.inspection import OperationExplanation
-from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Config, Measurement, Outcome, Trial
+from autotile.core.device import device_profile
+from autotile.core.model import Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.keys import TuningKey, key_of, library_key
+from autotile.database.keys import key_of, library_key
 from autotile.database.learned import save_model
 from autotile.errors import InputError
 from autotile.exchange.shipped import shipped_model
@@ -36,29 +37,16 @@ DEVICE = replace(device_profile("h200"), source="cuda")
 SIZES = {"M": 1000, "N": 1000, "K": 1000}
 
 
-@dataclass
-class Candidate:
-    kernel: str
-    config: Config
-
-
-@dataclass
-class Expected:
-    candidate: Candidate
-    time_us: float
-    doubt: float
-
-
 class Model:
     """A model of times that expects what it is given, and records what it is asked."""
 
-    def __init__(self, *expected: Expected) -> None:
+    def __init__(self, *expected: Any) -> None:
         self.expected = list(expected)
         self.asked: list[tuple[dict[str, int], set[str], list[str]]] = []
 
     def choose(
         self, sizes: Mapping[str, int], fits: Mapping[str, Any], specs: Any, device: Any, **options: Any
-    ) -> list[Expected]:
+    ) -> list[Any]:
         self.asked.append((dict(sizes), set(fits), list(options["libraries"])))
         known = {*fits, *options["libraries"]}
         return [one for one in self.expected if one.candidate.kernel in known]
@@ -85,39 +73,21 @@ def serve(name: str = "matmul", dtype: str = "float32", **options: Any) -> Bound
     return get_best_kernel(name, dtype=dtype, device="h200", **{**SIZES, **options})
 
 
-def store(key: TuningKey, config: Config, time_us: float, device: DeviceProperties = DEVICE) -> None:
-    """Store a configuration as the winner of a study."""
-    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-    with Database.open(read_settings().database) as database:
-        study = database.study(key, device)
-        run = start_run(database, study, sampler="random")
-        add_trial(
-            database,
-            study,
-            run,
-            Trial(config, Outcome.OK, "", "finals", measurement=measurement),
-            phase="final",
-            rank=1,
-        )
-        end_run(database, run)
-
-
 def store_kernel(name: str, time_us: float, dtype: str = "float32", **sizes: int) -> None:
-    kernel = load_kernel(name)
-    problem = resolve_problem(kernel.spec, {**SIZES, **sizes}, dtype)
-    store(key_of(kernel, problem, DEVICE, nvrtc_version=nvrtc_version(), l2_mode="cold"), kernel.spec.default, time_us)
+    store_default(name, {**SIZES, **sizes}, dtype, time_us)
 
 
 def store_library(time_us: float, name: str = "cublas", version: str = "", **sizes: int) -> None:
     operation = load_operation("matmul")
     problem = operation.resolve({**SIZES, **sizes}, "float32")
     version = version or operations.libraries_for(operation, is_present=False)[0].version
-    store(library_key(operation, problem, DEVICE, name, version, nvrtc_version=nvrtc_version()), {}, time_us)
+    key = library_key(operation, problem, DEVICE, name, version, nvrtc_version=nvrtc_version())
+    store_winner(key, {}, time_us, DEVICE)
 
 
-def expect(kernel: str, time_us: float, doubt: float = 0.05) -> Expected:
+def expect(kernel: str, time_us: float, doubt: float = 0.05) -> SimpleNamespace:
     config = {} if kernel == "cublas" else dict(load_kernel(kernel).spec.default)
-    return Expected(Candidate(kernel, config), time_us, doubt)
+    return SimpleNamespace(candidate=SimpleNamespace(kernel=kernel, config=config), time_us=time_us, doubt=doubt)
 
 
 class TestMeasured:
@@ -132,16 +102,15 @@ class TestMeasured:
         assert times_us == sorted([3.0, 5.0, library_us])
         assert found.measurement is not None
         assert found.measurement.time_us == times_us[0]
-
-    def test_without_libraries_it_is_a_kernel(self) -> None:
-        store_kernel("sgemm", 3.0)
-        store_library(2.0)
         assert serve(EMULATE=0, library=False).kernel == "sgemm"
 
     def test_conditions_and_flags_of_the_library_time(self) -> None:
+        assert serve(TRANS_B=1).tier == "library"
         store_library(2.0, TRANS_B=1)
         assert serve(TRANS_B=1, ALIGNED=0, EMULATE=0).tier == "exact"
         assert serve(TRANS_B=0).tier == "library"
+        store_kernel("sgemm", 3.0)
+        assert serve().kernel == "sgemm"
 
     def test_times_of_another_version_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(operations, "cublas_version", lambda: "13.0.0")
@@ -149,11 +118,6 @@ class TestMeasured:
         assert serve().tier == "library"
         store_library(2.0, version="13.0.0")
         assert serve().tier == "exact"
-
-    def test_new_results_are_seen(self) -> None:
-        assert serve().tier == "library"
-        store_kernel("sgemm", 3.0)
-        assert serve().kernel == "sgemm"
 
 
 class TestExpected:
@@ -214,21 +178,15 @@ class TestLearned:
         with Database.open(read_settings().database) as database:
             save_model(database, "matmul", "float32", DEVICE, document)
 
-    def test_a_learned_one_is_asked(self) -> None:
+    def test_a_learned_one_is_asked_and_one_of_an_earlier_version_is_not(self, tmp_path: Path) -> None:
+        """The configurations of the latter were not verified at ragged sizes."""
         shipped = serve()
         assert shipped.tier == "model"
-        self.learn(lambda document: document.update(candidates=document["candidates"]))
-        assert model_of(read_settings().database, "matmul", "float32", DEVICE.name) is not shipped_model(
-            "matmul", "float32", DEVICE.name
-        )
-        assert serve().choice == shipped.choice
-
-    def test_one_of_an_earlier_version_is_not(self, tmp_path: Path) -> None:
-        """Its configurations were not verified at ragged sizes."""
-        self.learn(lambda document: document.pop("verified"))
-        assert model_of(read_settings().database, "matmul", "float32", DEVICE.name) is shipped_model(
-            "matmul", "float32", DEVICE.name
-        )
+        for change, is_asked in ((lambda document: None, True), (lambda document: document.pop("verified"), False)):
+            self.learn(change)
+            found = model_of(read_settings().database, "matmul", "float32", DEVICE.name)
+            assert (found is not shipped_model("matmul", "float32", DEVICE.name)) == is_asked
+            assert serve().choice == shipped.choice
         with pytest.raises(InputError, match="was learned by an earlier version"):
             export_models(load_operation("matmul"), tmp_path / "models")
 
@@ -239,9 +197,7 @@ class TestLearned:
     def test_that_of_bfloat16_serves_float16(self) -> None:
         assert serve(dtype="float16").tier == "model"
         assert serve(dtype="float16", library=False).kernel in {"gemm_wgmma", "gemm_mma", "gemm_small"}
-
-    def test_there_is_none_for_another_gpu(self) -> None:
-        found = get_best_kernel("matmul", dtype="float32", device="a100", **SIZES)
+        found = get_best_kernel("matmul", dtype="float32", device="a100", **SIZES)  # for which there is none
         assert (found.kernel, found.tier) == ("cublas", "library")
 
 
@@ -261,9 +217,8 @@ class TestUnknown:
         assert (found.kernel, found.tier) == ("sgemm_ws", "nearest")
 
     def test_elsewhere_kernels_that_must_be_measured_come_last(self, tmp_path: Path) -> None:
-        found = get_best_kernel(
-            "matmul", dtype="float32", device="a100", library=False, database=tmp_path / "no.db", **SIZES
-        )
+        options = {"library": False, "database": tmp_path / "no.db"}
+        found = get_best_kernel("matmul", dtype="float32", device="a100", **options, **SIZES)
         assert found.kernel not in {"sgemm_bf16x6", "sgemm_bf16x6_ws"}
 
     def test_what_no_kernel_computes(self, only_kernel: Callable[[str], None]) -> None:
@@ -309,18 +264,13 @@ class TestOwn:
         path.write_text(OPERATION.format(path=scale_toml))
         return str(path)
 
-    def test_a_kernel_without_a_library(self, path: str) -> None:
+    def test_a_library_is_added_from_python(self, path: str) -> None:
         found = get_best_kernel(path, n=1000, device="h200")
         assert (found.kernel, found.tier) == ("scale", "default")
-
-    def test_a_library_is_added_from_python(self, path: str) -> None:
-        assert get_best_kernel(path, n=1000, device="h200").kernel == "scale"
         autotile.add_library(path, "doubling", lambda x, y: None)
         found = get_best_kernel(path, n=1000, device="h200")
         assert (found.kernel, found.is_library, found.shapes) == ("doubling", True, {"x": (1000,), "y": (1000,)})
         assert get_best_kernel(path, n=1000, device="h200", library=False).kernel == "scale"
-
-    def test_a_built_in_name_is_refused(self, path: str) -> None:
         with pytest.raises(InputError, match="other than 'cublas'"):
             autotile.add_library(path, "cublas", print)
 

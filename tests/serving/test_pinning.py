@@ -32,6 +32,7 @@ from autotile.serving.operations import OperationShelf
 from autotile.serving.pinning import Pin, parse_choices, read_choices, write_choices
 from autotile.settings import read_settings
 
+SIZES = {"M": 512, "N": 512, "K": 512}
 BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}
 DEFAULT, ALIKE = {"THREADS": 128, "WORK": 1}, {"THREADS": 32, "WORK": 1}
 
@@ -57,6 +58,23 @@ def anew() -> None:
     default_dispatcher.clear()
 
 
+def repin(file: Path, **changes: Any) -> None:
+    """Pin the file in what serves as a new process does, with changed entries of its only choice."""
+    if changes:
+        document = json.loads(file.read_text())
+        document["choices"][0] |= changes
+        file.write_text(json.dumps(document))
+    anew()
+    autotile.pin(file)
+
+
+@pytest.fixture
+def pinned(store: Any, file: Path) -> None:
+    """Serve the default before anything is stored, and pin it."""
+    ask(store, 4096)
+    autotile.pin(file)
+
+
 class TestFile:
     def test_what_was_served_and_will_be_is_written(self, store: Any, file: Path) -> None:
         store.put(4096, BEST)
@@ -77,27 +95,6 @@ class TestFile:
             (8192, "nearest", "NVIDIA H200"),
         }
 
-    def test_a_file_decides_whatever_the_results_are(self, store: Any, file: Path) -> None:
-        ask(store, 4096)
-        autotile.pin(file)
-        text = file.read_text()
-        anew()
-        store.put(4096, BEST)
-        assert ask(store, 4096).config == BEST
-        kernel = ask(store, 4096)
-        autotile.pin(file)
-        assert (kernel.tier, kernel.config) == ("default", store.kernel.spec.default)
-        assert f"pinned by {file}" in kernel.explain()
-        assert kernel.to_json()["pinned"] == str(file)
-        default_dispatcher.clear()
-        assert ask(store, 4096).config == store.kernel.spec.default
-        store.put(4096, BETTER)
-        default_dispatcher.refresher.poll()
-        assert kernel.config == store.kernel.spec.default
-        autotile.unpin()
-        assert kernel.config == BETTER
-        assert file.read_text() == text
-
     def test_new_results_change_nothing_while_choices_are_added(self, store: Any, file: Path) -> None:
         kernel = ask(store, 4096)
         autotile.pin(file)
@@ -105,66 +102,6 @@ class TestFile:
         assert (default_dispatcher.refresher.poll(), kernel.tier) == (0, "default")
         default_dispatcher.clear()
         assert ask(store, 4096).tier == "default"
-
-    def test_other_problems_are_served_with_a_warning_or_refused(self, store: Any, file: Path) -> None:
-        ask(store, 4096)
-        autotile.pin(file)
-        anew()
-        autotile.pin(file)
-        with pytest.warns(PinWarning, match="scale n=8192 float32 on NVIDIA H200 is not among the choices"):
-            kernel = ask(store, 8192)
-        store.put(8192, BEST)
-        default_dispatcher.refresher.poll()
-        assert kernel.tier == "default"
-        del kernel
-        anew()
-        autotile.pin(file, strict=True)
-        with pytest.raises(PinError, match=r"no others are allowed; pin without strict, or delete .*choices.json"):
-            ask(store, 8192)
-        assert ask(store, 4096).choice.pinned == str(file)
-
-    def test_pinning_strictly_what_is_served_otherwise_is_refused(self, store: Any, file: Path) -> None:
-        ask(store, 4096)
-        autotile.pin(file)
-        anew()
-        kernel = ask(store, 8192)
-        with pytest.raises(PinError, match="no others are allowed"):
-            autotile.pin(file, strict=True)
-        assert default_dispatcher.pins.in_force() is None
-        assert kernel.choice.pinned == ""
-
-    def test_another_version_of_the_kernel_is_refused(self, store: Any, file: Path) -> None:
-        ask(store, 4096)
-        autotile.pin(file)
-        anew()
-        source = store.path.with_suffix(".cu")
-        source.write_text(source.read_text().replace("factor * x", "x[i] * factor + 0 * x"))
-        autotile.pin(file)
-        with pytest.raises(
-            PinError, match=r"another version of scale: its template changed since; .*delete .* pin again"
-        ):
-            ask(store, 4096)
-
-    @pytest.mark.parametrize(
-        ("config", "said"),
-        [
-            ({"THREADS": 999, "WORK": 1}, "THREADS"),
-            ({"THREADS": 64}, "WORK"),
-            ({"THREADS": 256, "WORK": "4"}, "WORK"),
-        ],
-    )
-    def test_a_configuration_that_cannot_run_is_refused(
-        self, store: Any, file: Path, config: dict[str, Any], said: str
-    ) -> None:
-        ask(store, 4096)
-        autotile.pin(file)
-        anew()
-        document = json.loads(file.read_text())
-        document["choices"][0]["config"] = config
-        file.write_text(json.dumps(document))
-        autotile.pin(file)
-        with pytest.raises(PinError, match=said):
-            ask(store, 4096)
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -182,14 +119,6 @@ class TestFile:
         with pytest.raises(PinError, match=said):
             autotile.pin(file)
         assert default_dispatcher.pins.in_force() is None
-
-    def test_a_problem_that_is_named_twice_is_refused(self, store: Any, file: Path) -> None:
-        ask(store, 4096)
-        autotile.pin(file)
-        document = json.loads(file.read_text())
-        document["choices"] *= 2
-        with pytest.raises(PinError, match="names a problem twice"):
-            parse_choices(json.dumps(document), "it")
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(PinError, match="cannot be written"):
@@ -210,17 +139,88 @@ class TestFile:
             pin.flush()
         assert (pin.is_recording, file.read_text()) == (False, "of another process")
 
-    def test_results_are_judged_whatever_is_pinned(self, store: Any, file: Path) -> None:
-        ask(store, 4096)
+
+@pytest.mark.usefixtures("pinned")
+class TestPinned:
+    """What is asked for after the default was served for 4096, and pinned."""
+
+    def test_a_file_decides_whatever_the_results_are(self, store: Any, file: Path) -> None:
+        text = file.read_text()
+        anew()
+        store.put(4096, BEST)
+        assert ask(store, 4096).config == BEST
+        kernel = ask(store, 4096)
         autotile.pin(file)
+        assert (kernel.tier, kernel.config) == ("default", store.kernel.spec.default)
+        assert f"pinned by {file}" in kernel.explain()
+        assert kernel.to_json()["pinned"] == str(file)
+        default_dispatcher.clear()
+        assert ask(store, 4096).config == store.kernel.spec.default
+        store.put(4096, BETTER)
+        default_dispatcher.refresher.poll()
+        assert kernel.config == store.kernel.spec.default
+        autotile.unpin()
+        assert kernel.config == BETTER
+        assert file.read_text() == text
+
+    def test_other_problems_are_served_with_a_warning_or_refused(self, store: Any, file: Path) -> None:
+        repin(file)
+        with pytest.warns(PinWarning, match="scale n=8192 float32 on NVIDIA H200 is not among the choices"):
+            kernel = ask(store, 8192)
+        store.put(8192, BEST)
+        default_dispatcher.refresher.poll()
+        assert kernel.tier == "default"
+        del kernel
+        anew()
+        autotile.pin(file, strict=True)
+        with pytest.raises(PinError, match=r"no others are allowed; pin without strict, or delete .*choices.json"):
+            ask(store, 8192)
+        assert ask(store, 4096).choice.pinned == str(file)
+
+    def test_pinning_strictly_what_is_served_otherwise_is_refused(self, store: Any, file: Path) -> None:
+        anew()
+        kernel = ask(store, 8192)
+        with pytest.raises(PinError, match="no others are allowed"):
+            autotile.pin(file, strict=True)
+        assert default_dispatcher.pins.in_force() is None
+        assert kernel.choice.pinned == ""
+
+    def test_another_version_of_the_kernel_is_refused(self, store: Any, file: Path) -> None:
+        anew()
+        source = store.path.with_suffix(".cu")
+        source.write_text(source.read_text().replace("factor * x", "x[i] * factor + 0 * x"))
+        autotile.pin(file)
+        with pytest.raises(
+            PinError, match=r"another version of scale: its template changed since; .*delete .* pin again"
+        ):
+            ask(store, 4096)
+
+    @pytest.mark.parametrize(
+        ("config", "said"),
+        [
+            ({"THREADS": 999, "WORK": 1}, "THREADS"),
+            ({"THREADS": 64}, "WORK"),
+            ({"THREADS": 256, "WORK": "4"}, "WORK"),
+        ],
+    )
+    def test_a_bad_configuration_is_refused(self, store: Any, file: Path, config: Any, said: str) -> None:
+        repin(file, config=config)
+        with pytest.raises(PinError, match=said):
+            ask(store, 4096)
+
+    def test_a_problem_that_is_named_twice_is_refused(self, file: Path) -> None:
+        document = json.loads(file.read_text())
+        document["choices"] *= 2
+        with pytest.raises(PinError, match="names a problem twice"):
+            parse_choices(json.dumps(document), "it")
+
+    def test_results_are_judged_whatever_is_pinned(self, store: Any) -> None:
         store.put(4096, BEST)
         request = (store.path, None, "h200", read_settings().database, {"n": 4096})
         assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
         assert find_best_kernel(*request).tier == "default"
 
-    def test_what_is_set_aside_within_itself_stays_so_until_the_end(self, store: Any, file: Path) -> None:
-        ask(store, 4096)
-        autotile.pin(file)
+    def test_what_is_set_aside_within_itself_stays_so_until_the_end(self) -> None:
         pins = default_dispatcher.pins
         with pins.instead(None):
             with pins.instead(None):
@@ -228,49 +228,36 @@ class TestFile:
             assert pins.in_force() is None
         assert pins.in_force() is not None
 
-    def test_dispatchers_pin_for_themselves(self, store: Any, file: Path) -> None:
-        ask(store, 4096)
-        autotile.pin(file)
+    def test_dispatchers_pin_for_themselves(self, store: Any) -> None:
         store.put(4096, BEST)
         assert Dispatcher().get_best_kernel(store.path, n=4096, device="h200").config == BEST
 
 
 class TestOperations:
+    def product(self, **named: Any) -> BoundKernel:
+        return get_best_kernel("matmul", **SIZES, dtype="float32", device="h200", **named)
+
     def test_the_kernel_is_pinned_with_its_configuration(self, file: Path) -> None:
-        sizes = {"M": 512, "N": 512, "K": 512}
-
-        def product(**named: Any) -> BoundKernel:
-            return get_best_kernel("matmul", **sizes, dtype="float32", device="h200", **named)
-
-        kernel = product(library=False)
+        kernel = self.product(library=False)
         name, default = kernel.kernel, dict(kernel.definition.spec.default)
         autotile.pin(file)
-        document = json.loads(file.read_text())
-        (choice,) = document["choices"]
+        (choice,) = json.loads(file.read_text())["choices"]
         assert choice.items() >= {"operation": "matmul", "kernel": name, "library_allowed": False}.items()
-        assert choice["sizes"] == {**choice["sizes"], **sizes}
-        choice["config"] = default
-        file.write_text(json.dumps(document))
-        anew()
-        autotile.pin(file)
-        pinned = product(library=False)
+        assert choice["sizes"] == {**choice["sizes"], **SIZES}
+        repin(file, config=default)
+        pinned = self.product(library=False)
         assert (pinned.kernel, pinned.config, pinned.choice.pinned) == (name, default, str(file))
         assert kernel.config == default  # the object that the program had
         assert f"pinned by {file}" in pinned.explain()
         with pytest.warns(PinWarning, match="matmul M=512"):
-            product()
+            self.product()
 
     def test_a_library_that_is_not_here_is_refused(self, file: Path) -> None:
-        sizes = {"M": 512, "N": 512, "K": 512}
-        get_best_kernel("matmul", **sizes, device="h200")
+        get_best_kernel("matmul", **SIZES, device="h200")
         autotile.pin(file)
-        document = json.loads(file.read_text())
-        document["choices"][0] |= {"source": "library", "kernel": "another", "library_version": "1", "config": {}}
-        file.write_text(json.dumps(document))
-        anew()
-        autotile.pin(file)
+        repin(file, source="library", kernel="another", library_version="1", config={})
         with pytest.raises(PinError, match="the library another, which is not here"):
-            get_best_kernel("matmul", **sizes, device="h200")
+            get_best_kernel("matmul", **SIZES, device="h200")
 
     @pytest.mark.parametrize("pinned", [True, False])
     def test_nothing_is_raced_while_choices_are_pinned(
@@ -323,41 +310,24 @@ class TestSetting:
             ask(store, 2048)
 
 
-class _Ranks:
-    """Ranks that are threads, each with a dispatcher of its own."""
-
-    def __init__(self, count: int) -> None:
-        self._barrier = threading.Barrier(count, timeout=20)
-        self._data = b""
-        self._votes: list[bool] = []
-
-    def rank(self, number: int) -> Any:
-        shared = self
-
-        class Rank:
-            is_first = number == 0
-
-            def broadcast(self, data: bytes) -> bytes:
-                if self.is_first:
-                    shared._data = data
-                shared._barrier.wait()
-                return shared._data
-
-            def all_agree(self, agrees: bool) -> bool:
-                shared._votes.append(agrees)
-                shared._barrier.wait()
-                return all(shared._votes)
-
-        return Rank()
-
-
 def synchronize(dispatchers: list[Dispatcher]) -> list[Exception | None]:
-    ranks = _Ranks(len(dispatchers))
+    """Synchronize ranks that are threads, each with a dispatcher of its own."""
+    barrier, data, votes = threading.Barrier(len(dispatchers), timeout=20), [b""], list[bool]()
 
     def run(number: int) -> Exception | None:
+        def broadcast(sent: bytes) -> bytes:
+            if number == 0:
+                data[0] = sent
+            barrier.wait()
+            return data[0]
+
+        def all_agree(agrees: bool) -> bool:
+            votes.append(agrees)
+            barrier.wait()
+            return all(votes)
+
         try:
-            rank = ranks.rank(number)
-            dispatchers[number].pins.synchronize(rank.broadcast, rank.all_agree, is_first=rank.is_first)
+            dispatchers[number].pins.synchronize(broadcast, all_agree, is_first=number == 0)
         except PinError as error:
             return error
         return None
@@ -401,14 +371,9 @@ class TestNumerics:
             assert study is not None
             run = start_run(database, study, sampler="random")
             for rank, (config, time_us, digest) in enumerate(times, 1):
-                trial = Trial(
-                    config,
-                    Outcome.OK,
-                    "",
-                    "finals",
-                    measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us),
-                    telemetry={OUTPUT_DIGEST: digest} if digest else {},
-                )
+                measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+                telemetry = {OUTPUT_DIGEST: digest} if digest else {}
+                trial = Trial(config, Outcome.OK, "", "finals", measurement=measurement, telemetry=telemetry)
                 add_trial(database, study, run, trial, phase="final", rank=rank)
             if refuse is not None:
                 add_trial(database, study, run, Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals"), phase="final")
@@ -422,11 +387,8 @@ class TestNumerics:
         times = [(BEST, 5.0, "in:other"), (BETTER, 6.0, VARYING_OUTPUTS), (ALIKE, 7.0, "in:out")]
         self.finals(store, [*times, (DEFAULT, 9.0, "in:out")])
         default_dispatcher.refresher.poll()
-        assert {name: dict(kernel.config) for name, kernel in kernels.items()} == {
-            None: BEST,
-            "any": BEST,
-            "same": ALIKE,
-        }
+        configs = {name: dict(kernel.config) for name, kernel in kernels.items()}
+        assert configs == {None: BEST, "any": BEST, "same": ALIKE}
         assert kernels["same"].tier == "exact"
 
     @pytest.mark.parametrize(
@@ -445,16 +407,13 @@ class TestNumerics:
         default_dispatcher.refresher.poll()
         assert kernel.config == DEFAULT
 
-    def test_what_varied_once_is_not_exchanged(self, store: Any) -> None:
+    @pytest.mark.parametrize("varied", [True, False])
+    def test_what_varied_once_or_was_found_to_be_wrong_is_not_exchanged(self, store: Any, varied: bool) -> None:
         kernel = ask(store, 4096, numerics="same")
-        self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, 9.0, "in:out")])
-        self.finals(store, [(ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")])
-        default_dispatcher.refresher.poll()
-        assert kernel.config == DEFAULT
-
-    def test_what_was_found_to_be_wrong_is_not_exchanged(self, store: Any) -> None:
-        kernel = ask(store, 4096, numerics="same")
-        self.finals(store, [(ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")], refuse=ALIKE)
+        if varied:
+            self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, 9.0, "in:out")])
+        refused = None if varied else ALIKE
+        self.finals(store, [(ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")], refuse=refused)
         default_dispatcher.refresher.poll()
         assert kernel.config == DEFAULT
 

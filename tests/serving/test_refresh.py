@@ -1,35 +1,41 @@
-"""New results reach what is served already: kernels that a program keeps, entries of operations, counts, the thread."""
+"""New results reach what is served already; calls of fallbacks are counted; what stands in while a kernel compiles."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stored_runs import add_trial, end_run, start_run
+from stored_runs import add_trial, end_run, start_run, store_default
 
 from autotile.core.device import device_profile
-from autotile.core.model import Measurement, Outcome, Trial
-from autotile.cuda.toolchain import nvrtc_version
+from autotile.core.model import Outcome, Trial
+from autotile.cuda import compiler
 from autotile.database.database import Database
-from autotile.database.keys import key_of
 from autotile.database.winners import CHANGES, file_signature, read_file
-from autotile.errors import CompileError
+from autotile.errors import CompileError, InputError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.kernel.problem import resolve_problem
+from autotile.serving import aside
+from autotile.serving import refresh as miss_counter
 from autotile.serving import refresh as refreshing
-from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
+from autotile.serving.bound import BoundKernel, KernelCode
+from autotile.serving.choice import Choice, explain
+from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
 from autotile.serving.operations import _added
-from autotile.settings import read_settings
+from autotile.settings import child_environment, read_settings
 
 BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}
 
@@ -83,18 +89,15 @@ class TestKernels:
         assert (poll(), kernel.config, kernel.geometry.threads) == (1, BETTER, 64)
         assert poll() == 0
 
-    def test_a_kernel_that_the_dispatcher_forgot_too(self, store: Any) -> None:
+    def test_also_if_the_dispatcher_forgot_it_and_if_the_result_is_the_nearest(self, store: Any) -> None:
         kernel = store.ask(4096)
         default_dispatcher.clear()
+        store.put(8192, BETTER)
+        poll()
+        assert (kernel.tier, kernel.config) == ("nearest", BETTER)
         store.put(4096, BEST)
         poll()
-        assert kernel.config == BEST
-
-    def test_the_nearest_result_is_one(self, store: Any) -> None:
-        kernel = store.ask(4096)
-        store.put(8192, BEST)
-        poll()
-        assert (kernel.tier, kernel.config) == ("nearest", BEST)
+        assert (kernel.tier, kernel.config) == ("exact", BEST)
 
     def test_a_search_that_still_runs_changes_nothing(self, store: Any) -> None:
         kernel = store.ask(4096)
@@ -179,32 +182,28 @@ class TestLoading:
         assert (first.launches, kernel._launcher.launches) == (0, 1)
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_a_kernel_that_was_not_called_is_not_loaded(self, store: Any, loads: list[str]) -> None:
-        kernel = store.ask(4096, device=None)
-        store.put(4096, BEST)
-        assert (poll(), kernel.config, loads) == (1, BEST, [])
-
-    @pytest.mark.usefixtures("live_gpu")
-    def test_code_that_does_not_compile_changes_nothing(
+    def test_code_that_is_not_called_or_does_not_compile_is_not_loaded(
         self, store: Any, loads: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         kernel = store.ask(4096, device=None)
-        kernel.load()
         store.put(4096, BEST)
+        assert (poll(), kernel.config, loads) == (1, BEST, [])
+        kernel.load()
+        store.put(4096, BETTER)
 
         def fail(self: BoundKernel) -> None:
             raise CompileError("no")
 
         monkeypatch.setattr(BoundKernel, "load", fail)
-        assert (poll(), kernel.tier, loads) == (0, "default", ["MainThread"])
+        assert (poll(), kernel.config, loads) == (0, BEST, ["MainThread"])
 
     def test_a_kernel_that_was_loaded_meanwhile_stays(self, store: Any, loads: list[str]) -> None:
-        kernel, other = store.ask(4096), store.ask(8192)
+        kernel = store.ask(4096)
         store.put(4096, BEST)
         fresh = store.ask(4096)
         kernel._load()
         assert not kernel.adopt(fresh)
-        assert (kernel.tier, other.tier) == ("default", "default")
+        assert kernel.tier == "default"
 
     @pytest.mark.usefixtures("live_gpu")
     def test_threads_may_call_meanwhile(self, store: Any, loads: list[str]) -> None:
@@ -236,39 +235,19 @@ class TestLoading:
 SIZES = {"M": 640, "N": 640, "K": 640}
 
 
-def put_product(name: str, time_us: float) -> None:
-    """Store the default of a kernel of products as the result of a session on an H200."""
-    kernel, device = load_kernel(name), replace(device_profile("h200"), source="cuda")
-    problem = resolve_problem(kernel.spec, SIZES, "float32")
-    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
-    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
-    trial = Trial(kernel.spec.default, Outcome.OK, "", "finals", measurement=measurement)
-    with Database.open(read_settings().database) as database:
-        study = database.study(key, device)
-        run = start_run(database, study, sampler="random")
-        add_trial(database, study, run, trial, phase="final", rank=1)
-        end_run(database, run)
-
-
-@pytest.fixture
-def _no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a model of times, only measurements are known."""
-    monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
-
-
-@pytest.mark.usefixtures("live_gpu", "_no_model")
+@pytest.mark.usefixtures("live_gpu")
 class TestOperations:
     @pytest.fixture(autouse=True)
-    def _without_a_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _without_a_model_only_measurements_are_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
     def test_another_kernel_takes_over(self, loads: list[str]) -> None:
-        put_product("sgemm", 50.0)
+        store_default("sgemm", SIZES, "float32", 50.0)
         kernel = get_best_kernel("matmul", **SIZES, dtype="float32", library=False)
         assert (kernel.kernel, kernel.tier) == ("sgemm", "exact")
         kernel.load()
         poll()
-        put_product("sgemm_ws", 20.0)
+        store_default("sgemm_ws", SIZES, "float32", 20.0)
         assert poll() == 1
         assert (kernel.kernel, kernel.problem.kernel, kernel.tier) == ("sgemm_ws", "sgemm_ws", "exact")
         assert kernel._launcher.config == kernel.config == load_kernel("sgemm_ws").spec.default
@@ -282,12 +261,12 @@ class TestOperations:
         served = get_best_kernel("matmul", **SIZES, dtype="float32", EMULATE=0)
         assert served.is_library
         poll()
-        put_product("sgemm", 1.0)
+        store_default("sgemm", SIZES, "float32", 1.0)
         poll()
         assert get_best_kernel("matmul", **SIZES, dtype="float32", EMULATE=0) is served
         assert (served.kernel, served.tier, served.is_library) == ("sgemm", "exact", False)
         poll()
-        put_product("sgemm_ws", 0.5)
+        store_default("sgemm_ws", SIZES, "float32", 0.5)
         poll()
         assert served.kernel == "sgemm_ws"
 
@@ -413,19 +392,24 @@ class Pauses(threading.Event):
 
 
 class TestPause:
-    @pytest.mark.parametrize("setting", ["7.5", "0.25"])
-    def test_between_two_looks_it_is_the_setting(self, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        ("setting", "pause_s", "expected", "polls"),
+        [("7.5", None, [7.5] * 4, 3), ("0.25", None, [0.25] * 4, 3), ("5", 18.0, [5.0, 18.0, 5.0, 18.0], 1)],
+    )
+    def test_between_two_looks_it_is_the_setting_and_after_a_choice_what_that_asks_for(
+        self, setting: str, pause_s: float | None, expected: Any, polls: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("AUTOTILE_REFRESH", setting)
         thread, polled = refreshing._RefreshThread(), []
         thread._stop = pauses = Pauses(3)
         refresher = refreshing.Refresher(default_dispatcher.misses)
-        monkeypatch.setattr(refresher, "poll", polled.append)
+        monkeypatch.setattr(refresher, "poll", lambda pause: polled.append(pause_s and pause(pause_s)))
         thread.watch(refresher)
         assert thread._thread is not None
         thread._thread.join(60)
         assert not thread._thread.is_alive()
-        assert pauses.times_s == [float(setting)] * 4
-        assert len(polled) == 3
+        assert pauses.times_s[:4] == expected
+        assert len(polled) == polls
 
     def test_after_a_choice_it_is_nine_times_what_that_took(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         store.ask(4096)
@@ -442,13 +426,397 @@ class TestPause:
         assert default_dispatcher.refresher.poll(paused.append) == 1
         assert paused == [pytest.approx(18.0)]
 
-    def test_the_thread_pauses_after_each_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AUTOTILE_REFRESH", "5")
-        thread = refreshing._RefreshThread()
-        thread._stop = pauses = Pauses(3)
-        refresher = refreshing.Refresher(default_dispatcher.misses)
-        monkeypatch.setattr(refresher, "poll", lambda pause: pause(18.0))
-        thread.watch(refresher)
-        assert thread._thread is not None
-        thread._thread.join(60)
-        assert pauses.times_s[:3] == [5.0, 18.0, 5.0]
+
+PROCESSES = """
+import multiprocessing, os, signal, sys
+from dataclasses import replace
+from types import SimpleNamespace
+from autotile.core.device import device_profile
+from autotile.serving import dispatcher
+
+dispatcher.default_dispatcher.current_device = lambda: 0
+dispatcher.live_device = lambda _: replace(device_profile("h200"), source="cuda")
+
+def served(n, calls):
+    kernel = dispatcher.get_best_kernel(sys.argv[1], n=n)
+    kernel._launcher = SimpleNamespace(launch_fast=lambda arrays: arrays)
+    for _ in range(calls):
+        kernel(None, None)
+    return kernel
+
+def start(method):
+    context = multiprocessing.get_context(method)
+    workers = [context.Process(target=served, args=(500, calls)) for calls in (10, 100)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+def fork():
+    number = os.fork()
+    if number == 0:
+        served(500, 10)
+        sys.exit()
+    os.waitpid(number, 0)
+
+if __name__ == "__main__":
+    how, alone = sys.argv[2], sys.argv[3] == "alone"
+    if not alone:
+        kernel = served(8192, 3)
+    if how == "os.fork":
+        fork()
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        start(how)
+    if not alone:
+        for _ in range(4):
+            kernel(None, None)
+"""
+
+
+def counted() -> dict[int, int]:
+    with Database.open(read_settings().database) as database:
+        return {miss.problem.sizes["n"]: miss.count for miss in database.misses()}
+
+
+def call(kernel: BoundKernel, times: int = 1) -> None:
+    """Call a kernel as a launch on the fast path does, without a GPU."""
+    kernel._launcher = SimpleNamespace(launch_fast=lambda arrays: arrays)  # type: ignore[assignment]
+    for _ in range(times):
+        kernel(None, None)
+
+
+class Clock:
+    """A clock that is set by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(miss_counter, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def slow_writes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes that take a second."""
+    write = miss_counter._write
+
+    def slowly(*arguments: Any) -> bool:
+        clock.now_s += 1.0
+        return write(*arguments)
+
+    monkeypatch.setattr(miss_counter, "_write", slowly)
+
+
+@pytest.mark.usefixtures("live_gpu")
+class TestWhenCountsAreWritten:
+    @pytest.fixture(autouse=True)
+    def _of_another_size(self, store: Any) -> None:
+        store.put(4096, BEST)
+
+    def test_serving_writes_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(miss_counter, "_write", lambda *_: pytest.fail("written while serving"))
+        assert store.ask(8192, device=None).tier == "nearest"
+
+    def test_a_kernel_that_was_never_called_counts_as_one_call(self, store: Any) -> None:
+        called, never_called = store.ask(8192, device=None), store.ask(500, device=None)
+        call(called, 7)
+        default_dispatcher.misses.flush()
+        assert counted() == {8192: 7, 500: 1}
+        call(never_called, 1)
+        call(called, 2)
+        for _ in range(2):
+            default_dispatcher.misses.flush()
+        assert counted() == {8192: 9, 500: 1}
+
+    @pytest.mark.usefixtures("clock")
+    def test_the_first_call_and_each_doubling(self, store: Any) -> None:
+        """If writing takes no time; a killed process then loses less than half of its calls."""
+        kernel = store.ask(8192, device=None)
+        for calls in range(1, 70):
+            call(kernel)
+            assert counted() == {8192: 2 ** (calls.bit_length() - 1)}
+
+    @pytest.mark.usefixtures("slow_writes")
+    def test_writing_takes_one_percent_of_the_time(self, store: Any, clock: Clock) -> None:
+        kernel = store.ask(8192, device=None)
+        call(kernel, 1000)
+        assert counted() == {8192: 1}
+        clock.now_s += 99.0
+        call(kernel, 1000)
+        assert counted() == {8192: 1}
+        clock.now_s += 2.0
+        call(kernel, 48)
+        assert counted() == {8192: 2048}
+
+    @pytest.mark.usefixtures("slow_writes")
+    def test_first_calls_are_written_at_any_time(self, store: Any) -> None:
+        for n in (8192, 500, 700):
+            call(store.ask(n, device=None), 3)
+        assert counted() == {8192: 1, 500: 1, 700: 1}
+
+    @pytest.mark.usefixtures("slow_writes")
+    def test_a_write_includes_the_other_kernels(self, store: Any, clock: Clock) -> None:
+        """Otherwise, of several kernels that are called alternately, always the same one would be written."""
+        kernels = [store.ask(n, device=None) for n in (8192, 500)]
+        for kernel in kernels:
+            call(kernel, 100)
+        clock.now_s += 200.0
+        call(kernels[0], 28)
+        assert counted() == {8192: 128, 500: 100}
+
+    def test_bound_launches_are_counted(self, store: Any) -> None:
+        kernel = store.ask(8192, device=None)
+        launched: list[None] = []
+        kernel._launcher = SimpleNamespace(bind=lambda *_: lambda: launched.append(None))
+        launch = kernel.bind(None, None)
+        launch()
+        assert counted() == {8192: 1}
+        launch()
+        default_dispatcher.misses.flush()
+        assert counted() == {8192: 2}
+        assert len(launched) == 2
+
+
+@pytest.mark.usefixtures("live_gpu")
+class TestDatabases:
+    def test_none_is_made_and_one_may_be_named_by_the_url_of_its_file(self, store: Any) -> None:
+        call(store.ask(8192, device=None))
+        default_dispatcher.misses.flush()
+        assert not Path(read_settings().database).exists()
+        store.put(4096, BEST)
+        call(store.ask(8192, device=None, database=f"sqlite:///{read_settings().database}"))
+        assert counted() == {8192: 1}
+
+    def test_a_server_is_waited_for_a_few_seconds_at_most(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened: list[tuple[str, float]] = []
+
+        def note(location: str, *, server_timeout_s: float) -> None:
+            opened.append((location, server_timeout_s))
+
+        kernel = store.ask(8192, device=None)
+        monkeypatch.setattr(Database, "open_readonly", note)
+        default_dispatcher.misses.watch("postgresql://me:secret@far.away/db", kernel)
+        call(kernel)
+        assert opened == [("postgresql+psycopg://me:secret@far.away/db", 2.0)]
+
+    def test_no_sql_engine_is_needed(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.put(4096, BEST)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "autotile.database.database", None)
+            call(store.ask(8192, device=None))
+        assert counted() == {8192: 1}
+
+    def test_counts_that_cannot_be_written_are_kept_and_no_error_reaches_the_caller(
+        self, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.put(4096, BEST)
+        kernel = store.ask(8192, device=None)
+        for write in (lambda *_, **__: False, lambda *_, **__: 1 / 0):
+            with monkeypatch.context() as patch:
+                patch.setattr(miss_counter, "write_file", write)
+                call(kernel, 5)
+                default_dispatcher.misses.flush()
+            assert counted() == {}
+        assert kernel.calls == 10
+        default_dispatcher.misses.flush()
+        assert counted() == {8192: 10}
+
+    def test_a_locked_one_delays_one_call_for_a_moment(self, store: Any) -> None:
+        store.put(4096, BEST)
+        kernels = [store.ask(n, device=None) for n in (8192, 500, 700)]
+        with closing(sqlite3.connect(read_settings().database, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            start_s = time.monotonic()
+            for kernel in kernels:
+                call(kernel, 1000)
+            assert time.monotonic() - start_s < 2.0
+            other.execute("ROLLBACK")
+        assert counted() == {}
+        default_dispatcher.misses.flush()
+        assert counted() == {8192: 1000, 500: 1000, 700: 1000}
+
+    def test_a_call_does_not_wait_for_another_thread(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.put(4096, BEST)
+        kernel, other = store.ask(8192, device=None), store.ask(500, device=None)
+        writing, go_on = threading.Event(), threading.Event()
+        add_misses: Callable[..., bool] = miss_counter.write_file
+
+        def slowly(*arguments: Any, **named: Any) -> bool:
+            writing.set()
+            assert go_on.wait(30)
+            return add_misses(*arguments, **named)
+
+        monkeypatch.setattr(miss_counter, "write_file", slowly)
+        thread = threading.Thread(target=call, args=(kernel,))
+        thread.start()
+        assert writing.wait(30)
+        call(other, 10)  # returns at once
+        go_on.set()
+        thread.join()
+        default_dispatcher.misses.flush()
+        assert counted() == {8192: 1, 500: 10}
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "processes.py"
+    script.write_text(PROCESSES)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", str(script), *words]
+    return subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False, timeout=120)
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        ("how", "in_children"), [("fork", 110), ("forkserver", 110), ("spawn", 110), ("os.fork", 10)]
+    )
+    @pytest.mark.parametrize("alone", [False, True])
+    def test_every_process_writes_its_calls_at_its_end(
+        self, store: Any, tmp_path: Path, how: str, in_children: int, alone: bool
+    ) -> None:
+        """Each writes its own calls once; a child does not write the unwritten counts of its parent."""
+        store.put(4096, BEST)
+        done = run(tmp_path, str(store.path), how, "alone" if alone else "with its parent")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert counted() == {500: in_children} | ({} if alone else {8192: 7})
+
+    def test_no_miss_of_a_killed_process_is_lost(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, BEST)
+        done = run(tmp_path, str(store.path), "kill", "with its parent")
+        assert done.returncode == -signal.SIGKILL
+        assert counted().keys() == {8192}
+
+
+DEVICE = device_profile("h200")
+KERNEL = load_kernel("matmul_tiled")
+PROBLEM = resolve_problem(KERNEL.spec, {"M": 64, "N": 64, "K": 64}, None)
+
+
+class Code(KernelCode):
+    """A kernel's code whose compilation is let go on by the test."""
+
+    def __init__(self, tile: int, *, is_compiled: bool, fault: Exception | None = None) -> None:
+        super().__init__(KERNEL, PROBLEM, DEVICE, {**KERNEL.spec.default, "TILE": tile})
+        self.is_compiled, self.fault, self.may_end = is_compiled, fault, threading.Event()
+
+    @property
+    def needs_compiler(self) -> bool:
+        return not self.is_compiled
+
+    def load(self, device_index: int) -> Any:
+        if not self.is_compiled:
+            assert self.may_end.wait(10)
+        if self.fault is not None:
+            raise self.fault
+        return SimpleNamespace(launch=lambda arrays, stream, scalars: arrays, launch_fast=lambda arrays: None)
+
+
+def served(code: Code) -> BoundKernel:
+    """A served kernel, as a look-up returns it."""
+    return BoundKernel(code, Choice("default", code._config), DEVICE, 0)
+
+
+@pytest.fixture
+def chosen() -> Code:
+    return Code(32, is_compiled=False)
+
+
+class TestStandIns:
+    def test_a_call_is_served_by_what_is_compiled_until_the_choice_takes_over(self, chosen: Code) -> None:
+        kernel, other = served(chosen), served(Code(16, is_compiled=True))
+        kernel.find_stand_in = lambda: other
+        kernel("A", "B", "C")
+        assert kernel.config["TILE"] == 16
+        text = explain(PROBLEM, DEVICE, kernel.choice)
+        assert "It stands in for matmul_tiled TILE=32" in text
+        assert "takes over when it is ready" in text
+        chosen.may_end.set()
+        assert aside.wait_for_compilations(10)
+        assert kernel.config["TILE"] == 32
+        assert kernel.calls == 1
+        assert "stands in" not in explain(PROBLEM, DEVICE, kernel.choice)
+
+    def test_the_calls_of_a_choice_are_counted_once_it_is_served(self, chosen: Code) -> None:
+        kernel, other, reports = served(chosen), served(Code(16, is_compiled=True)), []
+        kernel.find_stand_in = lambda: other
+        kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
+        kernel("A", "B", "C")
+        assert reports == []
+        chosen.may_end.set()
+        assert aside.wait_for_compilations(10)
+        kernel("A", "B", "C")
+        assert reports == [2]
+
+    @pytest.mark.parametrize("way", ["nothing else", "is compiled", "load", "bind"])
+    def test_a_call_waits_where_it_must_or_may(self, chosen: Code, way: str) -> None:
+        kernel, other = served(chosen), served(Code(16, is_compiled=True))
+        chosen.is_compiled = way == "is compiled"
+        kernel.find_stand_in = lambda: None if way == "nothing else" else other
+        chosen.may_end.set()
+        if way == "load":
+            kernel.load()
+        elif way == "bind":
+            with pytest.raises(AttributeError, match="bind"):  # of the launcher of this test, which has none
+                kernel.bind("A", "B", "C")
+        else:
+            kernel("A", "B", "C")
+        assert kernel.config["TILE"] == 32
+        assert kernel.is_loaded
+
+    def test_a_choice_that_cannot_be_loaded_leaves_what_stands_in_and_says_so(self) -> None:
+        chosen = Code(32, is_compiled=False, fault=InputError("the compiler refused it"))
+        kernel, other = served(chosen), served(Code(16, is_compiled=True))
+        kernel.find_stand_in = lambda: other
+        kernel("A", "B", "C")
+        chosen.may_end.set()
+        assert aside.wait_for_compilations(10)
+        assert kernel.config["TILE"] == 16
+        assert "which cannot be loaded: the compiler refused it" in explain(PROBLEM, DEVICE, kernel.choice)
+
+    def test_what_was_adopted_meanwhile_stays(self, chosen: Code) -> None:
+        kernel, other, newer = served(chosen), served(Code(16, is_compiled=True)), served(Code(8, is_compiled=True))
+        kernel.find_stand_in = lambda: other
+        kernel("A", "B", "C")
+        newer.load()
+        kernel.adopt(newer)
+        chosen.may_end.set()
+        assert aside.wait_for_compilations(10)
+        assert kernel.config["TILE"] == 8
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_products_at_new_sizes_need_no_compiler(
+        self, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import cupy
+
+        monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path))
+        dispatcher = Dispatcher(database=tmp_path / "empty.db")
+        torch = pytest.importorskip("torch")
+        a, b = (torch.randn(shape, device="cuda").to(getattr(torch, dtype)) for shape in ((210, 331), (331, 171)))
+        expected = a.double() @ b.double()
+
+        def error(result: Any) -> float:
+            return float((result.double() - expected).norm() / expected.norm())
+
+        compiled_by: list[threading.Thread] = []
+
+        def compile_cubin(job: compiler.CompileJob, compile_as_before: Any = compiler.compile_cubin) -> Any:
+            compiled_by.append(threading.current_thread())
+            return compile_as_before(job)
+
+        monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+        assert error(dispatcher.matmul(a, b)) < 1e-2
+        assert aside.wait_for_compilations(60)
+        assert threading.current_thread() not in compiled_by
+        assert error(dispatcher.matmul(a, b)) < 1e-2
+        waited = Dispatcher(database=tmp_path / "empty.db")
+        assert error(waited.matmul(a, b, wait=True)) < 1e-2
+        cupy.cuda.get_current_stream().synchronize()

@@ -1,0 +1,439 @@
+"""Launches without a GPU: graphs of one launch, kernels of several steps, parameters, inputs, numbers of the driver."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from step_kernels import KERNELS, write_steps
+
+from autotile.core.device import device_profile
+from autotile.core.dtypes import DTYPES
+from autotile.core.model import Problem
+from autotile.cuda import function as function_module
+from autotile.cuda import function as launch_graph
+from autotile.cuda import packing
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.cuda.function import LaunchSequence, ParameterBlock, StepFunctions, make_launch_graph
+from autotile.cuda.packing import pack_launches
+from autotile.errors import ArgumentError
+from autotile.kernel.arguments import (
+    BufferArgument,
+    ElementType,
+    ScalarArgument,
+    decode_scalar,
+    encode_scalar,
+    scalar_value,
+)
+from autotile.kernel.expressions import parse_expression
+from autotile.kernel.inputs import make_input
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.serving.launching import CallArguments
+from autotile.space.limits import compiled_steps
+
+H200 = device_profile("h200")
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
+    return load_kernel(str(write_steps(tmp_path, request.param)))
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Kernel:
+    return load_kernel(str(write_steps(tmp_path, "scan_rounds")))
+
+
+def plan_of(kernel: Kernel, **sizes: int) -> LaunchPlan:
+    return LaunchPlan.of(kernel.spec, kernel.spec.default, {**kernel.spec.sizes, **sizes}, H200)
+
+
+def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, ...], ...]]:
+    spec, all_sizes = kernel.spec, {**kernel.spec.sizes, **sizes}
+    plan = plan_of(kernel, **sizes)
+    data = LaunchData.of(spec, "float32", known_names(spec, spec.default, all_sizes, H200))
+    arrays = {buffer.name: 1000 + number for number, buffer in enumerate(spec.buffers)}
+    memory = {workspace.name: 2000 + number for number, workspace in enumerate(data.workspaces)}
+    scalars = problem_scalars(spec, all_sizes, "float32", check=False)
+    return plan, pack_launches(spec, plan, data, "float32", pointers=arrays, scalars=scalars, workspaces=memory)
+
+
+class TestSteps:
+    def test_one_cubin_holds_every_step(self, kernel: Kernel) -> None:
+        spec = kernel.spec
+        compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90"))
+        assert tuple(compiled.functions) == spec.entries
+        resources = {entry: function.resources for entry, function in compiled.functions.items()}
+        plan = plan_of(kernel)
+        steps = compiled_steps(spec, plan, resources, H200)
+        assert [step.fault for step in steps] == [""] * len(plan.steps)
+        assert steps[0].geometry == plan.main.geometry
+        assert {step.entry for step in steps} == {spec.steps[launch.step].entry for launch in plan.launches}
+
+    def test_every_launch_has_its_own_values(self, scan: Kernel) -> None:
+        _, launches = packed(scan, N=300)
+        x, y, a, b = 1000, 1001, 2000, 2001
+        assert len(launches) == 11
+        assert [int(value) for value in launches[0]] == [x, a, 300]
+        assert [[int(value) for value in launch] for launch in launches[1:4]] == [
+            [a, b, 1, 300],
+            [b, a, 2, 300],
+            [a, b, 4, 300],
+        ]
+        assert [int(value) for value in launches[10]] == [b, y, 300]  # nine sweeps end in b
+        assert launches[1][2].dtype == np.int32
+
+    def test_one_block_of_parameters_serves_all_launches(self, scan: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        launched: list[tuple[str, int, int]] = []
+
+        def driver_launch(pointer: str, geometry: Any) -> Any:
+            return lambda stream, address, _: launched.append((pointer, stream, address))
+
+        monkeypatch.setattr(function_module, "driver_launch", driver_launch)
+        monkeypatch.setattr(
+            function_module,
+            "Module",
+            lambda _: SimpleNamespace(pointer=1, function=lambda name: SimpleNamespace(pointer=name)),
+        )
+        plan, launches = packed(scan, N=300)
+        functions = StepFunctions(scan.spec.steps, b"", {"sweep": "_Z5sweep"})
+        functions.driver_launch(plan)(7, 4096, 0)
+        assert [name for name, _, _ in launched] == ["copy", *["_Z5sweep"] * 9, "copy"]
+        assert [(address - 4096) // 8 for _, _, address in launched] == [0, *range(3, 39, 4), 39]
+        block = ParameterBlock([value for launch in launches for value in launch], spare_words=2)
+        assert len(block.starts) == 42
+
+    def test_new_addresses_reach_every_launch(self, tmp_path: Path) -> None:
+        kernel = load_kernel(str(write_steps(tmp_path, "split_rows")))
+        spec, config = kernel.spec, {**kernel.spec.default, "SPLIT": 4}
+        plan = LaunchPlan.of(spec, config, spec.sizes, H200)
+        data = LaunchData.of(spec, "float32", known_names(spec, config, spec.sizes, H200))
+        scalars = problem_scalars(spec, spec.sizes, "float32", check=False)
+        problem = Problem(spec.name, spec.sizes, "float32")
+        arguments = CallArguments(spec, problem, config, plan, data=data, scalars=scalars, device_index=0)
+        views = {name: SimpleNamespace(data=SimpleNamespace(ptr=at)) for name, at in (("x", 100), ("y", 200))}
+        values = arguments.pack(views, {}, {"partials": 300})
+        assert [int(value) for value in values] == [100, 200, 300, 1000, 512, 200, 300, 1000]
+        block = ParameterBlock(values, spare_words=2)
+        layout = arguments.layout(block.starts, len(block.words))
+        assert layout.words == (block.starts[0], block.starts[1])
+        assert layout.copies == ((block.starts[1], block.starts[5]),)
+
+    def test_a_map_of_a_workspace_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """New addresses of arrays do not reach it: it belongs to the stream, as its workspace does."""
+        spec = load_kernel("gemm_wgmma_padded").spec
+        plan = LaunchPlan.of(spec, spec.default, spec.sizes, H200)
+        data = LaunchData.of(spec, "float16", known_names(spec, spec.default, spec.sizes, H200))
+        scalars = problem_scalars(spec, spec.sizes, "float16", check=False)
+        problem = Problem(spec.name, spec.sizes, "float16")
+        arguments = CallArguments(spec, problem, spec.default, plan, data=data, scalars=scalars, device_index=0)
+        monkeypatch.setattr(packing, "encode_tensor_map", lambda _, pointer: np.full(16, pointer, np.uint64))
+        views = {name: SimpleNamespace(data=SimpleNamespace(ptr=at)) for name, at in (("A", 2), ("B", 4), ("C", 6))}
+        workspaces = {workspace.name: 256 * index for index, workspace in enumerate(data.workspaces, 1)}
+        values = arguments.pack(views, {}, workspaces)
+        block = ParameterBlock(values, spare_words=3)
+        layout = arguments.layout(block.starts, len(block.words))
+        assert [block.words[word] for word in layout.words] == [2, 4, 6]
+        assert [tensor_map.name for _, _, tensor_map in layout.maps] == ["C_map"]
+        assert [int(value[0]) for value in values if np.ndim(value)] == [256, 512, 6]
+
+    def test_a_function_gets_the_most_shared_memory_of_its_launches(
+        self, monkeypatch: pytest.MonkeyPatch, scan: Kernel
+    ) -> None:
+        opted: list[tuple[str, int]] = []
+        launched: list[str] = []
+
+        def function(name: str) -> Any:
+            return SimpleNamespace(
+                opt_in=lambda smem_bytes: opted.append((name, smem_bytes)), launch=lambda *_: launched.append(name)
+            )
+
+        monkeypatch.setattr(function_module, "Module", lambda _: SimpleNamespace(function=function, pointer=1))
+        plan, launches = packed(scan, N=300)
+        calls = LaunchSequence(StepFunctions(scan.spec.steps, b"", {}), plan, launches)
+        calls()
+        assert opted == [("copy", 0), ("sweep", 0)]
+        assert launched == ["copy", *["sweep"] * 9, "copy"]
+        assert (calls.count, [len(part) for part in calls.by_step().values()]) == (11, [1, 9, 1])
+
+    def test_its_functions_stay_loaded(self, monkeypatch: pytest.MonkeyPatch, scan: Kernel) -> None:
+        launched: list[tuple[Any, ...]] = []
+        function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *given: launched.append(given))
+        module = SimpleNamespace(function=lambda _: function, pointer=1)
+        monkeypatch.setattr(function_module, "Module", lambda _: module)
+        plan, launches = packed(scan, N=300)
+        functions = StepFunctions(scan.spec.steps, b"", {})
+        loaded = weakref.ref(functions)
+        calls = LaunchSequence(functions, plan, launches)
+        del functions
+        gc.collect()
+        assert loaded() is not None
+        assert loaded().module == module.pointer
+        calls()
+        geometries = [one.geometry for one in plan.launches]
+        assert [given[:2] for given in launched] == [(one.grid, one.block) for one in geometries]
+        assert [given[2] for given in launched] == list(launches)
+        assert loaded() is not None
+        del calls
+        gc.collect()
+        assert loaded() is None  # and no longer than the launches
+
+    def test_a_fault_names_its_step(self, kernel: Kernel) -> None:
+        spec, plan = kernel.spec, plan_of(kernel)
+        compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90")).functions
+        resources = {entry: function.resources for entry, function in compiled.items()}
+        last = spec.steps[plan.launches[-1].step].entry
+        resources[last] = replace(resources[last], static_smem_bytes=10**6)
+        faults = {step.entry: step.fault for step in compiled_steps(spec, plan, resources, H200)}
+        named = f"{last}: " if len(spec.steps) > 1 else ""
+        assert faults[last].startswith(f"{named}no block fits on an SM")
+
+
+PLACES = 4
+
+
+class RefusedError(RuntimeError):
+    """Error of CUDA."""
+
+
+class Cuda:
+    """The part of CuPy that makes graphs; it records when graphs and streams are destroyed."""
+
+    def __init__(self) -> None:
+        self.cuda = self.runtime = self.driver = self
+        self.CUDADriverError = self.CUDARuntimeError = RefusedError
+        self.refused = ""
+        self.relaxed = False
+        self.destroyed: list[tuple[str, bool]] = []
+        self.priorities: list[int] = []
+
+    def do(self, step: str) -> None:
+        if self.refused == step:
+            raise RefusedError(step)
+
+    def streamGetPriority(self, stream: int) -> int:  # noqa: N802 - CuPy's name
+        return -stream
+
+    def Stream(self, *, non_blocking: bool, priority: int) -> Any:  # noqa: N802 - CuPy's name
+        assert non_blocking
+        self.do("stream")
+        self.priorities.append(priority)
+        return Stream(self)
+
+    @contextmanager
+    def outside_of_captures(self) -> Iterator[None]:
+        before, self.relaxed = self.relaxed, True
+        yield
+        self.relaxed = before
+
+    def launch(self, stream: int) -> None:
+        assert stream == 77
+        self.do("launch")
+
+
+class Handle:
+    """An object that is destroyed with the last reference to it."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+
+    def __del__(self) -> None:
+        self._cuda.destroyed.append((type(self).__name__, self._cuda.relaxed))
+
+
+class Graph(Handle):
+    graphExec = 5  # noqa: N815 - CuPy's name
+
+
+class Module(Handle):
+    pass
+
+
+class Stream(Handle):
+    ptr = 77
+
+    def begin_capture(self) -> None:
+        self._cuda.do("begin")
+
+    def end_capture(self) -> Graph:
+        self._cuda.do("end")
+        return Graph(self._cuda)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    cuda, places = Cuda(), SimpleQueue[None]()
+    for _ in range(PLACES):
+        places.put(None)
+    monkeypatch.setattr(launch_graph, "load_cupy", lambda: cuda)
+    monkeypatch.setattr(launch_graph, "outside_of_captures", cuda.outside_of_captures)
+    monkeypatch.setattr(launch_graph, "_free_places", places)
+    return cuda
+
+
+def make(cuda: Cuda, stream: int = 0) -> Any:
+    return make_launch_graph(cuda.launch, stream, None)
+
+
+class TestGraphs:
+    def test_a_graph_of_a_launch_has_the_streams_priority(self, cuda: Cuda) -> None:
+        assert make(cuda).executable == 5
+        make(cuda, stream=3)
+        assert cuda.priorities == [0, -3]
+
+    def test_what_is_destroyed_is_so_where_captures_allow_it(self, cuda: Cuda) -> None:
+        made = make(cuda)
+        assert cuda.destroyed == [("Stream", True)]
+        del made
+        assert cuda.destroyed == [("Stream", True), ("Graph", True)]
+        assert not cuda.relaxed
+
+    @pytest.mark.parametrize("step", ["stream", "begin", "launch", "end"])
+    def test_where_cuda_refuses_there_is_no_graph_and_no_place_is_lost(self, cuda: Cuda, step: str) -> None:
+        cuda.refused = step
+        assert [make(cuda) for _ in range(2 * PLACES)] == [None] * 2 * PLACES
+        cuda.refused = ""
+        made = [make(cuda) for _ in range(PLACES)]
+        assert None not in made
+
+    def test_what_a_launch_needs_stays_as_long_as_its_graph(self, cuda: Cuda) -> None:
+        made = make_launch_graph(cuda.launch, 0, Module(cuda))
+        gc.collect()
+        assert cuda.destroyed == [("Stream", True)]
+        del made
+        assert cuda.destroyed == [("Stream", True), ("Graph", True), ("Module", False)]
+
+    def test_there_are_so_many_at_most_and_what_goes_makes_room(self, cuda: Cuda) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            made = [graph for graph in pool.map(lambda _: make(cuda), range(50)) if graph is not None]
+        assert len(made) == PLACES
+        assert make(cuda) is None
+        made.pop()
+        assert make(cuda) is not None
+
+    def test_an_error_that_is_not_cudas_is_told(self, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cuda, "launch", lambda *_: 1 / 0)
+        for _ in range(2 * PLACES):
+            with pytest.raises(ZeroDivisionError):
+                make(cuda)
+
+    def test_a_forked_child_leaves_the_graphs_of_its_parent_alone(
+        self, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = make(cuda)
+        kept: list[Any] = []
+        monkeypatch.setattr(launch_graph, "_inherited", kept)
+        monkeypatch.setattr(launch_graph, "os", SimpleNamespace(getpid=lambda: -1))
+        del made
+        gc.collect()
+        assert len(kept) == 1
+        assert cuda.destroyed == [("Stream", True)]
+
+
+def scalar(dtype: str, value: Any = 1.0, check: float | None = None) -> ScalarArgument:
+    return ScalarArgument("alpha", dtype, value, check)
+
+
+class TestScalars:
+    @pytest.mark.parametrize(
+        ("dtype", "value", "stored"),
+        [
+            ("float32", 0.1, np.float32(0.1)),
+            ("float32", float("inf"), np.float32("inf")),
+            ("float64", 0.1, np.float64(0.1)),
+            ("float16", 65504, np.float16(65504)),
+            ("bfloat16", -1.5, np.uint16(0xBFC0)),
+            ("int32", -7, np.int32(-7)),
+            ("int32", 7.0, np.int32(7)),
+            ("int64", 2**53 + 1, np.int64(2**53 + 1)),
+            ("uint64", 2**64 - 1, np.uint64(2**64 - 1)),
+            ("uint8", True, np.uint8(1)),
+            ("float32", np.float64(2.5), np.float32(2.5)),
+        ],
+    )
+    def test_a_value_takes_the_exact_type(self, dtype: str, value: Any, stored: np.generic) -> None:
+        got = encode_scalar(scalar(dtype), value, "float32")
+        assert type(got) is type(stored)
+        assert got == stored
+
+    @pytest.mark.parametrize(
+        ("problem_dtype", "kind"), [("float16", np.float16), ("bfloat16", np.uint16), ("float64", np.float64)]
+    )
+    def test_a_scalar_of_the_problems_dtype(self, problem_dtype: str, kind: type) -> None:
+        stored = scalar_value(scalar("dtype", 1.5), {}, problem_dtype, check=False)
+        assert type(stored) is kind
+        assert decode_scalar(scalar("dtype"), stored, problem_dtype) == 1.5
+
+    def test_bound_free_and_check_values(self) -> None:
+        bound = scalar("int32", parse_expression("M * 2", {"M": "number"}))
+        assert scalar_value(bound, {"M": 21}, "float32", check=True) == 42
+        free = scalar("float32", 1.0, 0.75)
+        assert scalar_value(free, {}, "float32", check=False) == 1.0
+        assert scalar_value(free, {}, "float32", check=True) == 0.75
+        assert scalar_value(scalar("float32", 0.5), {}, "float32", check=True) == 0.5
+        assert scalar_value(scalar("float32", 1.0, 0.0), {}, "float32", check=True) == 0.0
+
+    def test_what_does_not_fit_is_refused_instead_of_wrapped(self) -> None:
+        product = scalar("int32", parse_expression("M * M", {"M": "number"}))
+        with pytest.raises(ArgumentError, match=r"scalar alpha is 4294967296, which does not fit in int32"):
+            scalar_value(product, {"M": 65536}, "float32", check=False)
+
+    @pytest.mark.parametrize(
+        ("dtype", "value"),
+        [
+            ("int32", 0.5),
+            ("int32", float("nan")),
+            ("int32", float("inf")),
+            ("uint8", -1),
+            ("uint8", 256),
+            ("float16", 1e6),
+            ("float32", 1e39),
+            ("float32", "1"),
+            ("float32", None),
+            ("float32", [1.0]),
+            ("float32", 1j),
+            ("int64", 2**64),
+        ],
+    )
+    def test_refusals(self, dtype: str, value: Any) -> None:
+        with pytest.raises(ArgumentError, match=f"fit[s]? in {dtype}"):
+            encode_scalar(scalar(dtype), value, "float32")
+
+
+def buffer(init: str, name: str = "x") -> BufferArgument:
+    return BufferArgument(name, ElementType("dtype"), (parse_expression("4", {}),), "in", init)
+
+
+class TestInputs:
+    def test_the_same_name_and_shape_give_the_same_values(self) -> None:
+        first, second = (make_input(buffer("normal"), (64, 32), "float32") for _ in range(2))
+        np.testing.assert_array_equal(first, second)
+        assert not np.array_equal(first, make_input(buffer("normal", "y"), (64, 32), "float32"))
+        assert not np.array_equal(first, make_input(buffer("normal"), (64, 32), "float32", seed=1))
+
+    @pytest.mark.parametrize("name", DTYPES)
+    def test_every_type_has_random_inputs_that_are_not_zeros(self, name: str) -> None:
+        stored = make_input(buffer("normal"), (1000,), name)
+        assert stored.dtype == DTYPES[name].storage
+        values = DTYPES[name].decode(stored)
+        assert np.isfinite(values).all()
+        assert values.std() > 0.4
+
+    def test_plain_distributions(self) -> None:
+        assert not make_input(buffer("zeros"), (8,), "float32").any()
+        assert (make_input(buffer("ones"), (8,), "float32") == 1).all()
+        np.testing.assert_array_equal(make_input(buffer("arange"), (2, 4), "int32"), np.arange(8).reshape(2, 4))
+        uniform = make_input(buffer("uniform"), (1000,), "float64")
+        assert 0 <= uniform.min() < 0.1
+        assert 0.9 < uniform.max() < 1

@@ -1,0 +1,323 @@
+"""Support kernels, buffers, references, timers and telemetry on a device; energy on a simulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from spec_samples import SGEMM
+
+from autotile.core.device import device_profile
+from autotile.core.dtypes import DTYPES
+from autotile.cuda import timing as energy
+from autotile.cuda.compiler import CubinCache
+from autotile.cuda.driver import live_device
+from autotile.cuda.expected_outputs import Agreement, ReferenceSolution, launch_key
+from autotile.cuda.support import GuardedBuffer, SupportKernels
+from autotile.cuda.timing import EnergyMeter, Nvml, Timer, drift_us
+from autotile.errors import InputError, ToolchainError
+from autotile.kernel.expressions import parse_array_expression
+from autotile.kernel.launch import LaunchPlan
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import Tolerance
+
+FLOAT = DTYPES["float32"]
+
+
+@pytest.fixture(scope="module")
+def support(tmp_path_factory: pytest.TempPathFactory) -> SupportKernels:
+    cache = CubinCache(tmp_path_factory.mktemp("support"), 10**8)
+    return SupportKernels(cache, live_device().architecture)
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    def test_properties_are_whole(self) -> None:
+        device = live_device()
+        assert device.source == "cuda"
+        assert device.sm_count > 0
+        assert device.smem_per_block_optin_bytes >= device.smem_per_block_bytes == 48 * 1024
+        assert device.peak_fp32_flops_per_s > 1e11
+        assert device.memory_bandwidth_bytes_per_s > 1e10
+
+    @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 5), (128, 64, 300)])
+    def test_float64_product(self, support: SupportKernels, m: int, n: int, k: int) -> None:
+        import cupy
+
+        generator = np.random.default_rng(0)
+        a, b = generator.standard_normal((m, k)), generator.standard_normal((k, n))
+        product = support.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+        np.testing.assert_allclose(product, a @ b, rtol=1e-12, atol=1e-12)
+
+    def test_values_are_summed_up(self, support: SupportKernels) -> None:
+        import cupy
+
+        values = np.random.default_rng(0).standard_normal(100_003)
+        unfinite, squares = support.summarise(cupy.asarray(values).data.ptr, values.size)
+        assert (unfinite, squares) == (0, pytest.approx(np.sum(values**2)))
+        values[[5, 77]] = np.inf, np.nan
+        assert support.summarise(cupy.asarray(values).data.ptr, values.size)[0] == 2
+
+    @pytest.mark.parametrize("name", DTYPES)
+    def test_compare_finds_the_one_wrong_element(self, support: SupportKernels, name: str) -> None:
+        import cupy
+
+        dtype = DTYPES[name]
+        shape = dtype.array_shape((1000,))
+        stored = dtype.encode(np.arange(np.prod(shape)).reshape(shape) % 100)
+        got = GuardedBuffer((1000,), dtype, support)
+        got.write(stored)
+        want = cupy.asarray(dtype.decode(stored)).ravel()
+        assert support.compare(got.pointer, want, want.size, dtype, tolerance=Tolerance(0.0), scale=1.0)[0] == 0
+        want[777] += 1.0
+        assert support.compare(got.pointer, want, want.size, dtype, tolerance=Tolerance(0.0), scale=1.0)[:2] == (1, 777)
+
+    @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+    def test_8_bit_floats_are_decoded_alike(self, support: SupportKernels, name: str) -> None:
+        import cupy
+
+        dtype = DTYPES[name]
+        stored = np.arange(256, dtype=np.uint8)
+        got = GuardedBuffer((256,), dtype, support)
+        got.write(stored)
+        values = dtype.decode(cupy.asarray(stored))
+        np.testing.assert_array_equal(values.get(), dtype.decode(stored))
+        finite = int(np.isfinite(values.get()).sum())
+        wrong = support.compare(got.pointer, values, 256, dtype, tolerance=Tolerance(0.0), scale=1.0).wrong
+        assert wrong == 256 - finite
+        beyond = cupy.full(1, 1e9)  # saturates
+        largest = GuardedBuffer((1,), dtype, support)
+        largest.write(dtype.encode(np.array([1e9])))
+        assert support.compare(largest.pointer, beyond, 1, dtype, tolerance=Tolerance(0.0), scale=1.0).wrong == 0
+
+    def test_nan_is_wrong(self, support: SupportKernels) -> None:
+        import cupy
+
+        got = GuardedBuffer((64,), FLOAT, support)
+        got.poison()
+        want = cupy.zeros(64)
+        assert support.compare(got.pointer, want, 64, FLOAT, tolerance=Tolerance(1e9), scale=1e9)[0] == 64
+
+    @pytest.mark.parametrize("offset", [-1, 64 * 64])
+    def test_a_write_outside_is_seen_and_mended(self, support: SupportKernels, offset: int) -> None:
+        buffer = GuardedBuffer((64, 64), FLOAT, support)
+        assert buffer.broken_guard_words() == 0
+        support.fill_words(buffer.pointer + 4 * offset, 1, 0)
+        assert buffer.broken_guard_words() == 1
+        assert buffer.broken_guard_words() == 0
+
+    def test_times_grow_with_the_work(self, support: SupportKernels) -> None:
+        device = live_device()
+        timer = Timer(device.l2_bytes, "cold", 0.1)
+        small, large = (GuardedBuffer((n,), FLOAT, support) for n in (1 << 20, 1 << 26))
+        timer.warm_up(large.poison)
+        fast = timer.measure(small.poison, None).measurement
+        slow = timer.measure(large.poison, None).measurement
+        assert slow.time_us > 5 * fast.time_us
+        assert slow.low_us <= slow.time_us <= slow.high_us
+        assert 0 <= timer.event_floor_us() < 20
+        assert timer.measure(large.poison, fast.time_us).discarded
+        assert not timer.measure(large.poison, slow.time_us).discarded
+
+    def test_a_race_gives_every_candidate_every_round(self, support: SupportKernels) -> None:
+        timer = Timer(live_device().l2_bytes, "hot", 0.1)
+        buffer = GuardedBuffer((1 << 20,), FLOAT, support)
+        times = timer.race([buffer.poison] * 3, rounds=7, seed=0)
+        assert [len(row) for row in times] == [7, 7, 7]
+        assert all(t > 0 for row in times for t in row)
+
+    def test_the_reference_kernel_takes_the_same_time_again(self, support: SupportKernels) -> None:
+        device = live_device()
+        timer = Timer(device.l2_bytes, "cold", 0.1)
+        timer.warm_up(lambda: support.spin(device.sm_count, 100_000))
+        first, second = (drift_us(support, timer, device.sm_count) for _ in range(2))
+        assert 10 < first < 1000
+        assert second == pytest.approx(first, rel=0.2)
+
+    @pytest.mark.parametrize(
+        "text", ["2 * (A @ B) + exp(x) / mean(x)", "sum(A, 1)", "shift(x, 1) - maximum(x, 0)", "max(x) * x"]
+    )
+    @pytest.mark.parametrize("size", [7, 1500])
+    def test_the_device_and_numpy_give_the_same_answer(self, support: SupportKernels, text: str, size: int) -> None:
+        import cupy
+
+        generator = np.random.default_rng(0)
+        host = {"A": generator.standard_normal((size, size)), "B": generator.standard_normal((size, size)),
+                "x": generator.standard_normal(size)}  # fmt: skip
+        expression = parse_array_expression(text, host)
+        expected = expression.evaluate(host)
+        solution = ReferenceSolution({name: cupy.asarray(array) for name, array in host.items()}, support)
+        output = solution.output("y", expression, expected.shape, DTYPES["float64"], "[reference] outputs.y")
+        np.testing.assert_allclose(output.values.get(), expected, rtol=1e-10, atol=1e-10)
+        assert output.scale == pytest.approx(np.sqrt(np.mean(expected**2)))
+
+    @pytest.mark.parametrize(
+        ("text", "words"), [("x / 0", "is not finite"), ("sum(x)", r"has shape \(\), but the argument y")]
+    )
+    def test_an_answer_that_is_none_is_told(self, support: SupportKernels, text: str, words: str) -> None:
+        import cupy
+
+        solution = ReferenceSolution({"x": cupy.arange(1.0, 9.0)}, support)
+        with pytest.raises(InputError, match=words):
+            solution.output("y", parse_array_expression(text, ["x"]), (8,), DTYPES["float64"], "[reference] outputs.y")
+
+    def test_telemetry_reads_or_is_empty(self) -> None:
+        readings = Nvml().read()
+        assert readings == {} or readings["sm_clock_mhz"] > 0
+
+    def test_reading_properties_makes_no_context(self, tmp_path: Path) -> None:
+        import subprocess
+        import sys
+
+        code = (
+            "from autotile.cuda.driver import live_device; live_device();"
+            "from cuda.bindings import driver; _, device = driver.cuDeviceGet(0);"
+            "_, flags, active = driver.cuDevicePrimaryCtxGetState(device); raise SystemExit(active)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+FLUSH_US, FLUSH_W = 25.0, 200.0
+LAUNCH_US, LAUNCH_W = 100.0, 400.0
+IDLE_W = 100.0
+
+
+class SimulatedGpu:
+    """Clock, board and NVML; the energy counter is updated every tenth of a second."""
+
+    def __init__(self, *, counts: bool = True, has_power: bool = True) -> None:
+        self.now_s = 0.0
+        self.used_mj = 0.0
+        self.shown_mj = 5.0
+        self.power = IDLE_W
+        self.counts = counts
+        self.has_power = has_power
+
+    def sleep(self, seconds: float) -> None:
+        for _ in range(round(seconds / 1e-4)):
+            self.now_s += 1e-4
+            self.used_mj += 1e3 * self.power * 1e-4
+            if self.counts and round(self.now_s * 1e4) % 1000 == 0:
+                self.shown_mj = 5.0 + float(int(self.used_mj))
+
+    def energy_mj(self) -> float | None:
+        return self.shown_mj
+
+    def power_w(self) -> float | None:
+        return self.power if self.has_power else None
+
+
+class WithoutCounter(SimulatedGpu):
+    def energy_mj(self) -> float | None:
+        return None
+
+
+class SimulatedTimer:
+    """Launches back to back on the simulated GPU."""
+
+    def __init__(self, gpu: SimulatedGpu, l2: str = "cold") -> None:
+        self._gpu = gpu
+        self.l2 = l2
+        self.ran: list[int] = []
+
+    def flush(self) -> None:
+        pass
+
+    def samples(self, launch: Any, count: int) -> list[float]:
+        return [FLUSH_US] * count
+
+    @contextmanager
+    def back_to_back(self, step: Sequence[Any], probe_us: float) -> Iterator[Any]:
+        self.ran.append(len(step))
+        flush_us = FLUSH_US if self.l2 == "cold" else 0.0
+        launch_us = LAUNCH_US if len(step) > 1 else 0.0
+        step_us = flush_us + launch_us
+        assert probe_us == step_us
+        self._gpu.power = (flush_us * FLUSH_W + launch_us * LAUNCH_W) / step_us
+
+        class Running:
+            def keep_going(self) -> None:
+                pass
+
+            def end(self) -> float:
+                return step_us
+
+        yield Running()
+        self._gpu.power = IDLE_W
+
+
+def meter(gpu: SimulatedGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[EnergyMeter, SimulatedTimer]:
+    monkeypatch.setattr(energy.time, "perf_counter", lambda: gpu.now_s)
+    monkeypatch.setattr(energy.time, "sleep", gpu.sleep)
+    timer: Any = SimulatedTimer(gpu, l2)
+    made_up: Any = gpu
+    return EnergyMeter(timer, made_up), timer
+
+
+class TestEnergy:
+    @pytest.mark.parametrize("l2", ["cold", "hot"])
+    @pytest.mark.parametrize(("gpu", "source"), [(SimulatedGpu, "counter"), (WithoutCounter, "power")])
+    def test_the_energy_is_that_of_the_run_alone(
+        self, gpu: type[SimulatedGpu], source: str, l2: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = meter(gpu(), l2, monkeypatch)[0].read(lambda: None, LAUNCH_US)
+        assert found == {"energy_mj": pytest.approx(1e-3 * LAUNCH_US * LAUNCH_W, rel=0.01), "energy_source": source}
+
+    def test_a_flush_is_measured_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        subject, timer = meter(SimulatedGpu(), "cold", monkeypatch)
+        first, second = (subject.read(lambda: None, LAUNCH_US) for _ in range(2))
+        assert first["energy_mj"] == pytest.approx(second["energy_mj"], rel=0.01)
+        assert timer.ran == [1, 2, 2]
+
+    def test_a_counter_that_stands_still_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = meter(SimulatedGpu(counts=False), "hot", monkeypatch)[0].read(lambda: None, LAUNCH_US)
+        assert found["energy_source"] == "power"
+
+    def test_without_power_either_there_is_no_meter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(InputError, match="neither the energy nor the power of this GPU; leave the objective"):
+            meter(WithoutCounter(has_power=False), "cold", monkeypatch)
+
+    def test_a_counter_that_stops_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gpu = SimulatedGpu()
+        subject, _ = meter(gpu, "hot", monkeypatch)
+        gpu.counts = False
+        with pytest.raises(ToolchainError, match="NVML has stopped updating"):
+            subject.read(lambda: None, LAUNCH_US)
+
+
+class Results:
+    """Offers plain numbers as outputs."""
+
+    def __init__(self) -> None:
+        self.agreement: Any = Agreement()
+
+    def offer(self, launch: object, value: float) -> Any:
+        return self.agreement.offer(launch, lambda other: other == value, lambda: value)
+
+
+class TestAgreement:
+    def test_two_launches_must_agree(self) -> None:
+        results = Results()
+        assert results.offer("64", 1.0) is None
+        assert results.offer("64", 1.0) is None  # the same launch confirms nothing
+        assert results.offer("128", 2.0) is None
+        assert results.offer("256", 1.0) == 1.0
+
+    def test_wrong_results_give_way(self) -> None:
+        results = Results()
+        assert [results.offer(str(n), float(n)) for n in range(20)] == [None] * 20
+        assert results.offer("again", 3.0) is None
+        assert results.offer("again", 19.0) == 19.0
+
+    def test_the_launch_tells_configurations_apart(self) -> None:
+        spec, device = parse_spec(SGEMM, "sgemm.toml"), device_profile("h100")
+        parameter = next(p for p in spec.parameters if len(p.values) > 1)
+        keys = set()
+        for value in parameter.values:
+            config = {**spec.default, parameter.name: value}
+            keys.add(launch_key(spec, config, LaunchPlan.of(spec, config, spec.sizes, device)))
+        assert len(keys) > 1

@@ -1,0 +1,821 @@
+"""Which configuration is served: exact, of a family's rule, nearest, transferred or the default, and what never is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import update
+from stored_runs import add_trial, end_run, start_run
+
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import Config, Measurement, Problem, Resources, Trial, config_key
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database
+from autotile.database.engine import RUNS, TRIALS
+from autotile.database.keys import key_of
+from autotile.database.learned import FamilyState, save_family_state, save_rule
+from autotile.database.winners import StoredRule, StoredVerdict
+from autotile.errors import InputError, NotTunedError
+from autotile.exchange import shipped as shipped_file
+from autotile.exchange.recording import Recording, read_recording
+from autotile.exchange.shipped import shipped_winners, write_rules
+from autotile.families.family import Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree, parse_family
+from autotile.families.features import Feature
+from autotile.families.preference import Tuned, prefer
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.problem import resolve_problem
+from autotile.serving import selection
+from autotile.serving.choice import Choice, Estimated, explain
+from autotile.serving.dispatcher import Dispatcher, get_best_kernel
+from autotile.serving.selection import KernelRequest, Shelf, choose, untuned_config
+from autotile.settings import read_settings
+from autotile.space.limits import check_config, meets_heuristics
+from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs, estimate_times
+
+SMALL, LARGE, DEFAULT = ({"THREADS": threads, "WORK": work} for threads, work in ((64, 1), (256, 4), (128, 1)))
+PROFILE = device_profile("h200")
+H200, A100, H100 = (replace(device_profile(name), source="cuda") for name in ("h200", "a100", "h100"))
+REPLAYED = replace(PROFILE, source="replayed")
+NOW = datetime.now(UTC)
+BY_SIZE = Split(Feature("size", "n"), 10_000, Leaf((0, 1)), Leaf((1, 0)))
+FOLDER = Path(__file__).parents[2] / "recordings"
+Step = Callable[[Any], object]
+"""A change of what is stored, or a question with its expected answer; it gets the `ResultStore`."""
+
+
+def put(n: int, config: Config, **changes: Any) -> Step:
+    return lambda store: store.put(n, config, **changes)
+
+
+def asked(
+    n: int, tier: str, config: Config | None = None, *said: str, device: str | None = "h200", **fields: Any
+) -> Step:
+    """Expect a tier, a configuration, words of the explanation, and attributes, with ``__`` for the dots."""
+
+    def check(store: Any) -> None:
+        kernel = store.ask(n, device=device)
+        assert (kernel.tier, kernel.config) == (tier, kernel.config if config is None else config)
+        assert {name: attrgetter(name.replace("__", "."))(kernel) for name in fields} == fields
+        text = kernel.explain()
+        assert [words for words in said if words not in text] == [], text
+
+    return check
+
+
+def edited(old: str, new: str, suffix: str = ".toml") -> Step:
+    """Change the search space, or the template."""
+
+    def edit(store: Any) -> None:
+        path = store.path.with_suffix(suffix)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        store.kernel = load_kernel(str(store.path))
+
+    return edit
+
+
+def redated(date: str) -> Step:
+    """Let everything that is stored have been measured on a date."""
+
+    def redate(_: Any) -> None:
+        with Database.open(read_settings().database) as database, database.writing() as connection:
+            connection.execute(update(RUNS).values(ended_at=date))
+            connection.execute(update(TRIALS).values(created_at=date))
+
+    return redate
+
+
+def rule_of(family: Family, configs: tuple[Config, ...], tree: Tree, resources: Resources | None = None) -> FamilyRule:
+    timed = tuple((10.0 + number, 9.0, 12.0) for number in range(len(configs)))
+    point = RulePoint(family.largest, timed, 10.0, 0.0, 0.02)
+    return FamilyRule(family, tuple(RuleConfig(config, resources, 8) for config in configs), tree, (point,))
+
+
+def learned(text: str = "n=1000..100000", device: DeviceProperties = H200, **changes: Any) -> Step:
+    """Store a rule: SMALL up to 10,000 elements, LARGE above; ``changes`` are of the key."""
+
+    def learn(store: Any) -> None:
+        kernel: Kernel = store.kernel
+        problem = Problem(kernel.name, {}, "float32")
+        key = replace(key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
+        rule = rule_of(parse_family(kernel.spec, text.split()), (SMALL, LARGE), BY_SIZE)
+        with Database.open(read_settings().database) as database:
+            save_family_state(database, key, rule.family, device, FamilyState({}))
+            save_rule(database, key, device, rule)
+
+    return learn
+
+
+def chosen(kernel: Kernel, problem: Problem, device: DeviceProperties = H200, **shelf: Any) -> Choice:
+    return choose(KernelRequest(kernel, problem, device, "13.0", Shelf(**shelf)))
+
+
+SPILLING = Resources(24, 8, 8, 16, 0)
+BLOCK = 'block = ["THREADS"]'
+SCENARIOS: dict[str, list[Step]] = {
+    "nearest by doublings": [
+        put(1024, SMALL),
+        put(65536, LARGE),
+        asked(4096, "nearest", SMALL, "nearest that was tuned on this GPU: sizes n=1024 instead of n=4096"),
+        asked(16384, "nearest", LARGE),
+    ],
+    "transferred": [
+        put(4096, LARGE, device=A100),
+        asked(4096, "transferred", LARGE, "tuned elsewhere: GPU NVIDIA A100", "instead of NVIDIA H200"),
+        asked(4096, "transferred", LARGE, "number of SMs 108 instead of 132"),
+    ],
+    "of other GPUs the same architecture comes before a nearer size": [
+        put(4096, LARGE, device=A100),
+        put(65536, SMALL, device=H100),
+        asked(4096, "transferred", SMALL, tuned_on="NVIDIA H100 80GB HBM3"),
+    ],
+    "a nearer tier comes before a nearer size": [
+        put(4096, LARGE, device=A100),
+        asked(4096, "transferred"),
+        put(16384, SMALL),
+        asked(4096, "nearest", SMALL),
+        put(4096, DEFAULT),
+        asked(4096, "exact", DEFAULT),
+    ],
+    "of equally near ones the fewest differences, then the newest": [
+        put(2048, LARGE, nvrtc_version="12.9"),
+        put(8192, SMALL),
+        asked(4096, "nearest", SMALL),
+        put(2048, {"THREADS": 64, "WORK": 2}),
+        asked(4096, "nearest", {"THREADS": 64, "WORK": 2}),
+    ],
+    **{
+        f"the clock does not decide which is newest: {date:%Y}": [
+            put(2048, LARGE),
+            redated(date.isoformat(timespec="microseconds")),
+            put(8192, SMALL),
+            asked(4096, "nearest", SMALL),
+            put(4096, LARGE),
+            redated(date.isoformat(timespec="microseconds")),
+            put(4096, SMALL),
+            asked(4096, "exact", SMALL),
+        ]
+        for date in (datetime(1970, 1, 1, tzinfo=UTC), datetime(2140, 1, 1, tzinfo=UTC))
+    },
+    "another NVRTC is not exact": [
+        put(4096, LARGE, nvrtc_version="1.0"),
+        asked(4096, "nearest", LARGE, "NVRTC version 1.0 instead of"),
+    ],
+    "another L2 mode is not exact": [
+        put(4096, LARGE, l2_mode="hot"),
+        asked(4096, "nearest", LARGE, "L2 mode hot instead of cold"),
+    ],
+    "the fastest of a search that has not finished": [put(4096, LARGE, finished=False), asked(4096, "exact", LARGE)],
+    "a replayed result is told": [
+        put(4096, LARGE, device=REPLAYED),
+        asked(4096, "exact", LARGE, "replayed from a recording, not measured on this machine", source="replayed"),
+        asked(4096, "exact", device__source="replayed"),
+    ],
+    "a measured result comes before a replayed one, however old": [
+        put(4096, SMALL),
+        put(4096, LARGE, device=REPLAYED),
+        asked(4096, "exact", SMALL, source="cuda"),
+    ],
+    "what breaks a rule at these sizes": [
+        put(4096, LARGE),
+        asked(500, "default", DEFAULT),  # THREADS * WORK is 1,024
+        put(1024, SMALL),
+        asked(500, "nearest", SMALL),
+    ],
+    "a changed comment forgets nothing, a changed template does": [
+        put(4096, LARGE),
+        edited('extern "C"', '// The same kernel.\nextern "C"', ".cu"),
+        asked(4096, "exact"),
+        edited("factor * x[i]", "x[i] * factor", ".cu"),
+        asked(4096, "default"),
+    ],
+    "a value that the space no longer has": [
+        put(4096, LARGE),
+        edited("WORK = [1, 2, 4]", "WORK = [1, 2]"),
+        asked(4096, "default"),
+    ],
+    "what exceeds the device's limits": [
+        edited(BLOCK, f'{BLOCK}\ndynamic_smem_bytes = "256 * THREADS * WORK"'),
+        put(1 << 20, {"THREADS": 256, "WORK": 2}),  # 128 KiB
+        asked(1 << 20, "exact"),
+        asked(1 << 20, "default", device="t4"),  # 64 KiB
+    ],
+    "what does not fit with its registers": [
+        edited("128, 256]", "128, 256, 512]"),
+        put(4096, {"THREADS": 512, "WORK": 1}, resources=Resources(200, 0, 0, 0, 0)),  # more than an SM has
+        asked(4096, "default"),
+        put(4096, {"THREADS": 512, "WORK": 1}),
+        asked(4096, "exact"),
+    ],
+    "what spills more than the author now accepts": [
+        put(4096, LARGE, resources=SPILLING),
+        asked(4096, "exact"),
+        edited('"8 * n"\n', '"8 * n"\n[limits]\nmax_spill_bytes = 0\n'),
+        asked(4096, "default"),
+    ],
+    "where the default breaks a rule, another valid one serves": [asked(100, "default", {"THREADS": 32, "WORK": 1})],
+    "a gain within the doubt displaces no default": [
+        put(4096, SMALL, default_ratio=1.05),
+        asked(8192, "default", DEFAULT),
+        asked(4096, "exact"),
+    ],
+    "where the default won it is the nearest result": [
+        put(4096, DEFAULT),
+        asked(8192, "nearest", DEFAULT, choice__compared=None),
+    ],
+    "far away, where latencies are no longer hidden, the default serves": [
+        put(1 << 22, LARGE, default_ratio=1.3),
+        asked(1 << 21, "nearest", LARGE),
+        asked(2048, "default"),
+    ],
+    "a far better result is preferred to a nearer one": [
+        put(4096, SMALL, default_ratio=1.2),
+        put(16384, LARGE, default_ratio=3.0),
+        asked(5000, "nearest", LARGE, "It was among the fastest at other sizes: sizes n=16384 instead of n=5000"),
+    ],
+    "a result of this GPU comes before a better one of another": [
+        put(4096, LARGE, default_ratio=9.0, device=A100),
+        asked(4096, "transferred"),
+        put(8192, SMALL, default_ratio=1.5),
+        asked(4096, "nearest", SMALL),
+        put(8192, SMALL, default_ratio=1.01),  # not surely faster, so the other GPU's is asked
+        asked(4096, "transferred", LARGE),
+    ],
+    "results of another element type are not compared": [
+        put(4096, SMALL, dtype="float64"),
+        asked(4100, "default", choice__compared=None),
+    ],
+    "exact comes before a family, and nearest serves outside": [
+        put(4097, DEFAULT),
+        learned(),
+        asked(4097, "exact", DEFAULT),
+        asked(4098, "family", SMALL),
+        asked(200_000, "nearest", DEFAULT),
+    ],
+    "of two families the newest chooses": [
+        learned("n=1..1000000"),
+        learned("n=40000..60000"),
+        asked(50_000, "family", None, "n=40000..60000"),
+        asked(30_000, "family", None, "n=1..1000000"),
+    ],
+    "what breaks a rule gives way to the next of the leaf": [
+        learned("n=1..1000000"),
+        edited("n >= THREADS * WORK", "n % (THREADS * WORK) == 0"),
+        asked(64_000, "family", SMALL),  # no multiple of 1,024
+        asked(64 * 1024, "family", LARGE),
+        asked(128 * 3 + 32, "default"),
+    ],
+    "a family's rule of another GPU": [learned(device=H100), asked(4097, "default")],
+    "a family's rule from replay on the GPU itself": [learned(device=REPLAYED), asked(4097, "default")],
+}
+
+
+@pytest.mark.parametrize("steps", SCENARIOS.values(), ids=SCENARIOS)
+def test_what_is_served_step_by_step(store: Any, steps: list[Step]) -> None:
+    for step in steps:
+        step(store)
+
+
+OTHER_VERSIONS = [{"template_hash": "0" * 64}, {"space_hash": "0" * 64}, {"options": ("--use_fast_math",)}]
+
+
+@pytest.mark.parametrize("store_one", [lambda **key: put(4096, LARGE, **key), learned], ids=["result", "rule"])
+@pytest.mark.parametrize("changes", [*OTHER_VERSIONS, {"dtype": "float64"}, {"kernel": "other"}])
+def test_results_and_rules_of_another_version_are_not_served(store: Any, store_one: Any, changes: Any) -> None:
+    store_one(**changes)(store)
+    asked(4096, "default")(store)
+
+
+def test_the_explanation_of_an_exact_result(store: Any) -> None:
+    store.put(4096, LARGE)
+    store.put(8192, SMALL)
+    kernel = store.ask(4096)
+    assert (kernel.tier, kernel.config, kernel.source) == ("exact", LARGE, "cuda")
+    assert kernel.measurement.time_us == 10.0
+    assert abs(datetime.now(UTC) - kernel.tuned_at) < timedelta(minutes=1)
+    assert kernel.explain() == (
+        "scale n=4096 float32 on NVIDIA H200 is served THREADS=256 WORK=4. "
+        "It was tuned for exactly this problem on this GPU. "
+        "It took 10 us (95 % interval 9.9 to 10.1, cold L2) when tuned today."
+    )
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_the_default(store: Any) -> None:
+    asked(4096, "default", DEFAULT, "the default configuration; run `autotile tune`", measurement=None)(store)
+    asked(4096, "default", tuned_at=None, source="")(store)
+    with pytest.raises(InputError, match="enough_blocks"):
+        store.ask(8)  # nothing is valid
+
+
+def test_replayed_elsewhere_nothing_is_said_in_terms_of_the_key(store: Any) -> None:
+    store.put(4096, LARGE, time_us=12345.6, device=REPLAYED)
+    kernel = store.ask(4096, device="rtx-3090")
+    assert (kernel.tier, kernel.tuned_on) == ("transferred", "NVIDIA H200")
+    assert kernel.explain() == (
+        "scale n=4096 float32 on NVIDIA GeForce RTX 3090 is served THREADS=256 WORK=4. It was tuned elsewhere: "
+        "GPU NVIDIA H200 instead of NVIDIA GeForce RTX 3090; number of SMs 132 instead of 82. Rules and limits "
+        "hold here too. By the measurements there, it is expected to take 0.50 times as long here as what an empty "
+        "database serves (default), 0.45 to 0.56 times. There it took 12346 us (95 % interval 12222 to 12469, cold "
+        "L2) when tuned today. The time was replayed from a recording, not measured on this machine."
+    )
+
+
+@pytest.mark.usefixtures("live_gpu")
+def test_on_the_recorded_gpu_itself_it_is_said_to_come_from_a_recording(store: Any) -> None:
+    said = "It was tuned from a recording of this GPU, not on the GPU itself. There it took"
+    put(4096, LARGE, device=REPLAYED)(store)
+    asked(4096, "transferred", LARGE, said, device=None)(store)
+
+
+def test_an_unguarded_tile_is_not_served_for_sizes_that_it_does_not_divide(store: Any) -> None:
+    unguarded = {"TILE": 32, "PAD": 0, "UNROLL": 32, "GUARDED": False}
+    sizes = {"M": 2048, "N": 2048, "K": 2048}
+    type(store)(load_kernel("matmul_tiled"), Path("matmul_tiled")).put(0, unguarded, sizes=sizes)
+    asked = {"name": "matmul_tiled", "device": "h200"}
+    assert get_best_kernel(**asked, **sizes).config == unguarded
+    assert get_best_kernel(**asked, **sizes | {"K": 4096}).config == unguarded
+    assert get_best_kernel(**asked, **sizes | {"K": 2047}).tier == "default"
+
+
+@pytest.mark.parametrize(
+    ("age", "said"),
+    [
+        (timedelta(hours=1), "when tuned today."),
+        (timedelta(days=1, hours=1), "when tuned yesterday."),
+        (timedelta(days=40, hours=1), "when tuned 40 days ago."),
+        (NOW - datetime(2140, 5, 1, 12, tzinfo=UTC), "when tuned, on 2140-05-01 by a clock ahead of this one."),
+    ],
+)
+def test_the_age_is_told(age: timedelta, said: str) -> None:
+    choice = Choice("exact", SMALL, Measurement(10.0, 9.0, 11.0), source="cuda", tuned_at=datetime.now(UTC) - age)
+    assert explain(Problem("scale", {"n": 1}, "float32"), PROFILE, choice).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("n", "default_ratio", "ratio", "said"),
+    [
+        (
+            4000,
+            1.5,
+            pytest.approx(1 / 1.5, rel=0.02),
+            "expected to take 0.67 times as long here as what an empty database",
+        ),
+        (4100, None, pytest.approx(0.887, abs=0.01), ""),  # only what is usual is assumed
+    ],
+)
+def test_a_result_near_the_size_displaces_the_default_by_what_it_gained_there(
+    store: Any, n: int, default_ratio: float | None, ratio: Any, said: str
+) -> None:
+    store.put(4096, SMALL, default_ratio=default_ratio)
+    asked(n, "nearest", SMALL, "It is the nearest that was tuned on this GPU", said, choice__compared__ratio=ratio)(
+        store
+    )
+
+
+class TestUntuned:
+    def serve(
+        self, name: str, wrong: Any = (), estimates: bool = True, **sizes: int
+    ) -> tuple[Config, Estimated | None]:
+        kernel = load_kernel(name)
+        request = KernelRequest(kernel, resolve_problem(kernel.spec, sizes, None), PROFILE, "13.0", Shelf())
+        vars(request)["wrong"] = wrong
+        return untuned_config(request, estimates=estimates)
+
+    @pytest.mark.parametrize("name", ["sgemm", "sgemm_2d", "gemm_mma", "gemm_wgmma"])
+    def test_the_default_is_served_where_it_fits(self, name: str) -> None:
+        assert self.serve(name, M=4096, N=4096, K=4096) == (dict(load_kernel(name).spec.default), None)
+
+    def test_one_block_of_a_deep_product_is_split(self) -> None:
+        config, estimated = self.serve("gemm_mma", M=64, N=64, K=131072)
+        assert estimated is not None
+        assert estimated.default_us is not None
+        assert estimated.default_us > 20 * estimated.time_us
+        assert config["SPLIT_K"] > 8
+        assert "the default's 1 block of 128 threads on 1 of 132 SMs" in estimated.reason
+        kernel = load_kernel("gemm_mma")
+        problem = resolve_problem(kernel.spec, {"M": 64, "N": 64, "K": 131072}, None)
+        assert not check_config(kernel.spec, config, problem.sizes, PROFILE, problem.dtype)
+        choice = chosen(kernel, problem, PROFILE)
+        assert choice == Choice("default", config, estimated=estimated)
+        text = explain(problem, PROFILE, choice)
+        assert "It is estimated to be faster than the default: about" in text
+        assert "each within about a factor of two" in text
+        assert estimated.reason in text
+        assert chosen(kernel, problem, PROFILE, estimates=False).config == kernel.spec.default
+
+    def test_where_the_default_does_not_suit_the_least_estimate_is_served(self) -> None:
+        config, estimated = self.serve("sgemm", M=2047, N=2049, K=2051)
+        assert config["VEC"] == 1
+        assert estimated is not None
+        assert estimated.default_us is None
+        first, nothing = self.serve("sgemm", M=2047, N=2049, K=2051, estimates=False)
+        assert nothing is None
+        assert first != config
+
+    def test_a_wrong_configuration_is_not_served(self) -> None:
+        best, _ = self.serve("gemm_mma", M=16, N=4096, K=4096)
+        other, estimated = self.serve("gemm_mma", M=16, N=4096, K=4096, wrong={config_key(best)})
+        assert other != best
+        assert estimated is not None
+        kernel = load_kernel("gemm_mma")
+        default = dict(kernel.spec.default)
+
+        class AllOthers:
+            def __contains__(self, key: str) -> bool:
+                return key != config_key(default)
+
+        assert self.serve("gemm_mma", M=16, N=4096, K=4096, wrong=AllOthers()) == (default, None)
+
+    def test_a_guess_does_not_replace_a_default(self) -> None:
+        default = dict(load_kernel("matmul_naive").spec.default)
+        assert self.serve("matmul_naive", M=4096, N=1, K=4096) == (default, None)
+
+    def test_of_a_large_space_a_sample_is_estimated_and_of_a_huge_one_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
+        monkeypatch.setattr(selection, "_MAX_ROWS", 200)
+        sample = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
+        assert whole is not None
+        assert sample is not None
+        assert whole.time_us <= sample.time_us < 1.5 * whole.time_us
+        monkeypatch.setattr(selection, "_MAX_COMBINATIONS", 10)
+        assert self.serve("gemm_mma", M=16, N=4096, K=4096) == (dict(load_kernel("gemm_mma").spec.default), None)
+
+    @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.npz")), ids=lambda path: path.stem)
+    def test_what_is_confident_is_never_slower(self, path: Path) -> None:
+        """Each recorded configuration in the place of the default, against the recorded one of the least estimate."""
+        recording = read_recording(path)
+        header, spec = recording.header, load_kernel(recording.header.key.kernel).spec
+        space = SearchSpace(header.parameters, np.asfortranarray(recording.codes), 0, (), (), 0.0)
+        found = estimate_times(spec, header.key.sizes, header.device or PROFILE, space, header.key.dtype)
+        assert found is not None
+        if not found.is_declared:
+            return
+        estimated, measured = found.time_us[recording.ok], recording.columns["time_us"][recording.ok]
+        served = int(np.argmin(estimated))
+        replaced = estimated >= CONFIDENT_FACTOR * estimated[served]
+        assert (measured[served] <= measured[replaced]).all()
+
+    @pytest.mark.parametrize("name", ["sgemm", "sgemm_ws", "gemm_mma", "sgemm_bf16x6", "gemm_wgmma"])
+    @pytest.mark.parametrize("sizes", [(2, 4096, 4096), (64, 64, 8192), (16, 4096, 7168), (4096, 16, 512)])
+    def test_it_is_served_as_a_search_would_begin(self, name: str, sizes: tuple[int, int, int]) -> None:
+        """If any configuration is valid, there is a space to search."""
+        kernel = load_kernel(name)
+        problem = resolve_problem(kernel.spec, dict(zip("MNK", sizes, strict=True)), kernel.spec.dtypes[0])
+        choice = chosen(kernel, problem, PROFILE)
+        assert choice.tier == "default"
+        assert check_config(kernel.spec, choice.config, problem.sizes, PROFILE, problem.dtype) == ""
+        space = feasible_space(kernel.spec, problem.sizes, PROFILE, problem.dtype)
+        assert space.row_of(choice.config) is not None
+
+
+class TestFarAway:
+    """Far from all tuned sizes, only configurations are served that a search would try there."""
+
+    SHIPPED = shipped_winners("sgemm", "float32")
+
+    @pytest.mark.parametrize("device", ["h200", "a100"])
+    @pytest.mark.parametrize("size", [1024, 2048, 4096])
+    def test_a_winner_of_far_smaller_products_is_not_served(self, device: str, size: int) -> None:
+        kernel, properties = load_kernel("sgemm"), device_profile(device)
+        problem = resolve_problem(kernel.spec, dict.fromkeys("MNK", size), "float32")
+        small = [best for best in self.SHIPPED if all(best.key.sizes[name] <= 256 for name in "MNK")]
+        assert small
+        choice = choose(KernelRequest(kernel, problem, properties, small[0].key.nvrtc_version, Shelf(small)))
+        assert meets_heuristics(kernel.spec, choice.config, problem.sizes, properties)
+
+    def test_a_winner_nearby_is_served_though_a_search_would_not_try_it(self) -> None:
+        best = next(best for best in self.SHIPPED if best.key.sizes["M"] == best.key.sizes["N"] == 256)
+        problem = Problem("sgemm", {**best.key.sizes, "M": 400}, "float32")
+        request = KernelRequest(load_kernel("sgemm"), problem, PROFILE, best.key.nvrtc_version, Shelf([best]))
+        assert (choose(request).tier, choose(request).config) == ("nearest", best.config)
+
+    def test_a_size_beyond_what_was_checked_gets_the_default(self, tmp_path: Path) -> None:
+        tune(tmp_path / "far.db", "4096x4096x4096", seed=11)
+        assert serve(tmp_path / "far.db", "2048x2048x2048").choice.tier == "nearest"
+        far = serve(tmp_path / "far.db", "100000x100000x8")
+        empty, _ = untuned_config(KernelRequest(SGEMM, far.problem, PROFILE, "", Shelf()))
+        assert (far.choice.tier, far.config) == ("default", empty)
+
+
+SGEMM = load_kernel("sgemm_2d")
+RECORDINGS = {
+    text: read_recording(FOLDER / f"sgemm_2d-nvidia-h200-{text}-float32.npz", kernel="sgemm_2d")
+    for text in ("1024x1024x1024", "128x4096x4096", "2000x3000x1000", "2048x2048x2048", "4096x4096x4096")
+}
+
+
+def sizes_of(text: str) -> dict[str, int]:
+    return dict(zip("MNK", map(int, text.split("x")), strict=True))
+
+
+def time_us(text: str, config: Config) -> float:
+    """Return the recorded time; infinite if the configuration was not recorded or failed."""
+    recorded = RECORDINGS[text].lookup(config)
+    return recorded.measurement.time_us if recorded is not None and recorded.measurement is not None else np.inf
+
+
+def trial_of(recording: Recording, row: int) -> Trial:
+    found = recording.result(row)
+    shown = {"resources": found.resources, "measurement": found.measurement}
+    return Trial(recording.config(row), found.outcome, found.reason, found.stage, **shown)
+
+
+def tune(path: Path, text: str, seed: int, trials: int = 200) -> dict[str, Any]:
+    """Store a random search of a recorded problem with its finals, and return the winner's configuration."""
+    recording = RECORDINGS[text]
+    problem = Problem("sgemm_2d", sizes_of(text), "float32")
+    key = key_of(SGEMM, problem, H200, nvrtc_version=nvrtc_version(), l2_mode="cold")
+    rows = np.random.default_rng(seed).choice(len(recording), trials, replace=False).tolist()
+    ran = sorted((row for row in rows if recording.ok[row]), key=lambda row: recording.columns["time_us"][row])
+    default = recording.row_of(SGEMM.spec.default)
+    assert default is not None
+    with Database.open(path) as database:
+        study = database.study(key, H200)
+        run = start_run(database, study, sampler="random", driver="")
+        for row in rows:
+            add_trial(database, study, run, trial_of(recording, row), phase="search")
+        finalists = sorted({*ran[:12], default}, key=lambda row: recording.columns["time_us"][row])
+        for rank, row in enumerate(finalists):
+            add_trial(database, study, run, trial_of(recording, row), phase="final", rank=rank + 1)
+        end_run(database, run)
+    return recording.config(finalists[0])
+
+
+def serve(path: Path, text: str) -> Any:
+    return Dispatcher(database=path).get_best_kernel("sgemm_2d", device="h200", **sizes_of(text))
+
+
+def times_elsewhere(path: Path, seed: int, tuned: Sequence[str]) -> dict[str, tuple[float, float, float]]:
+    """Return the time of what is served at the other problems, of the nearest winner, and without a database.
+
+    Where an empty database serves a configuration that was not recorded, nothing else may be served.
+    """
+    winners = {text: tune(path, text, seed) for text in tuned}
+    found = {}
+    for text in RECORDINGS.keys() - set(tuned):
+        kernel = serve(path, text)
+        empty, _ = untuned_config(KernelRequest(SGEMM, kernel.problem, PROFILE, "", Shelf()))
+        if np.isinf(time_us(text, empty)):
+            assert kernel.config == empty
+            continue
+        logs = {one: np.log2([*sizes_of(one).values()]) for one in (*winners, text)}
+        near = min(winners, key=lambda one: np.abs(logs[one] - logs[text]).sum())
+        found[text] = time_us(text, kernel.config), time_us(text, winners[near]), time_us(text, empty)
+    return found
+
+
+class TestOtherSizes:
+    """Results of other sizes are served where they are expected to be faster than what an empty database serves."""
+
+    @pytest.mark.parametrize("seed", [11, 12])
+    @pytest.mark.parametrize("tuned", [*([text] for text in RECORDINGS), ["1024x1024x1024", "4096x4096x4096"]])
+    def test_none_gets_slower_than_without_a_database(self, tuned: list[str], seed: int, tmp_path: Path) -> None:
+        for text, (served, _, empty) in times_elsewhere(tmp_path / "t.db", seed, tuned).items():
+            assert served <= 1.01 * empty, text
+
+    def test_on_average_it_is_faster_than_always_the_nearest_and_than_no_database(self, tmp_path: Path) -> None:
+        found = [times for text in RECORDINGS for times in times_elsewhere(tmp_path / f"{text}.db", 3, [text]).values()]
+        served, nearest, empty = np.exp(np.log(found).mean(axis=0))
+        assert served < 0.95 * min(nearest, empty)
+
+    def test_a_slower_tile_gives_way_and_a_finalist_serves_where_the_winner_would_be_slow(self, tmp_path: Path) -> None:
+        winner = tune(tmp_path / "t.db", "4096x4096x4096", 0)
+        exact, near, small = (
+            serve(tmp_path / "t.db", text) for text in ("4096x4096x4096", "2000x3000x1000", "1024x1024x1024")
+        )
+        assert (exact.tier, exact.config, exact.choice.compared) == ("exact", winner, None)
+        assert (near.tier, near.config) == ("default", SGEMM.spec.default)
+        compared = near.choice.compared
+        assert not compared.serves
+        assert compared.interval[0] < compared.ratio < compared.interval[1]
+        assert compared.tuned_sizes == sizes_of("4096x4096x4096")
+        assert (
+            "The result for M=4096 N=4096 K=4096 on NVIDIA H200 is not served: it is expected to take "
+            f"{compared.ratio:.2f} times as long here as what an empty database serves (default), "
+            f"{compared.interval[0]:.2f} to {compared.interval[1]:.2f} times"
+        ) in near.explain()
+        assert near.to_json()["compared"] == compared.to_json()
+        assert small.tier == "nearest"
+        assert small.config != winner
+        served = time_us("1024x1024x1024", small.config)
+        assert served < 0.6 * time_us("1024x1024x1024", SGEMM.spec.default)
+        assert served < 0.6 * time_us("1024x1024x1024", winner)
+        assert "It was among the fastest at other sizes: sizes M=4096 N=4096 K=4096 instead of" in small.explain()
+        assert "it is expected to take 0." in small.explain()
+
+
+COMPUTED = """
+[kernel]
+name = "opaque"
+template = "opaque.cu"
+entry = "opaque"
+[problem]
+sizes = { n = 4096 }
+[parameters]
+THREADS = [64, 128, 256]
+[default]
+THREADS = 128
+[computed]
+blocks = "number"
+[launch]
+block = ["THREADS"]
+grid = ["computed.blocks"]
+[arguments]
+x = { buffer = "float32", shape = ["n"], access = "inout" }
+[reference.outputs]
+x = "2 * x"
+"""
+
+
+@pytest.mark.parametrize(
+    ("default_us", "near", "far"),
+    [(13.0, 4097, 4096 * 256), (11.0, 4097, 8192), (None, 4097, 16384)],  # a large, a small, and the usual gain
+)
+def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(
+    default_us: float | None, near: int, far: int
+) -> None:
+    """Only the blocks are counted."""
+    spec = parse_spec(COMPUTED, "opaque.toml", functions={"blocks": lambda config: 2**20 // config["THREADS"]})
+    chosen = {"THREADS": 256}
+    times = {config_key(chosen): 10.0} | ({config_key(spec.default): default_us} if default_us else {})
+    tuned = [Tuned({"n": 4096}, PROFILE, {config_key(chosen): chosen}, times)]
+    for n, is_faster in ((near, True), (far, False)):
+        assert estimate_configs(spec, {"n": n}, PROFILE, [spec.default]) is None
+        found = prefer(spec, {"n": n}, PROFILE, spec.default, tuned)
+        assert found is not None
+        assert found.expectation.is_faster is is_faster
+
+
+class TestFamilies:
+    """Configurations that a family's rule serves, and those that it never serves."""
+
+    @pytest.fixture(autouse=True)
+    def _kernel(self, store: Any) -> None:
+        self.kernel: Kernel = store.kernel
+        self.problem = Problem("scale", {"n": 4097}, "float32")
+        self.key = key_of(self.kernel, self.problem, H200, nvrtc_version="13.0", l2_mode="cold")
+        self.family = parse_family(self.kernel.spec, ["n=1..10000"])
+
+    def choice(self, *rules: StoredRule, **shelf: Any) -> Choice:
+        return chosen(self.kernel, self.problem, rules=rules, **shelf)
+
+    def timed(self, losses: Any, config: Config = SMALL) -> StoredRule:
+        """Return a rule with points of given losses when left out, and without the rule."""
+        points = tuple(
+            RulePoint({"n": 1000 + number}, ((10.0, 9.0, 11.0),), 10.0, 0.0, held_out, without)
+            for number, (held_out, without) in enumerate(losses)
+        )
+        rule = FamilyRule(self.family, (RuleConfig(config, None, 8),), Leaf((0,)), points)
+        read = FamilyRule.from_json(rule.to_json())
+        assert read == rule
+        return StoredRule(replace(self.key, sizes={}), H200, read, NOW)
+
+    def test_inside_the_family_the_rule_chooses(self, store: Any) -> None:
+        learned()(store)
+        small, large = store.ask(4097), store.ask(50_001)
+        assert (small.tier, small.config) == ("family", SMALL)
+        assert (large.tier, large.config, large.measurement.time_us) == ("family", LARGE, 11.0)
+        assert large.explain() == (
+            "scale n=50001 float32 on NVIDIA H200 is served THREADS=256 WORK=4. A rule chose it for the family "
+            "n=1000..100000, learned from 1 of its problems, which lost 2.0 % on average when left out. Rules and "
+            "limits hold here too. At n=100000, the nearest problem where it was timed, it took 11 us (95 % interval 9 "
+            "to 12, cold L2) when tuned today."
+        )
+
+    def test_rules_that_come_with_autotile_serve_behind_the_users(
+        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        learned()(store)
+        with Database.open(read_settings().database) as database:
+            (stored,) = database.rules()
+        wide = replace(stored, rule=replace(stored.rule, family=parse_family(store.kernel.spec, ["n=1..1000000"])))
+        (tmp_path / "families").mkdir()
+        write_rules(tmp_path / "families" / "h200.scale.json", [wide])
+        monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
+        asked(4097, "family", SMALL, "n=1000..100000")(store)
+        asked(200_000, "family", LARGE, "The result came with autotile")(store)
+
+    @pytest.mark.usefixtures("live_gpu")
+    def test_strict_serving_takes_no_rule(self, store: Any) -> None:
+        store.put(200_000, DEFAULT)
+        learned()(store)
+        assert store.ask(4097, device=None).tier == "family"
+        with pytest.raises(NotTunedError, match=r"strict=True allows no fallback \(family\)"):
+            store.ask(4097, device=None, strict=True)
+
+    @pytest.mark.parametrize(
+        ("losses", "said"),
+        [
+            ([(0.0, 0.5)] * 4, "4 held-out points are too few to judge it, at least 5 are needed"),
+            ([(0.0, 0.5), (0.3, 0.0)] * 5, "which is not clearly better"),
+            ([(2.24, 0.1)] * 6, "it took 2.95 times as long as serving without it"),
+        ],
+    )
+    def test_a_rule_that_is_not_surely_better_is_not_served(self, losses: Any, said: str) -> None:
+        choice = self.choice(self.timed(losses))
+        assert (choice.tier, choice.config) == ("default", DEFAULT)
+        assert "A rule was learned for the family n=1..10000, but is not in force: " in choice.unapplied
+        assert said in choice.unapplied
+        assert choice.unapplied in explain(self.problem, H200, choice)
+
+    def test_a_rule_that_is_surely_better_is_served_also_in_place_of_a_newer_one_that_is_not(self) -> None:
+        choice = self.choice(self.timed([(0.0, 0.5), (0.1, 0.4)] * 5))
+        assert (choice.tier, choice.config, choice.unapplied) == ("family", SMALL, "")
+        assert "at 10 held-out points it took 0.7" in choice.rule
+        good, bad = self.timed([(0.0, 0.5)] * 8), self.timed([(0.5, 0.0)] * 8, LARGE)
+        assert self.choice(bad, good).config == SMALL
+        assert self.choice(good, bad).config == SMALL
+
+    def test_a_choice_that_is_expected_to_be_slower_is_passed_over(self) -> None:
+        wide = {**SGEMM.spec.default, "BN": 256, "BK": 16, "TM": 16, "STAGES": 1, "UNROLL": 16, "MIN_BLOCKS": 1}
+        family = parse_family(SGEMM.spec, [f"{name}=1..8192" for name in "MNK"])
+        times_us = (2775.0, 2770.0, 2780.0), (3127.0, 3120.0, 3130.0)
+        point = RulePoint(dict.fromkeys("MNK", 4096), times_us, 2775.0, 0.0, 0.0)
+        configs = (RuleConfig(wide, None, 1), RuleConfig(dict(SGEMM.spec.default), None, 2))
+        rule = FamilyRule(family, configs, Leaf((0, 1)), (point,))
+        key = key_of(SGEMM, Problem("sgemm_2d", {}, "float32"), H200, nvrtc_version="13.0", l2_mode="cold")
+        rules = [StoredRule(key, H200, rule, NOW)]
+        large, small = (
+            chosen(SGEMM, Problem("sgemm_2d", dict.fromkeys("MNK", n), "float32"), rules=rules) for n in (4096, 1024)
+        )
+        assert (large.tier, large.config) == ("family", wide)
+        assert (small.tier, small.config) == ("default", SGEMM.spec.default)
+        assert "The rule of the family M=1..8192 N=1..8192 K=1..8192 is not followed here" in small.unapplied
+        assert "it is expected to take 1." in small.unapplied
+
+    @pytest.mark.parametrize(("registers", "expected"), [(64, SMALL), (400, DEFAULT)])
+    def test_what_with_its_registers_does_not_fit(self, registers: int, expected: Config) -> None:
+        rule = rule_of(self.family, (SMALL,), Leaf((0,)), Resources(registers, 0, 0, 0, 0))
+        assert self.choice(StoredRule(replace(self.key, sizes={}), H200, rule, NOW)).config == expected
+
+    def test_what_was_found_to_be_wrong_for_this_problem(self) -> None:
+        rule = rule_of(self.family, (SMALL, LARGE), Leaf((0, 1)))
+        stored = StoredRule(replace(self.key, sizes={}), H200, rule, NOW)
+        wrong = StoredVerdict(self.key, config_key(SMALL), passed=False)
+        for checks, expected in (
+            ([], SMALL),
+            ([wrong], LARGE),
+            ([replace(wrong, key=replace(self.key, nvrtc_version="12.0"))], LARGE),
+            ([replace(wrong, key=replace(self.key, sizes={"n": 4098}))], SMALL),
+            ([replace(wrong, key=replace(self.key, template_hash="another"))], SMALL),
+            ([wrong, replace(wrong, passed=True)], SMALL),
+            ([wrong, StoredVerdict(self.key, config_key(LARGE), passed=False)], DEFAULT),
+        ):
+            assert self.choice(stored, checks=checks).config == expected, checks
+
+    def test_a_rule_does_not_load_what_learning_needs(self, store: Any) -> None:
+        learned()(store)
+        code = (
+            "import sys, autotile\n"
+            f"kernel = autotile.get_best_kernel({str(store.path)!r}, n=4097, device='h200')\n"
+            "assert kernel.tier == 'family', kernel.tier\n"
+            "print([name for name in ('scipy', 'sqlalchemy', 'optuna') if name in sys.modules])"
+        )
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert answer.stdout.strip() == "[]"
+
+
+TILED = load_kernel("matmul_tiled")
+TILES = tuple(
+    {"TILE": tile, "PAD": 0, "UNROLL": unroll, "GUARDED": guarded}
+    for tile, unroll, guarded in ((32, 32, False), (16, 16, False), (16, 16, True))
+)
+sizes = st.integers(1, 4096)
+
+
+@given(sizes, sizes, sizes, st.permutations(range(3)), st.sampled_from(["waves", "work_ratio", "size", "alignment"]))
+def test_whatever_the_sizes_and_the_order_what_a_rule_serves_is_valid(
+    m: int, n: int, k: int, order: list[int], kind: Any
+) -> None:
+    problem = Problem("matmul_tiled", {"M": m, "N": n, "K": k}, "float32")
+    key = replace(key_of(TILED, problem, H200, nvrtc_version="13.0", l2_mode="cold"), sizes={})
+    of_size = kind in ("size", "alignment")
+    question = Feature(kind, "M") if of_size else Feature(kind, config=0, over=2 * (kind != "waves"))
+    tree = Split(question, 1.0, Leaf(tuple(order)), Leaf(tuple(reversed(order))))
+    family = parse_family(TILED.spec, ["M=1..4096", "N=1..4096", "K=1..4096"])
+    stored = StoredRule(key, H200, rule_of(family, TILES, tree), NOW)
+    choice = chosen(TILED, problem, rules=[stored])
+    assert check_config(TILED.spec, choice.config, problem.sizes, H200) == ""
+    served = stored.rule.order(TILED.spec, H200, problem.sizes)
+    valid = [number for number in served if not check_config(TILED.spec, TILES[number], problem.sizes, H200)]
+    if valid:
+        assert (choice.tier, choice.config) == ("family", TILES[valid[0]])
+    else:
+        assert choice.tier == "default"
