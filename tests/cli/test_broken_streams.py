@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from answers import Run
 from interrupts import heeded_interrupts
 
 from autotile.cli.application import CommandLine
@@ -157,7 +156,7 @@ def test_ctrl_c_during_start_up_gives_no_traceback(module: str) -> None:
     assert json.loads(done.stdout) == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
 
 
-def test_ctrl_c_while_the_command_line_is_parsed(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_the_command_line_is_parsed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import Run
 from sqlalchemy import update
 from stored_runs import add_trial, end_run, start_run
 
@@ -85,7 +86,7 @@ def book(tmp_path: Path, scale_toml: Path) -> Callable[[str], Book]:
 
 
 class TestDiff:
-    def test_what_only_one_has_and_what_differs(self, book: Any, run: Any) -> None:
+    def test_what_only_one_has_and_what_differs(self, book: Any, run: Run) -> None:
         a, b = book("a.db"), book("b.db")
         for side in (a, b):
             side.put(1024, FAST, 10.0)
@@ -108,7 +109,7 @@ class TestDiff:
         assert "A is faster" in text
         assert "1 problem" in text
 
-    def test_the_same_problem_under_another_key(self, book: Any, run: Any) -> None:
+    def test_the_same_problem_under_another_key(self, book: Any, run: Run) -> None:
         a, b = book("a.db"), book("b.db")
         a.put(1024, FAST, 10.0)
         b.put(1024, FAST, 10.0, nvrtc_version="12.0")
@@ -116,7 +117,7 @@ class TestDiff:
         assert [entry["differs"] for entry in answer["only_a"] + answer["only_b"]] == [["nvrtc_version"]] * 2
         assert "nvrtc_version" in run("db", "diff", a.path, b.path).out
 
-    def test_files_of_winners(self, book: Any, run: Any, tmp_path: Path) -> None:
+    def test_files_of_winners(self, book: Any, run: Run, tmp_path: Path) -> None:
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         with Database.open(a.path) as database:
@@ -125,7 +126,7 @@ class TestDiff:
         assert (answer["only_a"], answer["only_b"]) == ([], [])
         assert answer["both"][0]["same_config"]
 
-    def test_what_is_not_there(self, book: Any, run: Any, tmp_path: Path) -> None:
+    def test_what_is_not_there(self, book: Any, run: Run, tmp_path: Path) -> None:
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         for other in ("missing.db", "missing.json"):
@@ -133,7 +134,7 @@ class TestDiff:
 
 
 class TestMerge:
-    def test_every_trial_is_there_once(self, book: Any, run: Any) -> None:
+    def test_every_trial_is_there_once(self, book: Any, run: Run) -> None:
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0, SLOW, OTHER)
         b.put(1024, FAST, 10.0, OTHER)
@@ -143,7 +144,7 @@ class TestMerge:
         assert run("db", "merge", a.path, b.path, out.path, "-o", out.path).code == 0
         assert out.trials() == sorted(a.trials() + b.trials())
 
-    def test_into_one_of_them(self, book: Any, run: Any) -> None:
+    def test_into_one_of_them(self, book: Any, run: Run) -> None:
         a, b = book("a.db"), book("b.db")
         a.put(1024, FAST, 10.0)
         b.put(2048, SLOW, 5.0)
@@ -153,7 +154,7 @@ class TestMerge:
         assert a.trials() == both
 
     @pytest.mark.parametrize("faster_first", [True, False])
-    def test_the_faster_is_served_where_the_intervals_say_so(self, book: Any, run: Any, faster_first: bool) -> None:
+    def test_the_faster_is_served_where_the_intervals_say_so(self, book: Any, run: Run, faster_first: bool) -> None:
         """Whichever session was the newer."""
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         sessions = [(a, FAST, 10.0), (b, SLOW, 12.0)]
@@ -165,7 +166,7 @@ class TestMerge:
         assert (study["served"]["config"], study["other"]["config"]) == (FAST, SLOW)
         assert out.served(1024) == FAST
 
-    def test_what_the_intervals_do_not_tell_is_left_to_the_newest(self, book: Any, run: Any) -> None:
+    def test_what_the_intervals_do_not_tell_is_left_to_the_newest(self, book: Any, run: Run) -> None:
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0)
         b.put(1024, SLOW, 10.1)
@@ -174,7 +175,7 @@ class TestMerge:
         assert out.served(1024) == SLOW
         assert len(out.trials()) == 4
 
-    def test_an_older_session_that_is_merged_later_does_not_replace_the_newest(self, book: Any, run: Any) -> None:
+    def test_an_older_session_that_is_merged_later_does_not_replace_the_newest(self, book: Any, run: Run) -> None:
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0)
         b.put(1024, SLOW, 10.1)
@@ -185,7 +186,7 @@ class TestMerge:
         assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
         assert out.served(1024) == OTHER
 
-    def test_a_session_of_a_clock_that_was_ahead_is_not_the_newest(self, book: Any, run: Any) -> None:
+    def test_a_session_of_a_clock_that_was_ahead_is_not_the_newest(self, book: Any, run: Run) -> None:
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0)
         future = "2140-01-01T00:00:00.000000+00:00"
@@ -202,7 +203,7 @@ class TestMerge:
         assert run("db", "merge", a.path, "-o", out.path).code == 0
         assert out.served(1024) == OTHER
 
-    def test_old_finals_that_were_deleted_return_as_old_ones(self, book: Any, run: Any, tmp_path: Path) -> None:
+    def test_old_finals_that_were_deleted_return_as_old_ones(self, book: Any, run: Run, tmp_path: Path) -> None:
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         whole = tmp_path / "whole.db"
@@ -217,7 +218,7 @@ class TestMerge:
         assert run("db", "merge", whole, "-o", a.path).code == 0
         assert a.served(1024) == SLOW
 
-    def test_what_was_refused_stays_refused(self, book: Any, run: Any) -> None:
+    def test_what_was_refused_stays_refused(self, book: Any, run: Run) -> None:
         """A refusal may be copied before the trial that it refuses."""
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         b.put(1024, FAST, 10.0)
@@ -233,7 +234,7 @@ class TestMerge:
             assert run("db", "merge", *(side.path for side in order), "-o", out.path).code == 0
             assert out.served(1024) == SLOW
 
-    def test_a_run_that_was_killed_in_one_and_has_ended_in_the_other(self, book: Any, run: Any, tmp_path: Path) -> None:
+    def test_a_run_that_was_killed_in_one_and_has_ended_in_the_other(self, book: Any, run: Run, tmp_path: Path) -> None:
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         copy = tmp_path / "copy.db"
@@ -247,7 +248,7 @@ class TestMerge:
             assert database.best()[0].confirmed
             assert len(database.runs(1)) == 1
 
-    def test_a_source_that_is_missing(self, book: Any, run: Any, tmp_path: Path) -> None:
+    def test_a_source_that_is_missing(self, book: Any, run: Run, tmp_path: Path) -> None:
         """Nothing is begun before all of them are there."""
         mine: Book = book("a.db")
         mine.put(1024, FAST, 10.0)
@@ -256,7 +257,7 @@ class TestMerge:
         )
         assert not (tmp_path / "out.db").exists()
 
-    def test_into_something_else(self, book: Any, run: Any, tmp_path: Path) -> None:
+    def test_into_something_else(self, book: Any, run: Run, tmp_path: Path) -> None:
         mine: Book = book("a.db")
         mine.put(1024, FAST, 10.0)
         (tmp_path / "notes.txt").write_text("notes")
@@ -267,7 +268,7 @@ class TestMerge:
 
 
 class TestClean:
-    def test_a_criterion_is_required(self, run: Any) -> None:
+    def test_a_criterion_is_required(self, run: Run) -> None:
         run("db", "clean").is_refused("give --older-than, --keep-gpu or --stale")
 
     @pytest.fixture
@@ -284,7 +285,7 @@ class TestClean:
             connection.execute(update(TRIALS).where(TRIALS.c.study_id == study).values(created_at=long_ago))
         return mine
 
-    def test_a_dry_run_changes_nothing(self, mine: Book, run: Any) -> None:
+    def test_a_dry_run_changes_nothing(self, mine: Book, run: Run) -> None:
         before = mine.trials()
         answer = run("db", "clean", "--older-than", "90d", "--keep-gpu", "h200", "--dry-run", "--json").document
         assert mine.trials() == before
@@ -295,13 +296,13 @@ class TestClean:
         ]
         assert "would be deleted" in run("db", "clean", "--older-than", "90d", "--dry-run").out
 
-    def test_old_trials_go_and_their_winner_stays(self, mine: Book, run: Any) -> None:
+    def test_old_trials_go_and_their_winner_stays(self, mine: Book, run: Run) -> None:
         count = len(mine.trials())
         assert run("db", "clean", "--older-than", "90d").code == 0
         assert len(mine.trials()) == count - 2
         assert mine.served(512) == SLOW
 
-    def test_winners_go_where_they_are_meant(self, mine: Book, run: Any) -> None:
+    def test_winners_go_where_they_are_meant(self, mine: Book, run: Run) -> None:
         assert run("db", "clean", "--older-than", "90d", "--winners").code == 0
         assert mine.served(512) is None
         assert mine.served(1024) == FAST
@@ -309,12 +310,12 @@ class TestClean:
             assert len(database.studies()) == 3
             assert check_database(database).ok
 
-    def test_other_gpus(self, mine: Book, run: Any) -> None:
+    def test_other_gpus(self, mine: Book, run: Run) -> None:
         answer = run("db", "clean", "--keep-gpu", "h200", "--winners", "--json").document
         assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
         assert mine.served(1024, gpu="a100") is None
 
-    def test_a_slip_in_the_name_of_a_gpu_deletes_nothing(self, mine: Book, run: Any) -> None:
+    def test_a_slip_in_the_name_of_a_gpu_deletes_nothing(self, mine: Book, run: Run) -> None:
         before = mine.trials()
         answer = run("db", "clean", "--keep-gpu", "h2000", "--winners")
         assert answer.code == 2
@@ -322,7 +323,7 @@ class TestClean:
         assert "the database holds results of NVIDIA A100-SXM4-80GB, NVIDIA H200" in answer.err
         assert mine.trials() == before
 
-    def test_other_versions(self, mine: Book, run: Any, scale_toml: Path) -> None:
+    def test_other_versions(self, mine: Book, run: Run, scale_toml: Path) -> None:
         answer = run("db", "clean", scale_toml, "--stale", "--json").document
         assert [(study["reasons"], study["trials"], study["of"]) for study in answer["studies"]] == [
             (["other version"], 2, 3)
@@ -330,7 +331,7 @@ class TestClean:
         assert mine.served(1024, template_hash="0" * 64) == OTHER
         assert mine.served(1024) == FAST
 
-    def test_what_a_session_needs_that_is_under_way(self, mine: Book, run: Any) -> None:
+    def test_what_a_session_needs_that_is_under_way(self, mine: Book, run: Run) -> None:
         with Database.open(mine.path) as database:
             study = database.study(mine.key(64, "a100"), None)
             session = start_run(database, study, sampler="random")
@@ -338,16 +339,16 @@ class TestClean:
             add_trial(database, study, session, trial(SLOW, 1.0, 0.01))
             assert len(database.trials(study)) == 1
 
-    def test_a_database_that_is_not_there(self, run: Any) -> None:
+    def test_a_database_that_is_not_there(self, run: Run) -> None:
         answer = run("db", "clean", "--older-than", "2026-01-31")
         assert answer.code == 0
         assert "nothing to delete" in answer.out
 
     @pytest.mark.parametrize("age", ["soon", "", "90", "d", "2026-13-01"])
-    def test_an_age_that_is_none(self, run: Any, age: str) -> None:
+    def test_an_age_that_is_none(self, run: Run, age: str) -> None:
         run("db", "clean", "--older-than", age).is_refused("cannot be read")
 
-    def test_a_slip_in_a_date_deletes_nothing(self, mine: Book, run: Any) -> None:
+    def test_a_slip_in_a_date_deletes_nothing(self, mine: Book, run: Run) -> None:
         before = mine.trials()
         run("db", "clean", "--older-than", "2062-01-31").is_refused("lies in the future")
         assert mine.trials() == before

@@ -9,12 +9,11 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from answers import Run
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +74,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     ids=" ".join,
 )
 def test_an_error_shows_no_password_and_leaves_nothing(
-    run: Callable[..., Any], location: str, words: list[str], scale_toml: Path, recording: Path
+    run: Run, location: str, words: list[str], scale_toml: Path, recording: Path
 ) -> None:
     given = [word.format(location, scale=scale_toml, recording=recording) for word in words]
     answer = run(*given, "--json")
@@ -86,9 +85,7 @@ def test_an_error_shows_no_password_and_leaves_nothing(
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_the_path_of_a_database_shows_no_password(
-    run: Callable[..., Any], location: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_path_of_a_database_shows_no_password(run: Run, location: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTILE_DB", location)
     answer = run("db", "path")
     assert SECRET not in answer.out + answer.err
@@ -117,7 +114,7 @@ _MISSPELT = st.one_of(
 @given(location=_MISSPELT)
 @example(location=f"sqlite:///team.db@:{SECRET}?@h")
 def test_no_misspelling_shows_the_password(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, location: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, location: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "psycopg", None)
@@ -188,7 +185,7 @@ def folder_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("folder_of_faults")
 @pytest.mark.parametrize("command", [["list"], ["best", "sgemm_2d", "M=1", "N=1", "K=1"], ["db", "check"], ["tune"]])
 def test_what_cannot_be_a_database_is_refused_in_words(
-    run: Callable[..., Any], tune: Callable[..., Any], path: str, words: str, command: list[str]
+    run: Run, tune: Run, path: str, words: str, command: list[str]
 ) -> None:
     if path == "unreadable.db" and os.access(path, os.R_OK):
         pytest.skip("root may read every file")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import Run
 
 from autotile.core.device import device_profile
 from autotile.core.documents import decode_json
@@ -43,7 +43,7 @@ def files_below(folder: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_models_are_written_in_their_folder(run: Callable[..., Any], tmp_path: Path, name: str) -> None:
+def test_models_are_written_in_their_folder(run: Run, tmp_path: Path, name: str) -> None:
     database = stored(tmp_path, name)
     folder = tmp_path / "deep" / "er" / "out"
     answer = run("export", "matmul", "-o", folder, "--db", database, "--json")
@@ -55,14 +55,14 @@ def test_models_are_written_in_their_folder(run: Callable[..., Any], tmp_path: P
         assert [path.name for path in folder.iterdir()] == ["nvidia-h200.matmul.float32.json"]
 
 
-def test_a_dtype_is_no_path(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_dtype_is_no_path(run: Run, tmp_path: Path) -> None:
     database = stored(tmp_path, "H200", dtype="../../x")
     assert run("export", "matmul", "-o", tmp_path / "deep" / "out", "--db", database).code == 0
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"out"}
 
 
 @pytest.mark.parametrize("is_dangling", [False, True])
-def test_a_link_in_the_folder_is_not_followed(run: Callable[..., Any], tmp_path: Path, is_dangling: bool) -> None:
+def test_a_link_in_the_folder_is_not_followed(run: Run, tmp_path: Path, is_dangling: bool) -> None:
     database = stored(tmp_path, "NVIDIA H200")
     target, folder = tmp_path / "precious", tmp_path / "out"
     if not is_dangling:
@@ -76,7 +76,7 @@ def test_a_link_in_the_folder_is_not_followed(run: Callable[..., Any], tmp_path:
 
 
 @pytest.mark.parametrize("name", ["../sums", "/tmp/sums", "a/b", "..", ".", "", "a\\u0000b", "a\\nb", "x y"])
-def test_an_operation_is_not_named_like_a_path(run: Callable[..., Any], tmp_path: Path, name: str) -> None:
+def test_an_operation_is_not_named_like_a_path(run: Run, tmp_path: Path, name: str) -> None:
     file = tmp_path / "sums.toml"
     file.write_text(
         f'[operation]\nname = "{name}"\nsizes = {{ ROWS = 64, N = 4096 }}\ndtypes = ["float32"]\n'
@@ -86,7 +86,7 @@ def test_an_operation_is_not_named_like_a_path(run: Callable[..., Any], tmp_path
 
 
 @pytest.mark.parametrize("name", ["../k", "/tmp/k.toml", "a/b", "..", "", "k\n", "k\0"])
-def test_the_kernel_of_a_captured_call_is_a_name(run: Callable[..., Any], tmp_path: Path, name: str) -> None:
+def test_the_kernel_of_a_captured_call_is_a_name(run: Run, tmp_path: Path, name: str) -> None:
     call = {"kernel": name, "source": "", "sizes": {"n": 64}, "dtype": "float32", "scalars": {}, "arrays": {}}
     (tmp_path / "call.json").write_text(json.dumps(call))
     answer = run("tune", "--captured", tmp_path)
@@ -139,7 +139,7 @@ def test_a_name_stays_in_its_cpp_string(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_path_that_cannot_be_used_is_an_error_with_words(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], path: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")

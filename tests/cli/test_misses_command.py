@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import Run
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 from autotile.core.device import device_profile
@@ -51,12 +52,12 @@ def miss(n: int, tier: str, count: int, gpu: str = H200, kernel: str = "scale") 
         record_miss(database, Problem(kernel, {"n": n}, "float32"), gpu, tier, count)
 
 
-def row_of(run: Any, n: int) -> dict[str, Any]:
+def row_of(run: Run, n: int) -> dict[str, Any]:
     (row,) = [row for row in run("list", "--misses", "--json").document if row["problem"]["n"] == n]
     return row
 
 
-def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Any) -> None:
+def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Run) -> None:
     """Half as slow again at one tuned problem and as fast at another: a quarter lost, of a time that grows with n."""
     study(1024, [(FAST, 10.0), (DEFAULT, 15.0)])
     study(2048, [(DEFAULT, 20.0), (SLOW, 21.0)])
@@ -68,7 +69,7 @@ def test_of_the_default_as_elsewhere_on_this_gpu(study: Any, run: Any) -> None:
     assert "about 20 ms" in run("list", "--misses").out
 
 
-def test_of_the_nearest_by_leaving_out_each_tuned_problem(study: Any, run: Any) -> None:
+def test_of_the_nearest_by_leaving_out_each_tuned_problem(study: Any, run: Run) -> None:
     study(1024, [(FAST, 10.0), (SLOW, 11.0)])
     study(2048, [(SLOW, 20.0), (FAST, 26.0)])
     miss(4096, "nearest", 10)
@@ -77,14 +78,14 @@ def test_of_the_nearest_by_leaving_out_each_tuned_problem(study: Any, run: Any) 
     assert row["lost_s"] == pytest.approx(10 * 40.0 * loss * 1e-6)
 
 
-def test_of_another_gpus_configuration(study: Any, run: Any) -> None:
+def test_of_another_gpus_configuration(study: Any, run: Run) -> None:
     study(1024, [(FAST, 10.0), (SLOW, 14.0)])
     study(2048, [(SLOW, 30.0)], gpu="a100")
     miss(2048, "transferred", 100)
     assert row_of(run, 2048)["lost_s"] == pytest.approx(100 * 20.0 * 0.4 * 1e-6)
 
 
-def test_what_was_tuned_since_is_known(study: Any, run: Any) -> None:
+def test_what_was_tuned_since_is_known(study: Any, run: Run) -> None:
     study(1024, [(FAST, 10.0), (DEFAULT, 12.0)])
     miss(1024, "default", 50)
     row = row_of(run, 1024)
@@ -93,7 +94,7 @@ def test_what_was_tuned_since_is_known(study: Any, run: Any) -> None:
     assert "tuned" in run("list", "--misses").out
 
 
-def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Any) -> None:
+def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Run) -> None:
     study(1024, [(FAST, 10.0)])  # the default was not measured, and no other problem is tuned
     study(1024, [(FAST, 10.0), (DEFAULT, 99.0)], template_hash="0" * 64)
     for n, tier in ((4096, "default"), (2048, "nearest"), (512, "transferred"), (256, "family")):
@@ -103,7 +104,7 @@ def test_where_too_little_is_tuned_nothing_is_made_up(study: Any, run: Any) -> N
     assert {(row["call_us"], row["lost_s"]) for row in run("list", "--misses", "--json").document} == {(None, None)}
 
 
-def test_the_costliest_come_first_and_are_tuned_first(study: Any, run: Any, scale_toml: Path) -> None:
+def test_the_costliest_come_first_and_are_tuned_first(study: Any, run: Run, scale_toml: Path) -> None:
     study(1024, [(FAST, 10.0), (DEFAULT, 15.0)])
     miss(2048, "default", 100)
     miss(65536, "default", 10)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from answers import Run
 
 import autotile
 
@@ -21,7 +20,7 @@ def scale_toml(scale_toml: Path) -> Path:
 
 
 @pytest.fixture
-def tuned(run: Callable[..., Any], scale_toml: Path, recording: Path) -> Path:
+def tuned(run: Run, scale_toml: Path, recording: Path) -> Path:
     answer = run("tune", scale_toml, "--replay", recording)
     assert answer.code == 0
     assert SAID in answer.err
@@ -30,33 +29,31 @@ def tuned(run: Callable[..., Any], scale_toml: Path, recording: Path) -> Path:
 
 
 class TestOfAKernel:
-    def test_best(self, run: Callable[..., Any], tuned: Path) -> None:
+    def test_best(self, run: Run, tuned: Path) -> None:
         answer = run("best", tuned, "--device", "h200", "--json")
         assert SAID in answer.err
         assert (answer.document["problem"], answer.document["tier"]) == ({"n": 1048576}, "exact")
 
-    def test_best_in_a_bundle(self, run: Callable[..., Any], tuned: Path, tmp_path: Path) -> None:
+    def test_best_in_a_bundle(self, run: Run, tuned: Path, tmp_path: Path) -> None:
         assert run("export", "--format", "bundle", tuned, "-o", tmp_path / "b.bundle").code == 0
         answer = run("best", "scale", "--bundle", tmp_path / "b.bundle", "--device", "h200", "--json")
         assert SAID in answer.err
         assert answer.document["problem"] == {"n": 1048576}
 
-    def test_export(self, run: Callable[..., Any], tuned: Path, tmp_path: Path) -> None:
+    def test_export(self, run: Run, tuned: Path, tmp_path: Path) -> None:
         answer = run("export", tuned, "-o", tmp_path / "scale.json", "--json")
         assert SAID in answer.err
         assert answer.document["problem"] == {"n": 1048576}
 
-    def test_a_report_and_trials_are_of_all_that_is_stored(
-        self, run: Callable[..., Any], tuned: Path, tmp_path: Path
-    ) -> None:
+    def test_a_report_and_trials_are_of_all_that_is_stored(self, run: Run, tuned: Path, tmp_path: Path) -> None:
         assert run("report", tuned, "-o", tmp_path / "r.html", "--json").document["studies"] == 1
         assert {one["problem"]["n"] for one in run("trials", tuned, "--json").document} == {1048576}
 
-    def test_no_line_where_all_are_given(self, run: Callable[..., Any], tuned: Path) -> None:
+    def test_no_line_where_all_are_given(self, run: Run, tuned: Path) -> None:
         assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
 
     @pytest.mark.parametrize("command", ["record", "judge", "verify"])
-    def test_on_a_gpu_only(self, run: Callable[..., Any], tuned: Path, command: str, tmp_path: Path) -> None:
+    def test_on_a_gpu_only(self, run: Run, tuned: Path, command: str, tmp_path: Path) -> None:
         source = tmp_path / "new.cu"
         source.write_text(tuned.with_name("scale.cu").read_text())
         words = {
@@ -80,7 +77,7 @@ class TestOfAKernel:
         with pytest.raises(autotile.ProblemError, match="needs the size n"):
             autotile.get_best_kernel(tuned, device="h200")
 
-    def test_a_plan(self, run: Callable[..., Any], tuned: Path, recording: Path, tmp_path: Path) -> None:
+    def test_a_plan(self, run: Run, tuned: Path, recording: Path, tmp_path: Path) -> None:
         plan = tmp_path / "plan.toml"
         plan.write_text(f'[[tune]]\nkernel = "{tuned}"\ntrials = 1\n')
         answer = run("tune", "--plan", plan, "--replay", recording, "--json")
@@ -89,7 +86,7 @@ class TestOfAKernel:
 
 
 class TestPartlyGiven:
-    def test_a_kernel(self, run: Callable[..., Any]) -> None:
+    def test_a_kernel(self, run: Run) -> None:
         answer = run("tune", "sgemm_2d", "M=4096", "--trials", "1", "--finals", "0", "--json")
         assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
         assert answer.document["problem"] == {"M": 4096, "N": 4096, "K": 4096}
@@ -99,21 +96,21 @@ class TestPartlyGiven:
             "K": 4096,
         }
 
-    def test_an_operation(self, run: Callable[..., Any]) -> None:
+    def test_an_operation(self, run: Run) -> None:
         for command in ("best", "explain"):
             answer = run(command, "matmul", "M=512", "--device", "h200", "--json")
             assert "not given, so as in the operation file: N=4096 K=4096" in answer.err
             assert "EMULATE" not in answer.err  # a condition may always be left out
             assert {name: answer.document["problem"][name] for name in "MNK"} == {"M": 512, "N": 4096, "K": 4096}
 
-    def test_a_family(self, run: Callable[..., Any]) -> None:
+    def test_a_family(self, run: Run) -> None:
         answer = run("tune", "sgemm_2d", "M=4095..4096", "--points", "1", "--trials", "1", "--replay")
         assert "not given, so as in the search-space file: N=4096 K=4096" in answer.err
 
-    def test_an_unknown_size_is_an_error(self, run: Callable[..., Any]) -> None:
+    def test_an_unknown_size_is_an_error(self, run: Run) -> None:
         run("tune", "sgemm_2d", "Q=1").is_refused("sgemm_2d has no size 'Q'; give its sizes like M=4096 N=4096 K=4096")
 
-    def test_a_bundle(self, run: Callable[..., Any], tmp_path: Path) -> None:
+    def test_a_bundle(self, run: Run, tmp_path: Path) -> None:
         answer = run(
             "export", "--format", "bundle", "sgemm_2d", "M=4096", "-o", tmp_path / "x.autotile", "--arch", "sm_90"
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import Run
 
 import autotile
 
@@ -14,7 +15,7 @@ FLAGS = {"BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
 
 
 @pytest.fixture
-def tune(run: Any, only_kernel: Callable[[str], None]) -> Callable[..., Any]:
+def tune(run: Run, only_kernel: Callable[[str], None]) -> Callable[..., Any]:
     """Tune a product of which one kernel is recorded."""
     only_kernel("matmul_tiled")
     sizes = [f"{name}={value}" for name, value in SIZES.items()]
@@ -35,7 +36,7 @@ def arguments_of(line: str) -> tuple[list[Any], dict[str, Any]]:
     return [ast.literal_eval(one) for one in call.args], named
 
 
-def test_the_line_that_serves_it_serves_the_winner(tune: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_line_that_serves_it_serves_the_winner(tune: Run, tmp_path: Path) -> None:
     answer = tune("--dtype", "float32", "--db", tmp_path / "team.db")
     assert answer.code == 0
     (line,) = (
@@ -49,7 +50,7 @@ def test_the_line_that_serves_it_serves_the_winner(tune: Callable[..., Any], tmp
     assert f"matmul_tiled {' '.join(f'{name}={value}' for name, value in kernel.config.items())}" in answer.out
 
 
-def test_conditions_are_in_the_line_only_if_they_were_given(tune: Callable[..., Any]) -> None:
+def test_conditions_are_in_the_line_only_if_they_were_given(tune: Run) -> None:
     document = tune("--dtype", "float32", "EMULATE=0", "--json").document
     given, named = arguments_of(document["call"])
     assert (given, named) == (["matmul"], {**SIZES, **FLAGS, "EMULATE": 0, "dtype": "float32"})

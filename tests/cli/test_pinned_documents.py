@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import Run
 from stored_runs import record_miss
 
 from autotile.api import tuning
@@ -24,10 +25,7 @@ from autotile.settings import read_settings
 FILE = Path(__file__).parents[1] / "pinned" / "documents.json"
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "misses": (
-        "list",
-        "--misses",
-    ),
+    "misses": ("list", "--misses"),
     "tune-misses": ("tune", "--misses", "--trials", "3", "--replay=RECORDING"),
     "tune": ("tune", "KERNEL", "n=1048576", "--replay=RECORDING"),
     "tune --try": ("tune", "KERNEL", "n=1048576", "--replay=RECORDING", "--try", "THREADS=64,WORK=2"),
@@ -121,7 +119,7 @@ def missing(pinned: Any, found: Any, at: str = "") -> list[str]:
 
 @pytest.fixture
 def documents(
-    run: Any, scale_toml: Path, recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, scale_toml: Path, recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], dict[str, Any]]:
     """Return a function that runs every command and returns the shapes of their documents."""
     settings = replace(read_settings(), recording_folders=(recording.parent,))

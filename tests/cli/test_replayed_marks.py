@@ -5,11 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from answers import Run
 
 import autotile
 from autotile.core.device import device_profile
@@ -23,7 +22,7 @@ MARK = "replayed"
 
 
 @pytest.fixture
-def tuned(tune: Callable[..., Any], scale_toml: Path) -> Path:
+def tuned(tune: Run, scale_toml: Path) -> Path:
     assert tune("--trials", "12").code == 0
     return scale_toml
 
@@ -41,9 +40,7 @@ def tuned(tune: Callable[..., Any], scale_toml: Path) -> Path:
     ],
     ids=lambda words: words[0],
 )
-def test_of_a_command(
-    run: Callable[..., Any], tuned: Path, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_command(run: Run, tuned: Path, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with autotile.session(tuned, n=1048576, db="other.db", replay=tmp_path / "scale.npz") as other:
         other.evaluate([{"THREADS": 64, "WORK": 1}, {"THREADS": 128, "WORK": 2}])
@@ -59,7 +56,7 @@ class TestPlan:
         path.write_text(f'[[tune]]\nkernel = "{scale_toml}"\nsizes = {{ n = [1048576, 77] }}\ntrials = 3\n')
         return path
 
-    def test_its_table_and_its_lines(self, run: Callable[..., Any], plan: Path, recording: Path) -> None:
+    def test_its_table_and_its_lines(self, run: Run, plan: Path, recording: Path) -> None:
         answer = run("tune", "--plan", plan, "--replay", recording)
         assert answer.code == 1
         for line in (*answer.out.splitlines(), *answer.err.splitlines()):
@@ -74,9 +71,7 @@ class TestPlan:
         assert (result.entries[1].device_label, result.entries[1].time_text) == ("-", "-")
 
 
-def test_what_only_one_database_has(
-    run: Callable[..., Any], tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_only_one_database_has(run: Run, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     empty = tmp_path / "empty.db"
     Database.open(empty).close()
@@ -89,7 +84,7 @@ def test_what_only_one_database_has(
     assert "<td>NVIDIA H200 (replayed)</td>" in only[: only.index("</section>")]
 
 
-def test_pages_and_their_facts(run: Callable[..., Any], tuned: Path, tmp_path: Path) -> None:
+def test_pages_and_their_facts(run: Run, tuned: Path, tmp_path: Path) -> None:
     assert run("report", tuned, "-o", tmp_path / "r.html").code == 0
     page = html.unescape((tmp_path / "r.html").read_text())
     facts = page[page.index('class="facts"') : page.index("</dl>")]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import Run
 from postgresql_server import PostgresqlServer
 from sqlalchemy import create_engine, text
 
@@ -38,7 +39,7 @@ def roles(postgresql: PostgresqlServer) -> Iterator[PostgresqlServer]:
 
 
 @pytest.fixture
-def url(roles: PostgresqlServer, tune: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def url(roles: PostgresqlServer, tune: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Return a function that returns the URL of a role; the owner has created the tables, and the tuner has tuned."""
     monkeypatch.setenv("PGPASSWORD", roles.password)
 
@@ -52,7 +53,7 @@ def url(roles: PostgresqlServer, tune: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_reader_serves_and_writes_nothing(
-    roles: PostgresqlServer, url: Any, run: Any, scale_toml: Path, tmp_path: Path
+    roles: PostgresqlServer, url: Any, run: Run, scale_toml: Path, tmp_path: Path
 ) -> None:
     reader, start = url("reader"), len(roles.log())
     for words in (
@@ -60,10 +61,7 @@ def test_a_reader_serves_and_writes_nothing(
         ("list",),
         ("trials", "scale"),
         ("report", "-o", tmp_path / "report.html"),
-        (
-            "list",
-            "--misses",
-        ),
+        ("list", "--misses"),
         ("db", "check"),
         ("db", "path"),
     ):
@@ -78,7 +76,7 @@ def test_a_reader_serves_and_writes_nothing(
 
 
 def test_what_a_role_may_not_do_is_said_without_its_password(
-    roles: PostgresqlServer, url: Any, run: Any, tune: Any
+    roles: PostgresqlServer, url: Any, run: Run, tune: Run
 ) -> None:
     for words in (
         ("tune", "matmul_naive", "M=64", "N=64", "K=64", "--replay", f"--db={url('reader')}"),
@@ -125,7 +123,7 @@ def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url: s
 
 @pytest.mark.parametrize("option", [("--db", "{}"), ("--db={}",), ("-o", "{}")], ids=" ".join)
 @pytest.mark.parametrize("query", ["", "?password=s3cret", "?sslpassword=s3cret"])
-def test_a_password_on_the_command_line_is_refused(run: Any, option: tuple[str, ...], query: str) -> None:
+def test_a_password_on_the_command_line_is_refused(run: Run, option: tuple[str, ...], query: str) -> None:
     url = f"postgresql://me{'' if query else ':s3cret'}@127.0.0.1:1/name{query}"
     answer = run("db", "merge", "a.db", *(word.format(url) for word in option), "--json")
     assert answer.code == 2
@@ -148,7 +146,7 @@ FORMS = [("--db", "{}"), ("--db={}",), ("-o", "{}"), ("-o{}",), ("-o={}",)]
         "postgresql://me@127.0.0.1/name?passfile=/home/me/.pgpass",
     ],
 )
-def test_a_url_without_a_password_is_not_refused(run: Any, option: tuple[str, ...], url: str) -> None:
+def test_a_url_without_a_password_is_not_refused(run: Run, option: tuple[str, ...], url: str) -> None:
     answer = run("db", "merge", "a.db", *(word.format(url) for word in option), "--json")
     assert "password on the command line" not in answer.out
 
@@ -164,7 +162,7 @@ def test_a_url_without_a_password_is_not_refused(run: Any, option: tuple[str, ..
         "host=h;Password=s",
     ],
 )
-def test_what_may_be_a_password_is_refused(run: Any, option: tuple[str, ...], url: str) -> None:
+def test_what_may_be_a_password_is_refused(run: Run, option: tuple[str, ...], url: str) -> None:
     answer = run("db", "merge", "a.db", *(word.format(url) for word in option), "--json")
     assert "password on the command line" in answer.document["error"]["message"]
 
@@ -207,7 +205,7 @@ def _read(process: int, name: str) -> str:
         return ""
 
 
-def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:s3cret@host/name")
     monkeypatch.setenv("PGPASSWORD", "s3cret")
     assert "s3cret" not in str(worker_environment())

@@ -10,11 +10,11 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import Run
 from small_disk import autotile, on_small_disk
 from stored_runs import start_run
 
@@ -53,14 +53,14 @@ def words(scale_toml: Path, recording: Path) -> list[str]:
 
 
 @pytest.fixture
-def tuned(tune: Callable[..., Any], tmp_path: Path) -> Path:
+def tuned(tune: Run, tmp_path: Path) -> Path:
     """A database with a tuned problem, and nothing beside it."""
     assert tune("--db", str(tmp_path / "tuned.db")).code == 0
     return tmp_path / "tuned.db"
 
 
 @pytest.fixture
-def cache_file(run: Callable[..., Any], tuned: Path, scale_toml: Path, tmp_path: Path) -> Path:
+def cache_file(run: Run, tuned: Path, scale_toml: Path, tmp_path: Path) -> Path:
     """A file of Kernel Tuner's, to import."""
     path = tmp_path / "cache.json"
     assert run("export", scale_toml, SIZE, "--db", tuned, "--format", "kernel-tuner", "-o", path).code == 0
@@ -157,7 +157,7 @@ class TestFullDisk:
         assert done[0] == 0, done[2]
 
     def test_as_sqlite_tells_it(
-        self, run: Callable[..., Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The same without a disk: SQLite is allowed so many pages and no more."""
         location = tmp_path / "tuning.db"
@@ -239,7 +239,7 @@ class TestFullDisk:
 
 class TestCubinCache:
     def test_one_that_can_only_be_read_serves_what_it_holds(
-        self, run: Callable[..., Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert run(*words).code == 0
 
@@ -251,7 +251,7 @@ class TestCubinCache:
         assert run(*words, "--db", tmp_path / "another.db").code == 0
 
     def test_one_that_cannot_be_made(
-        self, run: Callable[..., Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "file"))
@@ -308,21 +308,21 @@ class TestDamage:
 
     @pytest.mark.parametrize("name", ["list", "trials", "best", "export"])
     def test_it_is_told_and_left_alone(
-        self, run: Callable[..., Any], commands: dict[str, list[str]], damaged: Path, name: str
+        self, run: Run, commands: dict[str, list[str]], damaged: Path, name: str
     ) -> None:
         before = damaged.read_bytes()
         answer = run(*commands[name], "--db", damaged)
         assert "the file is damaged" in refusal(answer.code, answer.out, answer.err)
         assert damaged.read_bytes() == before
 
-    def test_a_check_finds_it(self, run: Callable[..., Any], damaged: Path) -> None:
+    def test_a_check_finds_it(self, run: Run, damaged: Path) -> None:
         answer = run("db", "check", "--db", damaged)
         assert answer.code == 1
         assert "malformed" in answer.out
 
     @pytest.mark.parametrize("name", WRITING)
     def test_it_is_kept_aside_and_told(
-        self, run: Callable[..., Any], commands: dict[str, list[str]], damaged: Path, name: str
+        self, run: Run, commands: dict[str, list[str]], damaged: Path, name: str
     ) -> None:
         before = damaged.read_bytes()
         answer = run(*commands[name], "--db", damaged)
@@ -333,7 +333,7 @@ class TestDamage:
 
 
 class TestForeignFiles:
-    def test_a_newer_schema(self, run: Callable[..., Any], commands: dict[str, list[str]], tuned: Path) -> None:
+    def test_a_newer_schema(self, run: Run, commands: dict[str, list[str]], tuned: Path) -> None:
         connection = sqlite3.connect(tuned)
         connection.execute("UPDATE autotile_schema SET version_num = '0099'")
         connection.commit()
@@ -344,7 +344,7 @@ class TestForeignFiles:
             assert "written by a newer autotile" in refusal(answer.code, answer.out, answer.err)
         assert tuned.read_bytes() == before
 
-    def test_no_database_at_all(self, run: Callable[..., Any], commands: dict[str, list[str]], tmp_path: Path) -> None:
+    def test_no_database_at_all(self, run: Run, commands: dict[str, list[str]], tmp_path: Path) -> None:
         path = tmp_path / "notes.txt"
         path.write_text("remember the milk")
         for words in commands.values():
@@ -355,7 +355,7 @@ class TestForeignFiles:
 
 class TestNetwork:
     def test_a_database_there_is_kept_without_shared_memory(
-        self, run: Callable[..., Any], words: list[str], tuned: Path, monkeypatch: pytest.MonkeyPatch
+        self, run: Run, words: list[str], tuned: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for module in ("engine", "database"):
             monkeypatch.setattr(f"autotile.database.{module}.network_file_system", lambda path: "nfs4")

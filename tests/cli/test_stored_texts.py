@@ -10,9 +10,9 @@ import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from answers import Run
 from stored_runs import add_trial, record_miss, start_run
 
 from autotile.core.model import Outcome, Trial
@@ -42,7 +42,7 @@ def odd(tmp_path: Path, key: TuningKey) -> Path:
 
 
 @pytest.mark.parametrize("command", [["list"], ["trials", ODD], ["list", "--misses"], ["db", "check"]])
-def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Any, odd: Path, command: list[str]) -> None:
+def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Run, odd: Path, command: list[str]) -> None:
     answer = run(*command)
     assert is_plain(answer.out)
     assert is_plain(answer.err)
@@ -52,7 +52,7 @@ def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Any, odd: P
     assert json.loads(document) is not None
 
 
-def test_a_row_of_a_table_is_one_line(run: Any, odd: Path) -> None:
+def test_a_row_of_a_table_is_one_line(run: Run, odd: Path) -> None:
     lines = run("list").out.rstrip("\n").split("\n")
     assert len(lines) == 3
     assert len({len(line) for line in lines[:1]}) == 1
@@ -68,7 +68,7 @@ def test_what_is_escaped() -> None:
     assert is_plain(shown_text("".join(map(chr, range(0x3000)))))
 
 
-def test_bad_rows_are_remarked_once_and_listed(run: Any, odd: Path) -> None:
+def test_bad_rows_are_remarked_once_and_listed(run: Run, odd: Path) -> None:
     with sqlite3.connect(odd) as connection:
         connection.execute("UPDATE trials SET config = '[' WHERE id = 1")
     answer = run("trials", ODD, "--json")
