@@ -15,7 +15,6 @@ for a CUDA device, and ends with the process. A forked child has none until it i
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
@@ -40,6 +39,7 @@ from autotile.database.winners import (
     write_file,
 )
 from autotile.errors import AutotileError
+from autotile.serving.aside import AsideThread
 from autotile.serving.selection import read_server
 from autotile.settings import expand_path, read_settings
 
@@ -230,8 +230,6 @@ _SERVER_INTERVAL_S = 60.0
 """Minimum time between two queries of a database server, which thousands of processes may share."""
 _SHARE = 0.1
 """Maximum share of the time in which the thread chooses, since it holds the interpreter's lock meanwhile."""
-_JOIN_S = 10.0
-"""Maximum wait at exit for a compilation that the thread has begun, which cannot be interrupted."""
 
 
 class WatchedDatabase:
@@ -352,18 +350,16 @@ class Refresher:
             self._misses.watch(location, kernel)
 
 
-class _RefreshThread:
-    """The thread of this process."""
+class _RefreshThread(AsideThread):
+    """The thread that looks for new results of what is served."""
 
     def __init__(self) -> None:
         self._refreshers: WeakSet[Refresher] = WeakSet()
-        self.begin_anew()
+        super().__init__("autotile-refresh")
 
     def begin_anew(self) -> None:
-        """Start without a thread, as a forked child has none, and locks that it held would be held forever."""
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
+        """Start without a thread and without locks that are held, in a forked child."""
+        super().begin_anew()
         for refresher in self._refreshers:
             refresher.renew_locks()
 
@@ -372,24 +368,13 @@ class _RefreshThread:
         if self._thread is not None and refresher in self._refreshers:
             return
         interval_s = read_settings().refresh_s
-        if interval_s <= 0:
-            return
-        with self._lock:
-            self._refreshers.add(refresher)
-            if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, args=(interval_s,), name="autotile-refresh", daemon=True
-                )
-                self._thread.start()
+        if interval_s > 0:
+            with self._lock:
+                self._refreshers.add(refresher)
+            if self._thread is None:
+                self.add(partial(self._poll, interval_s))
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        thread = self._thread
-        if thread is not None:
-            thread.join(_JOIN_S)
-
-    def _run(self, interval_s: float) -> None:
+    def _poll(self, interval_s: float) -> None:
         while not self._stop.wait(interval_s):
             with self._lock:
                 refreshers = list(self._refreshers)
@@ -403,7 +388,3 @@ class _RefreshThread:
 
 
 _thread = _RefreshThread()
-
-
-os.register_at_fork(after_in_child=_thread.begin_anew)
-atexit.register(_thread.stop)

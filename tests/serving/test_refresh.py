@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -306,6 +307,7 @@ class TestDatabase:
 PROGRAM = """
 import os, sys, threading, time
 from dataclasses import replace
+from functools import partial
 from autotile.core.device import device_profile
 from autotile.serving import dispatcher as serving, refresh
 serving.default_dispatcher.current_device = lambda: 0
@@ -356,10 +358,10 @@ class TestThread:
         refresher = refreshing.Refresher(default_dispatcher.misses)
         refresher.poll = lambda pause: pause(1000.0)  # type: ignore[method-assign]
         thread._refreshers.add(refresher)
-        thread._thread = threading.Thread(target=thread._run, args=(0.001,), daemon=True)
-        thread._thread.start()
+        thread.add(partial(thread._poll, 0.001))
         time.sleep(0.05)
         thread.stop()
+        assert thread._thread is not None
         assert not thread._thread.is_alive()
 
     @pytest.mark.usefixtures("live_gpu")
