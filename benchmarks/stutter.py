@@ -89,7 +89,7 @@ def measure(dtype: str, count: int, seed: int) -> dict[str, Any]:
         end = time.perf_counter()
         error = float((found.float() - expected.float()).norm() / expected.float().norm())
         assert error < (1e-4 if dtype == "float32" else 2e-2), (sizes, error)
-        served = next(reversed(default_dispatcher.matmul_kernels.values()))
+        served = next(reversed(default_dispatcher.products.kernels.values()))
         return 1e3 * (middle - begin), 1e3 * (end - again), bool(served.choice.awaited)
 
     found = {}

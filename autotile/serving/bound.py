@@ -2,9 +2,9 @@
 
 `BoundKernel` is what `autotile.get_best_kernel` returns, of a kernel as of an operation. It holds a `Choice` (the
 configuration and its origin, see `autotile.serving.choice`), the code that the choice is of, and once it is loaded a
-launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`autotile.serving.operations.LibraryCode`).
-There are four launchers with the same methods: of a kernel (`autotile.serving.launching`), of a library, one that races
-the best few at the first call (`autotile.serving.racing`), and `CapturingLauncher` around any of them. A served kernel
+launcher. Code is a kernel in a configuration (`KernelCode`) or a library (`LibraryCode`).
+There are four launchers with the same methods: of a kernel and of a library (`autotile.serving.launching`),
+`FirstUseRace` (by `autotile.serving.racing`), and `CapturingLauncher` around any of them. A served kernel
 adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
@@ -40,6 +40,7 @@ from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, 
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.serving.aside import run_aside
 from autotile.serving.choice import Choice, Contender, Tier, resources_document
 from autotile.serving.choice import explain as explain_choice
@@ -53,12 +54,10 @@ if TYPE_CHECKING:
     from autotile.cuda.compiler import CachedCubin
     from autotile.cuda.function import PackedCubin, StepFunctions
     from autotile.kernel.operation import Library
-    from autotile.serving.launching import KernelLauncher
-    from autotile.serving.operations import LibraryCode, LibraryLauncher
-    from autotile.serving.racing import FirstUseRace
+    from autotile.serving.launching import KernelLauncher, LibraryLauncher
 
     Code: TypeAlias = "KernelCode | LibraryCode"
-    Launcher: TypeAlias = KernelLauncher | LibraryLauncher | FirstUseRace | "CapturingLauncher"
+    Launcher: TypeAlias = "KernelLauncher | LibraryLauncher | FirstUseRace | CapturingLauncher"
 
 
 class Call(NamedTuple):
@@ -205,6 +204,25 @@ class KernelCode:
             with_graphs=read_settings().graphs,
             preparation=Preparation.of(spec, self.problem, launches, load),
         )
+
+
+class LibraryCode:
+    """A library for a problem of an operation; a kernel of it declares the arrays, and ``sizes`` are by its names."""
+
+    def __init__(self, library: Library, asked: Problem, definition: Kernel, sizes: Mapping[str, int]) -> None:
+        self.name, self.library, self.asked, self.definition = library.name, library, asked, definition
+        self._sizes = sizes
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem by the names of the kernel; computed at the first call rather than within a look-up."""
+        return resolve_problem(self.definition.spec, self._sizes, self.asked.dtype)
+
+    def load(self, device_index: int) -> LibraryLauncher:
+        """Return a launcher for a device."""
+        from autotile.serving.launching import LibraryLauncher
+
+        return LibraryLauncher(self.definition.spec, self.problem, self.library, self.asked, device_index)
 
 
 _MAX_CUBINS = 512
@@ -812,6 +830,53 @@ class CapturingLauncher:
         if not self._folder.is_full:
             self.plain.capture(arrays, None, partial(self._folder.write, self._code, scalars=scalars))
         return self.plain.bind(arrays, scalars)
+
+
+class FirstUseRace:
+    """A launcher that has the best few ways to compute a problem raced at the first call, and gives way to the fastest.
+
+    ``race`` does so for ``served``, unless the arrays or the stream do not allow it, and the next call tries again. The
+    first contender is served without a race.
+    """
+
+    def __init__(self, first: BoundKernel, race: Callable[..., None], served: BoundKernel) -> None:
+        self._first, self._race, self._served = first, race, served
+        self._racing = threading.Lock()
+        first.load()
+
+    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """Leave calls to `launch`."""
+        return None
+
+    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+        """Leave calls to `launch`."""
+        return False
+
+    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+        """Race, and launch."""
+        return self._raced(arrays, stream, scalars).launch(arrays, stream, scalars)
+
+    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
+        """Race on these arrays, and return a function that launches on them."""
+        return self._raced(arrays, None, scalars).bind(arrays, scalars)
+
+    def capture(
+        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    ) -> Sequence[Any]:
+        """Pass the arrays of a call to ``write``; nothing is launched."""
+        return self._first._load().capture(arrays, stream, write)
+
+    def _raced(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
+        served, first = self._served, self._first
+        if not self._racing.acquire(blocking=False):
+            return first._load()  # another thread races; this call is served as without it
+        try:
+            if served._launcher is self:
+                self._race(served, arrays, stream=stream, scalars=scalars)
+        finally:
+            self._racing.release()
+        launcher = served._load()
+        return launcher if launcher is not self else first._load()
 
 
 class CapturedKernel:

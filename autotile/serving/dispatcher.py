@@ -150,8 +150,8 @@ class Dispatcher:
         Counter of the calls of fallbacks.
     refresher
         Replaces what was served when there are new results.
-    served, matmul_kernels
-        Kernels that `get_best_kernel` has returned, by its arguments, and those that `matmul` has chosen.
+    served
+        Kernels that `get_best_kernel` has returned, by its arguments.
     only_device
         The CUDA device if there is exactly one, once they have been counted.
 
@@ -173,7 +173,6 @@ class Dispatcher:
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self.only_device: int | None = None
-        self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self._products: Products | None = None
         self.misses = MissCounter()
         self.refresher = Refresher(self.misses)
@@ -185,7 +184,7 @@ class Dispatcher:
         if self._products is None:
             from autotile.serving.operations import Products
 
-            self._products = Products(MAX_SERVED)
+            self._products = Products(MAX_SERVED, self.serve_operation, self.is_current)
         return self._products
 
     @property
@@ -551,18 +550,17 @@ class Dispatcher:
             made = products.launch(a, b, (deterministic, emulate, library, numerics, race, wait))
             if made is not None:
                 return made
-        from autotile.serving.operations import MatmulOptions, multiply
+        from autotile.serving.operations import MatmulOptions
 
         if database is not None:
             database = self.location(database)  # a relative path means another file in another working directory
         options = MatmulOptions(deterministic, emulate, library, numerics, race, wait, database)
         scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
-        return multiply(self, (a, b, out), scalars, stream, options)
+        return self.products.multiply((a, b, out), scalars, stream, options)
 
     def clear(self) -> None:
         """Forget the served kernels and the bundles, so that new results are seen; misses stay counted."""
         self.served.clear()
-        self.matmul_kernels.clear()
         if self._products is not None:
             self._products.clear()
         self._bundles.clear()

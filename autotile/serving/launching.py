@@ -12,11 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Config, Problem
+from autotile.cuda.cublas import Gemm, GemmLayout
 from autotile.cuda.driver import (
     PER_THREAD_STREAM,
     ConstantCopy,
@@ -39,8 +41,10 @@ from autotile.errors import ArgumentError
 from autotile.kernel.arguments import TensorMap, Texture, Workspace, encode_scalar
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan
+from autotile.kernel.operation import Library
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
+    ArrayLibrary,
     ArraySpec,
     CallArrays,
     CheckedArrays,
@@ -51,6 +55,7 @@ from autotile.serving.arrays import (
     library_of,
     on_stream,
 )
+from autotile.settings import read_settings
 
 Value = TypeVar("Value")
 
@@ -443,7 +448,32 @@ CurrentStream = Callable[[int], int]
 ReadSignature = Callable[[Sequence[Any]], Signature]
 
 
-class KernelLauncher:
+class ArrayLauncher:
+    """What the launchers of kernels and of libraries have in common: requirements on arrays, and the CUDA runtime."""
+
+    def __init__(self, arguments: CallArrays, device_index: int) -> None:
+        self._arrays, self._device_index = arguments, device_index
+        self._one_device = device_count() == 1
+        runtime = load_cupy().cuda.runtime
+        self._current_device: Callable[[], int] = runtime.getDevice
+        self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
+        self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
+        """Not to be called with stream 0, which cannot be captured."""
+
+    def capture(
+        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    ) -> Sequence[Any]:
+        """Check the arrays of a call, pass them to ``write`` as CuPy arrays, and return all; nothing is launched.
+
+        Errors of the arrays are an `ArgumentError`.
+        """
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
+            checked = self._arrays.check(arrays)
+            write(checked.views)
+        return checked.arrays
+
+
+class KernelLauncher(ArrayLauncher):
     """Launches functions that are loaded on a device, and that it keeps alive.
 
     Repeated launches may become CUDA graphs if ``with_graphs`` is set. ``preparation`` is the work before each launch.
@@ -458,17 +488,11 @@ class KernelLauncher:
         with_graphs: bool,
         preparation: Preparation | None = None,
     ) -> None:
+        super().__init__(arguments, device_index)
         self.arguments = arguments
         self._functions = functions
-        self._device_index = device_index
         self._with_graphs = with_graphs
         self._preparation = preparation
-        self._one_device = device_count() == 1
-        runtime = load_cupy().cuda.runtime
-        self._current_device: Callable[[], int] = runtime.getDevice
-        self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
-        self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
-        """Not to be called with stream 0, which cannot be captured."""
         self._launch = functions.driver_launch(arguments.plan)
         self._cupy = CupyLibrary()
         self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
@@ -536,21 +560,6 @@ class KernelLauncher:
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
             checked = self.arguments.check(arrays)
             self._launch_checked(checked, scalars)
-        return checked.arrays
-
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
-    ) -> Sequence[Any]:
-        """Check the arrays of a call, pass them to ``write`` as CuPy arrays, and return all; nothing is launched.
-
-        Raises
-        ------
-        ArgumentError
-            As for `launch`.
-        """
-        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self.arguments.check(arrays)
-            write(checked.views)
         return checked.arrays
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
@@ -631,3 +640,102 @@ class KernelLauncher:
         state.launch(stream, pointers)
         if self._with_graphs and not is_captured:
             state.keep_as_graph(stream, signature)
+
+
+class LibraryLauncher(ArrayLauncher):
+    """Calls a library for a problem that is ``asked`` for by the names of an operation; as `KernelLauncher`."""
+
+    def __init__(self, spec: KernelSpec, problem: Problem, library: Library, asked: Problem, device_index: int) -> None:
+        super().__init__(CallArrays(spec, problem, spec.default, device_index), device_index)
+        self._spec, self._asked = spec, asked
+        self._call = library.call
+        layout = GemmLayout.of(asked.sizes, asked.dtype) if self._call is None else None
+        self._gemm = Gemm(layout, device_index) if layout is not None else None
+        self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
+        self._with_graphs = self._gemm is not None and read_settings().graphs
+        self._graphs: dict[int, LaunchGraphs] = {}
+        """Graphs of the products that came again, by stream."""
+
+    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """Launch on arrays like those of an earlier call; None if nothing was launched."""
+        if self._specs and len(arrays) != len(self._arrays.shapes):
+            arrays = self._arrays.complete(arrays)
+        return arrays if self._launch_fast(arrays, {}) else None
+
+    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
+        """Compute on arrays at these addresses, which meet the requirements; False if nothing was done."""
+        gemm, graphs = self._gemm, self._graphs.get(stream)
+        if gemm is None or not (self._one_device or self._current_device() == self._device_index):
+            return False
+        if graphs is None:
+            if stream == PER_THREAD_STREAM:  # which is another stream in each thread
+                return False
+            graphs = self._graphs.setdefault(stream, LaunchGraphs())
+        is_captured = stream != 0 and self._is_capturing(stream)
+        graph = graphs.get(pointers)
+        if graph is not None and not is_captured:
+            self._launch_graph(graph.executable, stream)
+            return True
+        memory = gemm.memory(stream)
+        gemm(stream, pointers, memory=memory)
+        if self._with_graphs and not is_captured:
+            graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
+        return True
+
+    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+        """Check the arrays of a call, compute, and return all arrays."""
+        if stream is None and self._launch_fast(arrays, scalars):
+            return arrays
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
+            checked = self._arrays.check(arrays)
+            pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._spec.buffers]
+            self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
+            library = library_of(checked.arrays[0])
+            if library is not None:
+                self._specs.setdefault(type(checked.arrays[0]), (library, self._arrays.array_specs(library)))
+        return checked.arrays
+
+    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
+        """Check arrays, and return a function that computes on them."""
+        with load_cupy().cuda.Device(self._device_index):
+            self._arrays.check(arrays)
+        self._check_scalars(scalars)
+
+        def launch() -> None:
+            self.launch(arrays, None, scalars)
+
+        return launch
+
+    def _launch_fast(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> bool:
+        known = self._specs.get(type(arrays[0])) if arrays else None
+        if known is None or len(arrays) != len(self._arrays.shapes):
+            return False
+        if not self._one_device and self._current_device() != self._device_index:
+            return False
+        library, specs = known
+        signature = library.signature(arrays)
+        pointers = accepted_pointers(signature, specs, self._device_index) if signature else None
+        if pointers is None:
+            return False
+        stream = library.stream(self._device_index)
+        if scalars or not self.launch_at(stream, tuple(pointers)):
+            self._launch(arrays, pointers, stream, scalars)
+        return True
+
+    def _launch(
+        self, arrays: Sequence[Any], pointers: Sequence[int], stream: int, scalars: Mapping[str, float]
+    ) -> None:
+        if scalars:
+            self._check_scalars(scalars)
+        if self._gemm is not None:
+            self._gemm(stream, pointers, scalars.get("alpha", 1.0), scalars.get("beta", 0.0))
+        elif self._call is not None:
+            self._call(*arrays, **scalars)
+
+    def _check_scalars(self, scalars: Mapping[str, float]) -> None:
+        names = [scalar.name for scalar in self._spec.scalars if scalar.default is not None]
+        if unknown := [name for name in scalars if name not in names]:
+            known = ", ".join(names) or "none"
+            raise ArgumentError(
+                f"{self._asked.kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}"
+            )

@@ -6,11 +6,10 @@ at most 20 ms of GPU time. Nothing is raced while the stream is captured, or if 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import Measurement, Outcome, Trial
@@ -24,9 +23,6 @@ from autotile.kernel.operation import Operation
 from autotile.serving.arrays import CallArrays, as_bits, as_cupy, new_array, on_stream
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
-
-if TYPE_CHECKING:
-    from autotile.serving.bound import Launcher
 
 BUDGET_US = 20_000.0
 """GPU time of a race."""
@@ -51,80 +47,37 @@ class Raced(NamedTuple):
         return Measurement(found.value, found.low, found.high)
 
 
-class FirstUseRace:
-    """A launcher that races the best few ways to compute a problem at its first call, and gives way to the fastest.
+def adopt_fastest(
+    contenders: Sequence[BoundKernel],
+    operation: Operation,
+    location: str,
+    served: BoundKernel,
+    arrays: Sequence[Any],
+    *,
+    stream: Any,
+    scalars: Mapping[str, float],
+) -> None:
+    """Race contenders on the arrays of a call, unless these or the stream do not allow it; ``served`` adopts the first.
 
-    The first contender is served without a race. Times are stored in the database at ``location``, and ``served``
-    adopts the fastest.
+    The times are stored in the database at ``location``.
     """
-
-    def __init__(
-        self, contenders: Sequence[BoundKernel], operation: Operation, location: str, served: BoundKernel
-    ) -> None:
-        self._contenders, self._operation, self._location, self._served = contenders, operation, location, served
-        self._lock = threading.Lock()
-        contenders[0].load()
-
-    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Leave calls to `launch`."""
-        return None
-
-    def launch_at(self, stream: int, pointers: tuple[int, ...]) -> bool:
-        """Leave calls to `launch`."""
-        return False
-
-    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
-        """Race unless the arrays or the stream do not allow it, in which case the next call tries again; launch."""
-        return self._raced(arrays, stream, scalars).launch(arrays, stream, scalars)
-
-    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        """Race on these arrays, and return a function that launches on them."""
-        return self._raced(arrays, None, scalars).bind(arrays, scalars)
-
-    def capture(
-        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
-    ) -> Sequence[Any]:
-        """Pass the arrays of a call to ``write``; nothing is launched."""
-        return self._contenders[0]._load().capture(arrays, stream, write)
-
-    def _raced(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Launcher:
-        served, first = self._served, self._contenders[0]
-        if not self._lock.acquire(blocking=False):
-            return first._load()  # another thread races; this call is served as without it
-        try:
-            if served._launcher is self:
-                cuda = load_cupy().cuda
-                with cuda.Device(served._launch_device()), on_stream(arrays, stream), outside_of_captures():
-                    current = cuda.get_current_stream().ptr
-                    is_captured = current != 0 and bool(cuda.runtime.streamIsCapturing(current))
-                    raced = None if is_captured else race(self._contenders, arrays, scalars)
-                if raced:
-                    winner = raced[0]
-                    shown = tuple(
-                        Contender(
-                            one.kernel.kernel,
-                            one.kernel.config,
-                            one.measurement.time_us,
-                            is_library=one.kernel.is_library,
-                        )
-                        for one in raced
-                    )
-                    winner.kernel.choice = replace(
-                        winner.kernel.choice,
-                        tier="exact",
-                        measurement=winner.measurement,
-                        source="cuda",
-                        contenders=shown,
-                    )
-                    served.adopt(winner.kernel)
-                    with suppress(AutotileError):  # the program goes on without a database
-                        store_race(raced, self._operation, self._location)
-                elif raced is not None:
-                    served.adopt(first)  # it would take too long, or too much memory
-        finally:
-            self._lock.release()
-        launcher = served._load()
-        return launcher if launcher is not self else first._load()
+    cuda = load_cupy().cuda
+    with cuda.Device(served._launch_device()), on_stream(arrays, stream), outside_of_captures():
+        current = cuda.get_current_stream().ptr
+        is_captured = current != 0 and bool(cuda.runtime.streamIsCapturing(current))
+        raced = None if is_captured else race(contenders, arrays, scalars)
+    if raced:
+        fastest, measurement = raced[0].kernel, raced[0].measurement
+        shown = tuple(
+            Contender(one.kernel.kernel, one.kernel.config, one.measurement.time_us, is_library=one.kernel.is_library)
+            for one in raced
+        )
+        fastest.choice = replace(fastest.choice, tier="exact", measurement=measurement, source="cuda", contenders=shown)
+        served.adopt(fastest)
+        with suppress(AutotileError):  # the program goes on without a database
+            store_race(raced, operation, location)
+    elif raced is not None:
+        served.adopt(contenders[0])  # it would take too long, or too much memory
 
 
 def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapping[str, float]) -> list[Raced] | None:
