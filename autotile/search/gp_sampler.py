@@ -374,7 +374,7 @@ class Surrogate:
         self._rows = rows
         self._order = np.array([self._slots[row] for row in wanted], np.int64)
 
-    def predict(self, weights: Floats) -> Ranking:
+    def predict(self, weights: Floats) -> RowRanking:
         """Predict the rows that were set, with the trials since; ``weights`` are those of the objectives."""
         history = self._history
         added = [index for index in range(self._seen, history.begun) if index not in self._included]
@@ -401,7 +401,7 @@ class Surrogate:
         if self.prior is not None:
             mean[0] += prior[len(self._indices) :]
         success = 1 - share - mean[1] if share else np.ones(len(self._rows))
-        return Ranking(
+        return RowRanking(
             rows=self._rows,
             mean=mean[0],
             deviation=deviation,
@@ -432,7 +432,7 @@ _MIN_UNEXPLAINED = 1e-4
 
 
 @dataclass(slots=True, eq=False)
-class Ranking:
+class RowRanking:
     """Rows with their predicted losses, among which several are chosen without a result in between.
 
     Attributes
@@ -596,8 +596,12 @@ class FeasibleGPSampler(RowSampler):
         self._measured: dict[int, int] = {}
         """The same of the rows that are measured and have no trial in the study yet."""
         self._told: set[int] = set()
-        self._unguided = _Unguided() if self._prior is not None else None
-        """The part of the history that proposals beside the prior depend on; None without a prior, where it is all."""
+        self._unguided = self._history if self._prior is None else History()
+        """The part of the history that proposals beside the prior depend on; all of it without a prior."""
+        self._shared: dict[int, int] = {}
+        """Index in that part by row, with a prior."""
+        self._apart: dict[int, tuple[Result, float] | None] = {}
+        """Other rows whose trials began, with result and relative standard error once these have ended."""
         self._guided: set[int] = set()
         """Rows that were offered at a turn of the prior."""
         self._features: dict[int, Floats] = {}
@@ -605,7 +609,7 @@ class FeasibleGPSampler(RowSampler):
         """Rows that were proposed or nominated, in that order."""
         self._models: dict[tuple[bool, ExpectedSpeeds | None], Surrogate] = {}
         """Model by whether it has resources as features, and by the prior that it uses."""
-        self._rankings: dict[tuple[bool, bool], tuple[tuple[int, ...], Ranking]] = {}
+        self._rankings: dict[tuple[bool, bool], tuple[tuple[int, ...], RowRanking]] = {}
         """The newest ranking by whether it is of compiled rows, and whether it follows the prior; after what it depends
         on: the numbers of trials that had begun and ended, of compiled rows only the latter."""
 
@@ -643,7 +647,7 @@ class FeasibleGPSampler(RowSampler):
             ended = self._history.ended
             guided = self._is_guided(ended)
             rows = [row for row in rows if (row in self._guided) is guided] or rows
-            if _is_starting(self._trials(guided)) or len(rows) == 1:
+            if _is_starting(self._history if guided else self._unguided) or len(rows) == 1:
                 return rows[0]
             known, ranking = self._rankings.get((True, guided), ((), None))
             is_old = known != (ended,) or len(study.directions) > 1
@@ -689,14 +693,18 @@ class FeasibleGPSampler(RowSampler):
 
     def _record_begin(self, row: int) -> int:
         """Record that the trial of a row begins; return its index in the history."""
-        if self._unguided is not None:
-            self._unguided.begin(row, is_shared=row not in self._guided)
+        if self._prior is not None and row in self._guided:
+            self._apart[row] = None
+        elif self._prior is not None:
+            self._shared[row] = self._unguided.begin(row)
         return self._history.begin(row)
 
     def _record_end(self, index: int, row: int, result: Result, error: float) -> None:
         """Record the result of a trial."""
-        if self._unguided is not None:
-            self._unguided.end(row, result, error)
+        if row in self._shared:
+            self._unguided.end(self._shared[row], result, error)
+        elif self._prior is not None:
+            self._apart[row] = result, error
         self._history.end(index, result, error)
 
     def _offer(self, row: int) -> None:
@@ -709,14 +717,10 @@ class FeasibleGPSampler(RowSampler):
         """Return whether the choice of a turn follows the prior."""
         return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
 
-    def _trials(self, guided: bool) -> History:
-        """Return the trials that a choice depends on."""
-        return self._history if guided or self._unguided is None else self._unguided.history
-
     def _next(self, study: Study, rng: Draws) -> int:
         """Return the row to propose."""
         turn = len(self._offered)
-        if self._unguided is None or self._is_guided(turn):
+        if self._prior is None or self._is_guided(turn):
             return self._propose(study, rng, turn, guided=self._prior is not None)
         while True:  # as a search without a prior, which finds the results of the rows that it shares with the other
             turn = len(self._offered) - len(self._guided)
@@ -724,11 +728,15 @@ class FeasibleGPSampler(RowSampler):
             if row not in self._guided:
                 return row
             self._guided.remove(row)
-            self._unguided.share(row)
+            if row in self._apart:  # its trial, if that has begun or ended
+                ended, self._shared[row] = self._apart.pop(row), self._unguided.begin(row)
+                if ended is not None:
+                    self._unguided.end(self._shared[row], *ended)
 
     def _propose(self, study: Study, rng: Draws, turn: int, *, guided: bool) -> int:
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
-        if _is_starting(self._trials(guided)):
+        history = self._history if guided else self._unguided
+        if _is_starting(history):
             if guided:
                 return self._first(rng())
             if self._estimate is not None:  # unless more than half of the rows before this one are the best by it
@@ -737,7 +745,6 @@ class FeasibleGPSampler(RowSampler):
                 if 2 * sum(row in self._offered for row in best[:turn].tolist()) <= turn and untaken.any():
                     return int(best[np.argmax(untaken)])
             return self._farthest(rng())
-        history = self._trials(guided)
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
         if ranking is None or known != state or len(study.directions) > 1:
@@ -797,7 +804,7 @@ class FeasibleGPSampler(RowSampler):
         distances = of_each(codes[drawn])[:, None, :] - of_each(codes[offered])[None, :, :]
         return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
-    def _best(self, ranking: Ranking, free: NDArray[np.bool_], turn: int) -> int:
+    def _best(self, ranking: RowRanking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
         assert ranking.gain is not None
         gain = np.where(free, ranking.gain, -np.inf)
@@ -813,7 +820,7 @@ class FeasibleGPSampler(RowSampler):
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
-        history = self._trials(guided)
+        history = self._history if guided else self._unguided
         prior: ExpectedSpeeds | None = self._prior if guided else None
         if self._estimate is not None and history.ended < _ESTIMATED_TRIALS:
             prior = self._estimate
@@ -846,48 +853,6 @@ class FeasibleGPSampler(RowSampler):
 def _is_starting(history: History) -> bool:
     """Return whether there are too few results for a model."""
     return history.ended < STARTUP or history.first_success == history.ended
-
-
-class _Unguided:
-    """The trials of the proposals beside a prior, and of the rows that they share with those that followed it.
-
-    Attributes
-    ----------
-    history
-        These trials.
-    """
-
-    def __init__(self) -> None:
-        self.history = History()
-        self._indices: dict[int, int] = {}
-        """Index in the history, by row."""
-        self._others: set[int] = set()
-        """Rows of the other trials, which began and are not shared."""
-        self._results: dict[int, tuple[Result, float]] = {}
-        """Results of these, with the relative standard error."""
-
-    def begin(self, row: int, *, is_shared: bool) -> None:
-        """Take note of a trial that begins."""
-        if is_shared:
-            self._indices[row] = self.history.begin(row)
-        else:
-            self._others.add(row)
-
-    def end(self, row: int, result: Result, error: float) -> None:
-        """Take note of the result of a trial."""
-        if row in self._indices:
-            self.history.end(self._indices[row], result, error)
-        else:
-            self._results[row] = result, error
-
-    def share(self, row: int) -> None:
-        """Add a row that both searches propose, with its trial if that has begun or ended."""
-        if row not in self._others:
-            return
-        self._others.remove(row)
-        self.begin(row, is_shared=True)
-        if row in self._results:
-            self.end(row, *self._results.pop(row))
 
 
 def _weights(study: Study, rng: Draws) -> Floats:

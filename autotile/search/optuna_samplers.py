@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import optuna
@@ -11,10 +11,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseGASampler, BaseSampler, CmaEsSampler, RandomSampler, TPESampler
 from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
 from optuna.storages import InMemoryStorage
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import positions
 from autotile.search.row_sampler import RowSampler, quiet_optuna
 from autotile.space.search_space import SearchSpace
@@ -35,71 +34,6 @@ class _Choices(CategoricalDistribution):
     __hash__ = CategoricalDistribution.__hash__
 
 
-class ProxyStudy:
-    """A private study that holds the trials of another study as a wrapped sampler sees them.
-
-    It holds only the trials that are rows of the space, with an integer for each value, since some samplers cannot
-    handle choices (CMA-ES) or ignore their order.
-
-    The integers are in the order of the values if ``ordered``; otherwise they are choices without an order.
-    """
-
-    def __init__(self, parameters: Sequence[Parameter], directions: Sequence[StudyDirection], ordered: bool) -> None:
-        self._storage = InMemoryStorage()
-        with quiet_optuna():
-            self._study = optuna.create_study(
-                storage=self._storage, study_name=_PROXY_NAME, directions=list(directions), sampler=RandomSampler()
-            )
-        self._study_id = self._storage.get_study_id_from_name(_PROXY_NAME)
-        self._width = len(parameters)
-        self._axes: list[tuple[int, str, NDArray[np.int64], BaseDistribution]] = []
-        """Index, name, integer of each code and distribution of each parameter with at least two values."""
-        for index, parameter in enumerate(parameters):
-            last = len(parameter.values) - 1
-            if last > 0:
-                ordinals = positions(parameter.values) if ordered else None
-                distribution = IntDistribution(0, last) if ordered else _Choices(range(last + 1))
-                of_code = np.arange(last + 1) if ordinals is None else ordinals
-                self._axes.append((index, parameter.name, of_code, distribution))
-        self._open: dict[int, Trial] = {}
-
-    def begin(self, number: int, inner: BaseSampler) -> None:
-        """Open the proxy of a trial, for which ``inner`` draws the parameters."""
-        self._study.sampler = inner
-        self._open[number] = self._study.ask()
-
-    def draw(self, number: int) -> NDArray[np.int64]:
-        """Draw codes for an open trial, shape (parameters,); `set_codes` sets them."""
-        study, inner = self._study, self._study.sampler
-        trial = self._storage.get_trial(self._trial_id(number))
-        drawn = inner.sample_relative(study, trial, inner.infer_relative_search_space(study, trial))
-        codes = np.zeros(self._width, np.int64)
-        for index, name, ordinals, distribution in self._axes:
-            if name not in drawn:
-                drawn[name] = inner.sample_independent(study, trial, name, distribution)
-            codes[index] = np.flatnonzero(ordinals == int(drawn[name]))[0]
-        return codes
-
-    def set_codes(self, number: int, codes: NDArray[np.integer]) -> None:
-        """Set the parameters of an open trial."""
-        trial_id = self._trial_id(number)
-        for index, name, ordinals, distribution in self._axes:
-            self._storage.set_trial_param(trial_id, name, float(ordinals[codes[index]]), distribution)
-
-    def end(self, trial: FrozenTrial) -> None:
-        """Finish the proxy of a trial, with its values, its intermediate values and its constraints."""
-        proxy = self._open.pop(trial.number)
-        for name, violation in trial.constraints.items():
-            proxy.set_constraint(name, violation)
-        for step, value in trial.intermediate_values.items():
-            proxy.report(value, step)
-        with quiet_optuna():
-            self._study.tell(proxy, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
-
-    def _trial_id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._open[number].number)
-
-
 _KEEPS_STATE_IN_TRIALS = (BaseGASampler, CmaEsSampler)
 """Samplers that mark the trials they draw for with a generation, and learn from no others: they must draw once for
 every trial, even if the draw is discarded."""
@@ -110,7 +44,8 @@ class FeasibleSampler(RowSampler):
 
     The wrapped sampler draws until a draw is a free row; after ``draws`` draws, the free row nearest to the last one is
     proposed. Each proposal has a new wrapped sampler, seeded by the seed and the number of trials. It sees a private
-    study with the rows that were tried, so that it learns from these and not from its draws.
+    study with the rows that were tried, so that it learns from these and not from its draws, with an integer for each
+    value, since some samplers cannot handle choices (CMA-ES) or ignore their order.
 
     Parameters
     ----------
@@ -123,7 +58,7 @@ class FeasibleSampler(RowSampler):
     draws
         Number of draws before the nearest row is proposed; each takes a millisecond or more.
     ordered
-        Whether the wrapped sampler sees integers in the order of each parameter's values instead of choices.
+        Whether these integers are in the order of each parameter's values; otherwise they are choices without an order.
 
     Examples
     --------
@@ -155,49 +90,90 @@ class FeasibleSampler(RowSampler):
         ordered: bool = False,
     ) -> None:
         super().__init__(space, seed, available)
-        self._inner = inner
-        self._startup = startup
-        self._draws = draws
-        self._ordered = ordered
-        self._proxy: ProxyStudy | None = None
+        self._inner, self._startup, self._draws = inner, startup, draws
+        self._storage = InMemoryStorage()
+        self._proxy: Study | None = None
+        """The private study."""
+        self._proxies: dict[int, Trial] = {}
+        """The open trials of the private study, by the number of the trial that each stands for."""
+        self._axes: list[tuple[int, str, NDArray[np.int64], BaseDistribution]] = []
+        """Index, name, integer of each code and distribution of each parameter with at least two values."""
+        for index, parameter in enumerate(space.parameters):
+            last = len(parameter.values) - 1
+            if last > 0:
+                ordinals = positions(parameter.values) if ordered else None
+                distribution = IntDistribution(0, last) if ordered else _Choices(range(last + 1))
+                of_code = np.arange(last + 1) if ordinals is None else ordinals
+                self._axes.append((index, parameter.name, of_code, distribution))
         self._ended = 0
         self._succeeded = 0
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        proxy = self._open_proxy(study, number, rng)
+        proxy, trial_id = self._open_proxy(study, number, rng)
         if self._ended < self._startup or not self._succeeded:
             row = self.candidates.uniform(rng)
         else:
             for _ in range(self._draws):
-                codes = proxy.draw(number)
+                codes = self._draw(proxy, trial_id)
                 row = int(self.candidates.free_rows_of(codes[None])[0])
                 if row >= 0:
                     break
             else:
                 row = self.candidates.nearest(codes, rng)
-        proxy.set_codes(number, self.candidates.space.codes[row])
+        self._set_row(trial_id, row)
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        self._open_proxy(study, number, rng).set_codes(number, self.candidates.space.codes[row])
+        self._set_row(self._open_proxy(study, number, rng)[1], row)
 
     def _learn(self, trial: FrozenTrial) -> None:
         assert self._proxy is not None
-        self._proxy.end(trial)
+        proxy = self._proxies.pop(trial.number)
+        for name, violation in trial.constraints.items():
+            proxy.set_constraint(name, violation)
+        for step, value in trial.intermediate_values.items():
+            proxy.report(value, step)
+        with quiet_optuna():
+            self._proxy.tell(proxy, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
         if trial.state is not TrialState.FAIL:
             self._ended += 1
             self._succeeded += all(violation <= 0 for violation in trial.constraints.values())
 
-    def _open_proxy(self, study: Study, number: int, rng: np.random.Generator) -> ProxyStudy:
-        """Open the proxy of a trial with a new wrapped sampler."""
-        if self._proxy is None:
-            self._proxy = ProxyStudy(self.candidates.space.parameters, study.directions, self._ordered)
+    def _open_proxy(self, study: Study, number: int, rng: np.random.Generator) -> tuple[Study, int]:
+        """Open the proxy of a trial, for which a new wrapped sampler draws; return the private study and its id."""
+        proxy = self._proxy
         with quiet_optuna():
-            inner = self._inner(seed=int(rng.integers(2**31)))
-        self._proxy.begin(number, inner)
-        if isinstance(inner, _KEEPS_STATE_IN_TRIALS):
-            self._proxy.draw(number)
-        return self._proxy
+            if proxy is None:
+                proxy = self._proxy = optuna.create_study(
+                    storage=self._storage,
+                    study_name=_PROXY_NAME,
+                    directions=study.directions,
+                    sampler=RandomSampler(),
+                )
+            proxy.sampler = self._inner(seed=int(rng.integers(2**31)))
+        opened = self._proxies[number] = proxy.ask()
+        study_id = self._storage.get_study_id_from_name(_PROXY_NAME)
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, opened.number)
+        if isinstance(proxy.sampler, _KEEPS_STATE_IN_TRIALS):
+            self._draw(proxy, trial_id)
+        return proxy, trial_id
+
+    def _draw(self, proxy: Study, trial_id: int) -> NDArray[np.int64]:
+        """Draw codes for an open proxy, shape (parameters,)."""
+        inner, trial = proxy.sampler, self._storage.get_trial(trial_id)
+        drawn = inner.sample_relative(proxy, trial, inner.infer_relative_search_space(proxy, trial))
+        codes = np.zeros(len(self.candidates.space.parameters), np.int64)
+        for index, name, ordinals, distribution in self._axes:
+            if name not in drawn:
+                drawn[name] = inner.sample_independent(proxy, trial, name, distribution)
+            codes[index] = np.flatnonzero(ordinals == int(drawn[name]))[0]
+        return codes
+
+    def _set_row(self, trial_id: int, row: int) -> None:
+        """Set the parameters of an open proxy."""
+        codes = self.candidates.space.codes[row]
+        for index, name, ordinals, distribution in self._axes:
+            self._storage.set_trial_param(trial_id, name, float(ordinals[codes[index]]), distribution)
 
 
 _BATCH = 1024
