@@ -204,7 +204,7 @@ class _Attribute(ctypes.Structure):
     _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", _Value)]
 
 
-class _Config(ctypes.Structure):
+class _LaunchConfig(ctypes.Structure):
     """``CUlaunchConfig``, cuda.h."""
 
     _fields_: ClassVar[Any] = [
@@ -241,7 +241,7 @@ def attribute_launch(
     function, error = ctypes.c_void_p(function_pointer), load_cupy().cuda.driver.CUDADriverError
 
     def launch(stream: int, address: int, _: int) -> None:
-        config = _Config(grid, block, geometry.dynamic_smem_bytes, stream, attributes, count)
+        config = _LaunchConfig(grid, block, geometry.dynamic_smem_bytes, stream, attributes, count)
         status = launch_with_attributes(ctypes.byref(config), function, ctypes.c_void_p(address), None)
         if status:
             raise error(status)

@@ -36,7 +36,7 @@ Times = Iterable[tuple[int, float | None]]
 """Pairs of the index of a configuration and its time in milliseconds, None for a failure."""
 
 
-class Step(NamedTuple):
+class StrategyState(NamedTuple):
     """State of a run that waits for times, or that ended."""
 
     wanted: list[int]
@@ -76,7 +76,7 @@ class StrategyProcess:
         self.close = weakref.finalize(self, self._child.kill)
         """Kill the process."""
 
-    def run(self, seed: int, evaluations: int, times: Times) -> Step:
+    def run(self, seed: int, evaluations: int, times: Times) -> StrategyState:
         """Start a run with a seed, scheduled for a number of evaluations."""
         if self._codes is not None:
             values = {}
@@ -88,7 +88,7 @@ class StrategyProcess:
             self._codes = None
         return self._request({"op": "run", "seed": seed, "evaluations": evaluations, "times_ms": list(times)})
 
-    def resume(self, times: Times) -> Step:
+    def resume(self, times: Times) -> StrategyState:
         """Continue the run with the times that it waits for.
 
         Raises
@@ -98,9 +98,9 @@ class StrategyProcess:
         """
         return self._request({"op": "resume", "times_ms": list(times)})
 
-    def _request(self, message: dict[str, Any]) -> Step:
+    def _request(self, message: dict[str, Any]) -> StrategyState:
         try:
-            return Step(**self._child.request(message, _MAX_SILENCE_S))
+            return StrategyState(**self._child.request(message, _MAX_SILENCE_S))
         except WorkerTimeoutError:
             raise WorkerError(f"it proposed nothing for {_MAX_SILENCE_S:g} s") from None
         except TypeError as error:
@@ -209,7 +209,7 @@ class KernelTunerSampler(RowSampler):
                 seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
                 step = self._process.run(seed, self._evaluations, times)
         except WorkerError as error:
-            step = Step([], failure=str(error))
+            step = StrategyState([], failure=str(error))
             self._process = None
             for row in self._times_ms:  # a new process knows no times
                 self._note_time(row)

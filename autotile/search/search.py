@@ -36,7 +36,7 @@ _VALUE_OF_FIRST_FAILURES = 1e6
 """Value of a failure while nothing has been measured: one second in microseconds, longer than most kernels take."""
 
 
-class Objective:
+class StudyValues:
     """Values of trials in a study: the time in microseconds, or for a failure more than any time so far.
 
     Optuna's samplers ignore failed trials, so a failed candidate is a complete trial in the study: its value is twice
@@ -119,7 +119,7 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
         for parameter, value in trial.config.items():
             values.setdefault(parameter, {})[value] = None
     distributions = {parameter: CategoricalDistribution(tuple(choices)) for parameter, choices in values.items()}
-    objective = Objective()
+    objective = StudyValues()
     study = new_study(name)
     study.add_trials(frozen_trial(trial, distributions, *objective.result(trial)) for trial in kept)
     return study
@@ -143,7 +143,7 @@ def relative_error(trial: Trial) -> float:
 def frozen_trial(
     trial: Trial, distributions: Mapping[str, CategoricalDistribution], state: TrialState, values: list[float] | None
 ) -> FrozenTrial:
-    """Return a trial as one of Optuna with a state and values, see `Objective.result`.
+    """Return a trial as one of Optuna with a state and values, see `StudyValues.result`.
 
     Raises
     ------
@@ -268,7 +268,7 @@ class Search:
         self.space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
-        self._objective = Objective(objectives)
+        self._objective = StudyValues(objectives)
         self._pending: dict[int, optuna.Trial] = {}
         self._nominated: set[int] = set()
         self._ahead = ahead
