@@ -30,10 +30,9 @@ from autotile.kernel.inputs import read_captured_call, with_captured_call
 from autotile.kernel.library import load_kernel
 from autotile.kernel.operation import Library, load_operation
 from autotile.serving import operations
-from autotile.serving.bound import BoundKernel
+from autotile.serving.bound import BoundKernel, FirstUseRace
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.operations import libraries_for
-from autotile.serving.racing import FirstUseRace
 from autotile.settings import child_environment, read_settings
 from autotile.tuning.family_session import FAULTS as FAULTY_OUTCOMES
 from autotile.tuning.operation_family import Sweep, problem_of
